@@ -36,7 +36,7 @@ OFFLINE = {
 }
 NOT_PREPARED = {
     "error": "accelerate runs 2 processes, but did not prepare this DataLoader",
-    "hint": "Pass it to accelerator.prepare, or create the dataset with rank=accelerator.process_index, "
+    "hint": "Pass the DataLoader to accelerator.prepare, or create the dataset with rank=accelerator.process_index, "
     "ranks=accelerator.num_processes.",
 }
 

@@ -159,7 +159,9 @@ def _checked_endpoint(endpoint: str) -> str:
         parse(endpoint)
     except FlareError:
         hint = "Set AWS_ENDPOINT_URL to an address such as https://host:port, or unset it."
-        raise ReachError("the configured S3 endpoint is not an HTTP or HTTPS URL", hint=hint) from None
+        raise ReachError(
+            "the configured S3 endpoint is not an HTTP or HTTPS URL", hint=hint
+        ) from None
     return endpoint.rstrip("/")
 
 
