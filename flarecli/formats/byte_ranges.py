@@ -6,6 +6,7 @@ A shard is mapped, decompressed as a whole, or read in ranges.
 from __future__ import annotations
 
 import mmap
+import os
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
@@ -71,6 +72,15 @@ VIEW_LIMIT = 1 << 31  # an Arrow view's offset is an int32
 # The Location in an entry keeps its store alive, so the store's id in the key cannot be reused.
 _cache: OrderedDict[object, tuple[Location, bytearray]] = OrderedDict()
 _lock = threading.Lock()
+
+
+def _forked() -> None:
+    """Replace the lock in a forked child, because a thread that holds it does not exist there."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 class LocatedRows:

@@ -17,6 +17,7 @@ import stat
 import tempfile
 import threading
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -73,6 +74,18 @@ _REPLACE_HINT = "Use a regular file instead."
 _number = itertools.count(time.time_ns())
 
 
+_stores: weakref.WeakValueDictionary[int, LocalStore] = weakref.WeakValueDictionary()
+
+
+def _forked() -> None:
+    """Replace the locks in a forked child, because threads that hold the locks do not exist there."""
+    for store in list(_stores.values()):
+        store._lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
 class LocalStore(Store):
     """A store for the files below `root`. Picklable, because each process creates its own maps.
 
@@ -95,6 +108,7 @@ class LocalStore(Store):
         self.guard, self.maps, self.durable = guard or Guard(), maps, durable
         self._maps: OrderedDict[str, memoryview] = OrderedDict()
         self._lock = threading.Lock()
+        _stores[id(self)] = self
         self._root_names: list[str] | None = None  # see `_roots`
         self._pinned: os.stat_result | None = None  # see `pin`
 

@@ -1,20 +1,25 @@
 """Open shards: large pages for shards that are read completely, and the limit of file handles."""
 
 import mmap
+import os
 import resource
+import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
 
 import flarecli as flare
-from flarecli.formats import find
+from flarecli import read
+from flarecli.formats import byte_ranges, find
 from flarecli.model import Settings
 from flarecli.read import shard_prefetch
 from flarecli.storage import files_limit
 from flarecli.storage import mmap as ahead
+from flarecli.write import Writer
 
 mds = find("mds")
 
@@ -197,3 +202,27 @@ def test_the_listed_bytes_of_a_chunk_are_read_without_adding_up_others(tmp_path,
     )
     assert [series.weight(i) for i in range(4)] == expected
     assert data.shards.weight(4, 6) == sum(expected[:2])
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_a_forked_child_reads_while_a_thread_of_the_parent_holds_the_locks(tmp_path, compression):
+    with Writer(
+        str(tmp_path / "out"), columns={"n": "int"}, settings=Settings(compression=compression)
+    ) as writer:
+        writer.write({"n": 7})
+    data = read.open(str(tmp_path / "out"))
+    store = data.playlists[0].streams[0].at.store
+    with byte_ranges._lock, store._lock:  # as if other threads were reading at the fork
+        child = os.fork()
+        if not child:
+            try:
+                os._exit(0 if data[0] == {"n": 7} else 1)
+            finally:
+                os._exit(2)
+    deadline = time.monotonic() + 30
+    while not (ended := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < deadline:
+        time.sleep(0.01)
+    if not ended[0]:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert ended == (child, 0)
