@@ -125,7 +125,7 @@ def test_each_row_once_with_accelerate(dataset, tmp_path):
     twice = [
         {
             "error": "accelerate divides the rows of this DataLoader among 2 processes, "
-            f"and its dataset yields only those of rank {rank} of 2",
+            f"but its dataset yields only the rows of rank {rank} of 2",
             "hint": "Omit rank and ranks, or do not pass the DataLoader to accelerator.prepare.",
         }
         for rank in (0, 1)
