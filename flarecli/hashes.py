@@ -10,12 +10,16 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flarecli.errors import UsageError
 from flarecli.suggest import choose
 
-__all__ = ["DEFAULT", "Sums", "known", "digest"]
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+__all__ = ["DEFAULT", "Sums", "digest", "known", "mix64"]
 
 DEFAULT = "xxh3_128"  # in every playlist; fast, and long enough to prevent accidental collisions
 _XXHASH = ("xxh128", "xxh32", "xxh3_128", "xxh3_64", "xxh64")
@@ -115,3 +119,16 @@ def digest(data: bytes | memoryview, name: str = DEFAULT) -> str:
     checksum = _new(name)
     checksum.update(data)
     return str(checksum.hexdigest())
+
+
+def mix64(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Return a hash of each number, uint64 [k]. Different numbers have different hashes.
+
+    source  the output function of SplitMix64: Steele, Lea and Flood, "Fast Splittable Pseudorandom
+            Number Generators", OOPSLA 2014
+    """
+    import numpy as np  # slow to import
+
+    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return numbers ^ (numbers >> np.uint64(31))

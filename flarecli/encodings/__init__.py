@@ -24,12 +24,12 @@ if TYPE_CHECKING:
         encoding_of,
         field,
         is_binary,
-        is_number,
         is_text,
         raw_values,
         stored,
         typed,
         value_sizes,
+        with_children,
     )
     from flarecli.encodings.convert import coerce, plain, source_of
     from flarecli.encodings.convert import natural as natural_of
@@ -64,7 +64,6 @@ __all__ = [
     "field",
     "infer_encoding",
     "is_binary",
-    "is_number",
     "is_restorable",
     "is_text",
     "lookup",
@@ -79,6 +78,7 @@ __all__ = [
     "type_header",
     "typed",
     "value_sizes",
+    "with_children",
     "without_variants",
 ]
 
@@ -99,7 +99,6 @@ _MODULES = {
     "field": "columns",
     "infer_encoding": "infer",
     "is_binary": "columns",
-    "is_number": "columns",
     "is_restorable": "arrow_types",
     "is_text": "columns",
     "lookup": "names",
@@ -114,6 +113,7 @@ _MODULES = {
     "type_header": "arrow_types",
     "typed": "columns",
     "value_sizes": "columns",
+    "with_children": "columns",
     "without_variants": "arrow_types",
 }
 

@@ -29,7 +29,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flarecli.bisect import failing_rows
-from flarecli.encodings.columns import each_item, is_list, is_text, large_list, value_sizes
+from flarecli.encodings.columns import (
+    each_item,
+    is_list,
+    is_text,
+    large_list,
+    value_sizes,
+    with_children,
+)
 from flarecli.encodings.names import BINARY, TEXT, Encoding
 from flarecli.encodings.values import decode
 from flarecli.errors import FlareError, UsageError, ValueFitError
@@ -98,15 +105,7 @@ def without_variants(kind: pa.DataType) -> pa.DataType:
         return without_variants(kind.value_type)
     if pa.types.is_dictionary(kind):
         return pa.dictionary(kind.index_type, without_variants(kind.value_type), kind.ordered)
-    if pa.types.is_struct(kind):
-        return pa.struct([(field.name, without_variants(field.type)) for field in kind])
-    if pa.types.is_map(kind):
-        return pa.map_(without_variants(kind.key_type), without_variants(kind.item_type))
-    if pa.types.is_fixed_size_list(kind):
-        return pa.list_(without_variants(kind.value_type), kind.list_size)
-    if pa.types.is_large_list(kind) or pa.types.is_large_list_view(kind):
-        return pa.large_list(without_variants(kind.value_type))
-    return pa.list_(without_variants(kind.value_type)) if is_list(kind) else kind
+    return with_children(kind, without_variants)
 
 
 def type_header(kind: pa.DataType) -> Any:
@@ -478,30 +477,15 @@ def _tensor_reader(kind: pa.FixedShapeTensorType) -> Callable[[Any], Any]:
     return flat
 
 
-def _mapped(kind: pa.DataType, leaf: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
-    """Return a nested type in which `leaf` replaces each value type, and lists have any size."""
-    if pa.types.is_struct(kind):
-        return pa.struct([(field.name, _mapped(field.type, leaf)) for field in kind])
-    if pa.types.is_map(kind):
-        return pa.map_(_mapped(kind.key_type, leaf), _mapped(kind.item_type, leaf))
-    if pa.types.is_fixed_size_list(kind):
-        return pa.list_(_mapped(kind.value_type, leaf))
-    if pa.types.is_large_list(kind):
-        return pa.large_list(_mapped(kind.value_type, leaf))
-    if is_list(kind):
-        return pa.list_(_mapped(kind.value_type, leaf))
-    return _mapped(kind.value_type, leaf) if pa.types.is_dictionary(kind) else leaf(kind)
-
-
 def _parsed_type(kind: pa.DataType) -> pa.DataType:
     """Return the type of the values in a document: text for dates, timestamps and decimals."""
-
-    def leaf(kind: pa.DataType) -> pa.DataType:
-        if pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_decimal(kind):
-            return pa.string()
-        return pa.float64() if pa.types.is_floating(kind) else kind
-
-    return _mapped(kind, leaf)
+    if pa.types.is_dictionary(kind):
+        return _parsed_type(kind.value_type)
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(_parsed_type(kind.value_type))
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_decimal(kind):
+        return pa.string()
+    return pa.float64() if pa.types.is_floating(kind) else with_children(kind, _parsed_type)
 
 
 def _python_value(kind: pa.DataType) -> Callable[[Any], Any] | None:

@@ -40,6 +40,7 @@ __all__ = [
     "stored",
     "typed",
     "value_sizes",
+    "with_children",
 ]
 
 
@@ -253,6 +254,22 @@ def is_number(kind: pa.DataType) -> bool:
     return bool(
         pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
     )
+
+
+def with_children(kind: pa.DataType, convert: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    """Return a nested type with converted child types; other types are returned as they are.
+
+    List views become lists. Names of list items, nullability and metadata of fields are removed.
+    """
+    if pa.types.is_struct(kind):
+        return pa.struct([(field.name, convert(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(convert(kind.key_type), convert(kind.item_type))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(convert(kind.value_type), kind.list_size)
+    if pa.types.is_large_list(kind) or pa.types.is_large_list_view(kind):
+        return pa.large_list(convert(kind.value_type))
+    return pa.list_(convert(kind.value_type)) if is_list(kind) else kind
 
 
 def decoded_dictionary(array: pa.DictionaryArray) -> pa.Array:

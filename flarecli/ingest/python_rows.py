@@ -11,12 +11,12 @@ of an object can be resumed if the object returns the same rows again.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -25,9 +25,10 @@ import numpy as np
 import pyarrow as pa
 
 from flarecli.arguments import shown
-from flarecli.encodings import is_number
-from flarecli.errors import ReachError, UsageError, ValueFitError
+from flarecli.errors import UsageError, ValueFitError
 from flarecli.ingest.base import check_columns
+from flarecli.ingest.schema_merge import common_type, convert
+from flarecli.storage.local import temporary_file_error
 
 __all__ = ["PythonRows", "rows_of"]
 
@@ -58,25 +59,31 @@ class PythonRows:
         if first is None:
             raise UsageError(f"{self.name} has no rows")
         check_columns(first.schema.names, self.name, "Rename one of the columns.")
-        try:
-            with pa.OSFile(path, "wb") as file, pa.ipc.new_stream(file, first.schema) as writer:
-                for batch in itertools.chain((first,), self.batches):
-                    if batch.schema != first.schema:
-                        raise UsageError(
-                            f"a batch has the columns {shown(_types(batch.schema))}; "
-                            f"the first batch has {shown(_types(first.schema))}"
-                        )
+        with contextlib.ExitStack() as stack:
+            with _disk_errors():
+                file = stack.enter_context(pa.OSFile(path, "wb"))
+                writer = pa.ipc.new_stream(file, first.schema)
+            for batch in itertools.chain((first,), self.batches):
+                if batch.schema != first.schema:
+                    raise UsageError(
+                        f"a batch has the columns {shown(_types(batch.schema))}; "
+                        f"the first batch has {shown(_types(first.schema))}"
+                    )
+                with _disk_errors():
                     writer.write_batch(batch)
-        except OSError as error:
-            if isinstance(error, ReachError):
-                raise
-            reason = os.strerror(error.errno) if error.errno else str(error)
-            raise ReachError(
-                f"cannot write a temporary file: {reason.lower()}",
-                where=tempfile.gettempdir(),
-                hint="Set TMPDIR to a folder on a larger disk.",
-            ) from None
+            with _disk_errors():
+                writer.close()
+                file.close()
         return path
+
+
+@contextlib.contextmanager
+def _disk_errors() -> Iterator[None]:
+    """Report errors of writing; an OSError that the object itself raises is not one of them."""
+    try:
+        yield
+    except OSError as error:
+        raise temporary_file_error(error, "the rows") from None
 
 
 def _types(schema: pa.Schema) -> dict[str, str]:
@@ -234,13 +241,8 @@ def _tensors(values: list[Any]) -> pa.Array:
 def _as_type(array: pa.Array, kind: pa.DataType) -> pa.Array:
     """Convert an array to the type of earlier rows. Raises ArrowInvalid if a value would change."""
     own = array.type
-    if own.equals(kind):
-        return array
-    if pa.types.is_null(own):
-        return pa.nulls(len(array), kind)
-    are_numbers = is_number(own) and is_number(kind) and pa.bool_() not in (own, kind)
-    if are_numbers or (pa.types.is_decimal(own) and pa.types.is_decimal(kind)):
-        return array.cast(kind)
+    if common_type(kind, own) == kind:
+        return convert(array, kind)
     if pa.types.is_struct(own) and pa.types.is_struct(kind):
         unknown = {field.name for field in own} - {field.name for field in kind}
         if not unknown:

@@ -135,16 +135,8 @@ def plain(kind: pa.DataType) -> pa.DataType:
         return plain(kind.storage_type)
     if kinds.is_dictionary(kind) or kinds.is_run_end_encoded(kind):
         return plain(kind.value_type)
-    if kinds.is_map(kind):
-        return pa.map_(plain(kind.key_type), plain(kind.item_type))
-    if kinds.is_struct(kind):
-        return pa.struct([pa.field(child.name, plain(child.type)) for child in kind])
-    if kinds.is_fixed_size_list(kind):
-        return pa.list_(plain(kind.value_type), kind.list_size)
-    if kinds.is_large_list(kind) or kinds.is_large_list_view(kind):
-        return pa.large_list(plain(kind.value_type))
-    if kinds.is_list(kind) or kinds.is_list_view(kind):
-        return pa.list_(plain(kind.value_type))
+    if kinds.is_nested(kind):
+        return encodings.with_children(kind, plain)
     return {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}.get(kind, kind)
 
 

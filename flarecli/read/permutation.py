@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flarecli.errors import RowsError
+from flarecli.hashes import mix64
 from flarecli.model import IntArray
 
 __all__ = ["positions", "positions_apart"]
@@ -103,14 +104,9 @@ def _sides(rows: int) -> tuple[int, int]:
 
 def _keys(seed: int, epoch: int) -> list[np.uint64]:
     state = (seed * 0xD1342543DE82EF95 + epoch * 0xAF251AF3B0F025B5 + 1) & _MASK
-    keys = []
-    for i in range(_ROUNDS):
-        # splitmix64 makes the keys of adjacent seeds unrelated
-        mixed = (state + (i + 1) * _GOLDEN) & _MASK
-        mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-        mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
-        keys.append(np.uint64(mixed ^ (mixed >> 31)))
-    return keys
+    # splitmix64 makes the keys of adjacent seeds unrelated
+    states = [(state + (i + 1) * _GOLDEN) & _MASK for i in range(_ROUNDS)]
+    return list(mix64(np.array(states, np.uint64)))
 
 
 def _permuted(numbers: _UInt64Array, a: Any, b: Any, keys: Iterable[Any]) -> _UInt64Array:

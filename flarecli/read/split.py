@@ -13,16 +13,12 @@ from flarecli import encodings
 from flarecli.arguments import shown
 from flarecli.encodings import BINARY
 from flarecli.errors import UsageError
+from flarecli.hashes import mix64
 from flarecli.model import IntArray, UInt64Array
 
 __all__ = ["check_fractions", "key_hashes", "part_rows", "row_hashes"]
 
-# constants of splitmix64 (Steele, Lea and Flood, OOPSLA 2014)
-_GOLDEN, _MIX1, _MIX2 = (
-    np.uint64(0x9E3779B97F4A7C15),
-    np.uint64(0xBF58476D1CE4E5B9),
-    np.uint64(0x94D049BB133111EB),
-)
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # increment of splitmix64
 _TOLERANCE = 1e-9  # allowed error in a sum of fractions such as 0.7 + 0.2 + 0.1
 
 
@@ -44,10 +40,7 @@ def row_hashes(rows: int, seed: int) -> UInt64Array:
     with np.errstate(over="ignore"):
         mixed = np.arange(rows, dtype=np.uint64) + np.uint64(seed % (1 << 64)) * _GOLDEN
         for _ in range(2):  # the second pass separates adjacent seeds
-            mixed = mixed + _GOLDEN
-            mixed = (mixed ^ (mixed >> np.uint64(30))) * _MIX1
-            mixed = (mixed ^ (mixed >> np.uint64(27))) * _MIX2
-            mixed = mixed ^ (mixed >> np.uint64(31))
+            mixed = mix64(mixed + _GOLDEN)
     return mixed
 
 

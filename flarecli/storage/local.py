@@ -736,11 +736,12 @@ def temporary_file_error(error: OSError, purpose: str) -> ReachError:
 
     purpose  what the files are for, such as "the shuffle"
     """
+    reason = os.strerror(error.errno) if error.errno else str(error)  # Arrow's text is longer
     hint = "Set TMPDIR to a folder on a larger disk."
     if error.errno in (errno.EMFILE, errno.ENFILE):
         hint = "Raise the limit of open files (`ulimit -n`)."
     return ReachError(
-        f"cannot write temporary files for {purpose}: {(error.strerror or str(error)).lower()}",
+        f"cannot write temporary files for {purpose}: {reason.lower()}",
         where=tempfile.gettempdir(),
         hint=hint,
     )

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from flarecli.encodings import is_binary, is_text
+from flarecli.hashes import mix64
 from flarecli.model import IntArray
 from flarecli.names import is_url
 from flarecli.redact import redact, redact_text
@@ -405,7 +406,7 @@ def _hashed(keys: pa.Array) -> tuple[Hashes, npt.NDArray[np.object_] | None]:
     The bytes are None if different keys have different hashes.
     """
     if pa.types.is_integer(keys.type):
-        return _mixed(keys.drop_null().to_numpy().astype(np.uint64)), None
+        return mix64(keys.drop_null().to_numpy().astype(np.uint64)), None
     if is_text(keys.type) or is_binary(keys.type):
         values = keys.cast(pa.large_binary()).drop_null().to_numpy(zero_copy_only=False)
     else:
@@ -413,17 +414,6 @@ def _hashed(keys: pa.Array) -> tuple[Hashes, npt.NDArray[np.object_] | None]:
         values = np.empty(len(texts), object)
         values[:] = texts
     return np.fromiter(map(xxhash.xxh3_64_intdigest, values), np.uint64, len(values)), values
-
-
-def _mixed(numbers: Hashes) -> Hashes:
-    """Return hashes of numbers; different numbers have different hashes.
-
-    The function is the output function of SplitMix64 (Steele, Lea, Flood: "Fast Splittable
-    Pseudorandom Number Generators", 2014).
-    """
-    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return numbers ^ (numbers >> np.uint64(31))
 
 
 def _first_positions(hashes: Hashes, values: npt.NDArray[np.object_] | None) -> IntArray:

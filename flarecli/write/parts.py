@@ -109,8 +109,7 @@ class _Shards:
         self._counts: dict[str, array[int]] = {name: array("q") for name in _COUNTS}
         self._hashes: dict[str, list[str]] = {}
         self._companions: list[tuple[File, ...]] = []
-        self._schema: Any = None  # types of the source, if all parts list the same types
-        self._has_schema = True
+        self._schema: Any = None  # types of the source; None if a part lists different types
         self.format = ""
 
     def add(self, name: str, part: Stream) -> None:
@@ -129,7 +128,8 @@ class _Shards:
                 where=self._at / name,
                 hint="Set the encodings of the differing columns with --encode.",
             )
-        self._has_schema &= not len(part) or self._schema == part.headers.get(playlists.SCHEMA)
+        if len(part) and self._schema != part.headers.get(playlists.SCHEMA):
+            self._schema = None
         self._urls += [f"{name}/{url}" for url in part.urls]
         for key, counts in self._counts.items():
             counts.extend(
@@ -156,7 +156,7 @@ class _Shards:
             for counts in self._counts.values()
         )
         kept = {key: value for key, value in first.headers.items() if key not in headers}
-        if not self._has_schema:
+        if self._schema is None:
             kept.pop(playlists.SCHEMA, None)
         zipped = raw_sizes if first.raw_sizes is not None else None
         return Stream(

@@ -468,7 +468,7 @@ def _missing_files(
 ) -> dict[int, tuple[str, str, str]]:
     """Return the rows that lack a file: row -> column, error kind, message.
 
-    columns  columns of file names or contents, in which null means that there is no file
+    columns  columns of file names or contents; a null marks a row without a file
     """
     rows: dict[int, tuple[str, str, str]] = {}
     if plan.source.flaw is None or not any(batch.column(name).null_count for name in columns):

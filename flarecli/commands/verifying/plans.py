@@ -67,7 +67,7 @@ class Plan:
 
     @property
     def list_at(self) -> Location | None:
-        """The address of the list; None if there is no list."""
+        """The address of the list, or None for shards without a list."""
         return None if self.playlist is None else self.playlist.at
 
     @property

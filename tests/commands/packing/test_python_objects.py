@@ -237,15 +237,15 @@ def test_a_full_disk_is_reported(tmp_path):
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
     )
     assert done.stdout == (
-        f"{tmp_path}: cannot write a temporary file: {os.strerror(errno.EFBIG).lower()} "
+        f"{tmp_path}: cannot write temporary files for the rows: {os.strerror(errno.EFBIG).lower()} "
         "| Set TMPDIR to a folder on a larger disk.\n"
     )
 
 
 LATER = [  # type of the first 1,024 values, a later value, and the reason
-    (1, 1.5, "Float value 1.500000 was truncated converting to int64"),
-    ([1], [1.7], "Float value 1.700000 was truncated converting to int64"),
-    ([1], np.array([0.5]), "Float value 0.500000 was truncated converting to int64"),
+    (1, 1.5, "got double; earlier rows have int64"),
+    ([1], [1.7], "got double; earlier rows have int64"),
+    ([1], np.array([0.5]), "got double; earlier rows have int64"),
     (
         {"x": 1},
         {"x": 1, "y": 5},
@@ -280,7 +280,7 @@ def test_times_with_and_without_a_zone_are_not_mixed(tmp_path):
 
 def test_later_values_without_a_loss_are_packed(tmp_path):
     first = {"n": 1, "s": {"x": 1, "y": 2}, "l": [1.5], "d": decimal.Decimal("1.25")}
-    later = {"n": 2.0, "s": {"x": 3}, "l": [2], "d": decimal.Decimal("1.5")}
+    later = {"n": 2, "s": {"x": 3}, "l": [2], "d": decimal.Decimal("1.5")}
     commands.pack([first] * 1030 + [later], tmp_path / "out")
     found = read.open(tmp_path / "out").to_arrow().slice(1030).to_pylist()
     assert found == [{"n": 2, "s": {"x": 3, "y": None}, "l": [2.0], "d": decimal.Decimal("1.50")}]
@@ -315,3 +315,14 @@ def test_an_iterable_of_several_kinds_is_refused(tmp_path, source, message):
 def test_an_object_of_any_class_name_is_packed(tmp_path):
     kind = type("We/ird" * 100, (MapDataset,), {})
     assert commands.pack(kind(ROWS), tmp_path / "out").rows == 3
+
+
+def test_an_error_of_the_object_is_not_an_error_of_the_disk(tmp_path):
+    def rows():
+        yield {"n": 1}
+        raise FileNotFoundError(2, "No such file or directory", "photo.jpg")
+
+    with pytest.raises(FileNotFoundError) as caught:
+        commands.pack(rows(), tmp_path / "out")
+    assert caught.value.filename == "photo.jpg"
+    assert not (tmp_path / "out").exists()
