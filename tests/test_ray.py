@@ -48,7 +48,10 @@ def packed(tmp_path: Path) -> str:
     return str(tmp_path / "mds")
 
 
-def test_read_filter_write_as_another_format(cluster: None, packed: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("format", ["webdataset", "granular"])
+def test_read_filter_write_as_another_format(
+    cluster: None, packed: str, tmp_path: Path, format: str
+) -> None:
     from ray.data.expressions import col
 
     from flarecli.ray import FlareSink, FlareSource
@@ -57,7 +60,7 @@ def test_read_filter_write_as_another_format(cluster: None, packed: str, tmp_pat
     assert data.count() == 300
     kept = data.filter(expr=col("n") >= 100)
     assert all(isinstance(block, pa.Table) for block in map(ray.get, kept.to_arrow_refs()))
-    kept.write_datasink(FlareSink(str(tmp_path / "out"), format="webdataset"))
+    kept.write_datasink(FlareSink(str(tmp_path / "out"), format=format))
     before = [row for row in flarecli.open(packed)[:] if row["n"] >= 100]
     assert flarecli.open(str(tmp_path / "out"))[:] == before
     assert list(flarecli.verify(str(tmp_path / "out"))) == []

@@ -270,7 +270,7 @@ def _info(parts: Sequence[Stream], shards: bool) -> StreamInfo:
     }
     sums |= {formats.facts(stream.format).record_checksums for stream in parts} - {""}
     columns = {column.name: column for column in series.columns}
-    schema = {name: str(encodings.parse_type(one)) for name, one in series.schema.items()}
+    schema = {name: str(kind) for name, kind in series.types.items()}
     smallest, median, largest = (
         np.percentile(size, (0, 50, 100), method="lower").tolist()
         if len(size)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import IO, TYPE_CHECKING, TypeAlias, cast
 
@@ -164,8 +164,6 @@ class _DownloadOptions(CacheOptions):
     )
 
     def limits(self) -> Limits:
-        from dataclasses import replace
-
         return replace(
             super().limits(),
             max_bytes=cast(int, self.max_object),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flarecli.ingest.dialect import DEFAULT as DIALECT
 from flarecli.ingest.dialect import Dialect
 from flarecli.ingest.folder import data_among
 from flarecli.ingest.index import Index, open_folder, open_index
@@ -12,6 +13,7 @@ from flarecli.ingest.source_checksum import SourceChecksum
 from flarecli.ingest.stdin import standard_input
 
 __all__ = [
+    "DIALECT",
     "Dialect",
     "Flaw",
     "Index",

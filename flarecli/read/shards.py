@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from flarecli import formats, lifetimes, playlists
+from flarecli import encodings, formats, lifetimes, playlists
 from flarecli.errors import FlareError, FormatError, UsageError
 from flarecli.formats import LargeValue, byte_ranges
 from flarecli.lazy import pa
@@ -122,6 +122,11 @@ class Series:
         first: Any = listed[0] if listed else None
         is_same = first is not None and all(one == first for one in listed)
         return first if is_same and first.keys() == {one.name for one in self.columns} else {}
+
+    @property
+    def types(self) -> dict[str, pa.DataType]:
+        """The parsed types of `schema`."""
+        return {name: encodings.parse_type(header) for name, header in self.schema.items()}
 
     def checksum(self, rows: int) -> str | None:
         """Return the listing checksum for the shards of the first `rows` rows.

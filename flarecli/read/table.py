@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from flarecli import encodings
 from flarecli.errors import RowsError, UsageError
 from flarecli.model import Columns, IntArray, Row
 from flarecli.read.fingerprint import checksum_of
@@ -122,11 +121,7 @@ class Table:
     @cached_property
     def types(self) -> dict[str, pa.DataType]:
         """Column -> listed Arrow type in the packed table; columns without a listed type are omitted."""
-        return {
-            name: encodings.parse_type(header)
-            for part in self.series
-            for name, header in part.schema.items()
-        }
+        return {name: kind for part in self.series for name, kind in part.types.items()}
 
     @property
     def is_whole(self) -> bool:

@@ -7,6 +7,7 @@ from flarecli.write.folder_target import FolderTarget
 from flarecli.write.journal import Journal
 from flarecli.write.keys import Keys, is_empty_key, key_text
 from flarecli.write.open_target import bucket_of, claim
+from flarecli.write.settings import SHARD_LIMIT
 from flarecli.write.spool import Spool
 from flarecli.write.target import Contents, Target
 from flarecli.write.writer import Writer
@@ -18,6 +19,7 @@ __all__ = [
     "FolderTarget",
     "Journal",
     "Keys",
+    "SHARD_LIMIT",
     "Spool",
     "Target",
     "Writer",

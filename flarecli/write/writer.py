@@ -7,7 +7,7 @@ import os
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from types import TracebackType
@@ -70,9 +70,6 @@ class Writer:
                complete, as in the original library
     unrecorded  batches of rows that are not in a recorded shard yet, in order, with the
                 position of each row in the selection
-    shard_recorded  function that is called after each finished shard, with the number of finished
-               shards and the position of the next row in the selection; the function must not refer
-               to the Writer
     has_large_row  whether this Writer wrote a row that is larger than a shard
     raises     the errors of `Target`, and UsageError for an unknown format
     """
@@ -114,7 +111,6 @@ class Writer:
         self._queue = ShardQueue(jobs if self.settings.compression else 1)
         self._ended = self.target.is_done
         self._writes_playlist = playlist
-        self.shard_recorded: Callable[[int, int], object] = lambda shards, next: None
         self._is_abandoned = self.has_large_row = False
         # True while rows are moved between fields; an interrupt would then lose or repeat rows
         self._is_inconsistent = False
@@ -418,7 +414,6 @@ class Writer:
         self.failed.forget(next)
         while self.unrecorded and self.unrecorded[0][1][-1] < next:
             self.unrecorded.popleft()
-        self.shard_recorded(len(self._chunks), next)
 
     def _write_shard(self, number: int, batches: list[pa.RecordBatch]) -> Chunk:
         at = self.target.at

@@ -45,7 +45,7 @@ PARTS = [
 ]
 HOSTILE = st.lists(st.sampled_from(PARTS), min_size=1, max_size=6).map("".join)
 FEW = settings(
-    max_examples=2,
+    max_examples=4,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     phases=[Phase.explicit, Phase.reuse, Phase.generate],

@@ -25,7 +25,7 @@ from flarecli.encodings import (
 from flarecli.errors import UsageError, ValueFitError
 from flarecli.formats import find, names
 
-UNITS = ("s", "ms", "us", "ns")
+UNITS = ("s", "ms", "us")  # nanoseconds may not fit into Python values
 ZONES = (None, "UTC", "Europe/Berlin", "+05:30")
 SECONDS = st.integers(-(2**31), 2**31)  # the years 1901 to 2038
 LEAVES = st.sampled_from(
@@ -47,8 +47,8 @@ LEAVES = st.sampled_from(
         pa.time64("us"),
         pa.decimal128(12, 3),
         pa.decimal128(38, 0),
-        *(pa.duration(unit) for unit in UNITS[:3]),
-        *(pa.timestamp(unit, zone) for unit in UNITS[:3] for zone in ZONES),
+        *(pa.duration(unit) for unit in UNITS),
+        *(pa.timestamp(unit, zone) for unit in UNITS for zone in ZONES),
     ]
 )
 ALONE = st.sampled_from(  # not inside of JSON
@@ -150,10 +150,9 @@ def test_the_header_of_a_type_is_parsed_as_this_type(kind):
 @given(array=ARRAYS)
 def test_a_column_of_any_type_is_restored_from_its_encoding(format, array):
     inferred = column("a", infer_encoding(pa.field("a", array.type), b"\0"))
-    try:
-        (stored,) = find(format).arrange([inferred])
-    except UsageError:  # the format cannot hold bytes
-        assume(False)
+    holds_bytes = format not in ("json", "csv", "tsv", "xsv")
+    assume(holds_bytes or inferred.encoding not in ("bytes", "bytes[]"))
+    (stored,) = find(format).arrange([inferred])
     encoding = lookup(stored.encoding)
     typed, failures = coerce(array, encoding)
     assert not failures

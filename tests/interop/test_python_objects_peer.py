@@ -5,10 +5,6 @@ import pytest
 
 from flarecli import commands, read
 
-polars = pytest.importorskip("polars")
-datasets = pytest.importorskip("datasets")
-torch = pytest.importorskip("torch")
-
 ROWS = [{"n": n, "text": f"row {n}", "pair": [n, n + 1]} for n in range(100)]
 
 
@@ -17,6 +13,7 @@ def rows_of(address):
 
 
 def test_a_polars_frame_keeps_its_rows_and_types(tmp_path):
+    polars = pytest.importorskip("polars")
     frame = polars.DataFrame(ROWS).with_columns(
         polars.col("text").cast(polars.Categorical).alias("kind"),
         polars.datetime(2024, 1, 1, time_zone="UTC").alias("when"),
@@ -28,6 +25,7 @@ def test_a_polars_frame_keeps_its_rows_and_types(tmp_path):
 
 
 def test_a_hugging_face_dataset_keeps_its_order_and_selection(tmp_path):
+    datasets = pytest.importorskip("datasets")
     data = datasets.Dataset.from_list(ROWS).shuffle(seed=3).select(range(40))
     commands.pack(data, tmp_path / "out")
     assert rows_of(tmp_path / "out") == data.to_list()
@@ -39,6 +37,8 @@ def test_a_hugging_face_dataset_keeps_its_order_and_selection(tmp_path):
 
 
 def test_a_torch_dataset_of_dicts_keeps_its_tensors(tmp_path):
+    torch = pytest.importorskip("torch")
+
     class Squares(torch.utils.data.Dataset):
         def __len__(self):
             return 20

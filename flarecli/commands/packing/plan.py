@@ -177,6 +177,8 @@ class PackTask:
             access["allow_hosts"] = sorted(self.guard.allow_hosts)
         if options.ignore_robots_tag:
             access["ignore_robots_tag"] = True
+        if options.user_agent:  # its words are names that X-Robots-Tag may address
+            access["user_agent"] = options.user_agent
         streams = name_list(options.streams)
         return {
             "fetch": [[link.source, link.name] for link in self.links],

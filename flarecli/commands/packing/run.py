@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -35,6 +35,7 @@ from flarecli.names import is_url, local_path, scheme_of, shell_quoted, whole_pa
 from flarecli.progress import Progress
 from flarecli.write import (
     FAILED,
+    SHARD_LIMIT,
     Failure,
     Spool,
     Target,
@@ -221,7 +222,6 @@ def _write(
     typed = ColumnConverter(writer.columns, plan.row_name, holds_null) if writer.columns else None
     written_bytes = writer.written_bytes
     notes = ShardNotes(plan.options, progress, total)
-    writer.shard_recorded = notes.check_progress
     with contextlib.closing(fetched(plan, first, spool=spool, checksum=checksum)) as parts:
         for part in parts:
             if typed is None and part.batch.num_rows:
@@ -245,6 +245,7 @@ def _write(
                 batch, rows = batch.slice(0, kept), rows[:kept]
             if batch is not None and batch.num_rows:
                 _write_rows(plan, writer, batch, rows)
+            notes.check_progress(writer.shards, writer.next)
             notes.check_rows(writer.has_large_row)
             if failures and not skips:
                 raise error_of(failures[0], plan.source.address)
@@ -305,22 +306,35 @@ def _storable(
     return *drop_rows(batch, rows, [at for at, _ in unstorable]), failures
 
 
-def _named_columns(plan: Plan, writer: Writer, part: fetch_links.Fetched) -> Columns:
-    names = plan.names
+class _InferredColumns(NamedTuple):
+    """Columns inferred from the first rows.
+
+    encodings  column -> encoding
+    types      column -> Arrow type in the source, in the order of the source
+    addresses  columns of addresses that are not fetched
+    """
+
+    encodings: dict[str, str]
+    types: dict[str, pa.DataType]
+    addresses: tuple[str, ...]
+
+
+def _inferred(plan: Plan, part: fetch_links.Fetched) -> _InferredColumns:
+    encode, source = plan.task.encode, plan.source
     chosen = chosen_encodings(
-        part.batch,
-        names,
-        plan.task.encode,
-        part.extensions,
-        plan.source.stored,
-        plan.source.types,
+        part.batch, plan.names, encode, part.extensions, source.stored, source.types
     )
-    addresses = [name for name in address_columns(part.batch) if name in names]
-    note_addresses(addresses, plan.progress)
-    for name, encoding in chosen.items():
+    types = source_types(part.batch.schema, chosen, encode, source.types)
+    addresses = tuple(name for name in address_columns(part.batch) if name in plan.names)
+    return _InferredColumns(chosen, types, addresses)
+
+
+def _named_columns(plan: Plan, writer: Writer, part: fetch_links.Fetched) -> Columns:
+    inferred = _inferred(plan, part)
+    note_addresses(inferred.addresses, plan.progress)
+    for name, encoding in inferred.encodings.items():
         plan.progress.note(f"column {name!r}: {encoding}", verbose=True)
-    types = source_types(part.batch.schema, chosen, plan.task.encode, plan.source.types)
-    return writer.name_columns(chosen, types)
+    return writer.name_columns(inferred.encodings, inferred.types)
 
 
 def finished_before(target: Target, record: Mapping[str, Any], format: str) -> Packed:
@@ -412,7 +426,7 @@ def dry_run(plan: Plan, part_rows: int | None = None) -> Packed:
 
 def estimate(plan: Plan, part_rows: int | None = None) -> Estimate:
     """Convert the first rows, and estimate the total size from these rows."""
-    task, format, settings = plan.task, plan.task.format, plan.task.settings
+    format, settings = plan.task.format, plan.task.settings
     rows = _selected_rows(plan)
     duplicates = plan.duplicates  # in all rows; `fetched` adds duplicates in the first rows again
     typed: ColumnConverter | None = None
@@ -432,18 +446,8 @@ def estimate(plan: Plan, part_rows: int | None = None) -> Estimate:
         if not part.batch.num_rows:
             continue
         if typed is None:
-            unfetched = address_columns(part.batch)
-            addresses = tuple(name for name in unfetched if name in plan.names)
-            chosen = chosen_encodings(
-                part.batch,
-                plan.names,
-                task.encode,
-                part.extensions,
-                plan.source.stored,
-                plan.source.types,
-            )
+            chosen, types, addresses = _inferred(plan, part)
             columns = format.arrange(encodings.column(name, one) for name, one in chosen.items())
-            types = source_types(part.batch.schema, chosen, task.encode, plan.source.types)
             typed = ColumnConverter(columns, plan.row_name, format.holds_null)
         batch, numbers, unfit = typed.convert(part.batch, part.rows)
         batch, _, unstorable = _storable(
@@ -454,7 +458,7 @@ def estimate(plan: Plan, part_rows: int | None = None) -> Estimate:
         largest = max(largest, int(sizes.max(initial=0)))
         failures += [*unfit, *unstorable]
     body = body * rows // sampled if 0 < sampled < rows else body
-    limit = max((settings.shard_bytes or (1 << 32) - 1) - base, 1)
+    limit = max((settings.shard_bytes or SHARD_LIMIT) - base, 1)
     shards = 0
     for count, share in _part_shares(plan, rows, part_rows):
         by_rows = -(-round(rows * share) // settings.shard_rows) if settings.shard_rows else 0

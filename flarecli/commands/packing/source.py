@@ -17,7 +17,7 @@ from flarecli.commands.row_order import average_row_bytes, check_no_rows, read_r
 from flarecli.errors import NoRowsError
 from flarecli.formats import facts
 from flarecli.hashes import DEFAULT, Sums
-from flarecli.ingest import Dialect
+from flarecli.ingest import DIALECT, Dialect
 from flarecli.media import is_media, kind_of
 from flarecli.model import IntArray, Playlist, Stream
 from flarecli.redact import redact
@@ -224,7 +224,7 @@ def open_source(
     streams: Sequence[str] = (),
     rows: str | None = None,
     exact: bool = True,
-    dialect: Dialect | None = None,
+    dialect: Dialect = DIALECT,
     object_name: str = "",
     **index_options: Any,
 ) -> Source:
@@ -234,11 +234,11 @@ def open_source(
     columns        columns to pack; for a folder, the file extensions that form a row
     streams, rows  streams to read, and rows such as `10:20`; only for a dataset
     exact          whether numbers that a dataset stores as text stay text
-    dialect        dialect of CSV files; None: the default dialect
+    dialect        dialect of CSV files
     index_options  further options for `ingest.open_index`
     raises         UsageError for streams or rows of an index; the errors of opening a source
     """
-    addresses, dialect = address_texts(sources), dialect or Dialect()
+    addresses = address_texts(sources)
     expanded, skipped = _expanded(addresses, guard)
     shown, name = " ".join(map(redact, addresses)), source_name(addresses, expanded)
     if expanded and all(ingest.is_index(address) for address in expanded):
@@ -249,7 +249,7 @@ def open_source(
         if object_name:
             # relative paths and local files are allowed, as in code that uses the object
             index = replace(index, at=locate(".", replace(guard, allow_local=True)))
-            return _ObjectSource(object_name, name, index, guard)
+            return _ObjectSource(object_name, replace(name, folder=""), index, guard)
         source: Source = _IndexSource(shown, name, index, guard)
         source.notes = (*skipped, *index.notes)
         return source

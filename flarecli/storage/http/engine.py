@@ -33,10 +33,10 @@ from flarecli import lifetimes
 from flarecli.errors import FlareError
 from flarecli.prefetch import start_thread
 from flarecli.storage.base import Limits
-from flarecli.storage.http.ip_guard import Permit
+from flarecli.storage.http.ip_guard import Permit, host_of
 from flarecli.storage.http.request import BatchRequest, Page, Request
 from flarecli.storage.http.response import REDIRECTS, UNREACHABLE, Fault, curl_fault
-from flarecli.storage.http.scheduler import HostQueues, RetryQueue, host_name
+from flarecli.storage.http.scheduler import HostQueues, RetryQueue
 from flarecli.storage.http.transfer import Handle
 from flarecli.storage.http.url import redirected
 
@@ -422,8 +422,7 @@ class Engine:
                 return
             if request.cancelled:
                 continue
-            request.deadline = request.deadline or now + self.limits.deadline_s
-            request.attempts += 1
+            self._count_attempt(request, now)
             self._begin(request, now)
 
     def _displace_paused(self, now: float) -> bool:
@@ -435,19 +434,27 @@ class Engine:
         name = self.hosts.blocked_host(now, self._window.head) if paused else None
         if name is None:
             return False
-        held = [handle for handle in paused if host_name(handle.request.origin) == name]
+        held = [handle for handle in paused if host_of(handle.request.origin)[0] == name]
         if not held:
             return False
         handle = max(held, key=lambda one: one.request.order)
         request = handle.request
         self._stop(handle)
-        self._requeue(request)
+        self._requeue(request, now)
         return True
 
-    def _requeue(self, request: Request) -> None:
+    def _count_attempt(self, request: Request, now: float) -> None:
+        """Count an attempt, and set the deadline at the first one. A wait for a host at its limit extends it."""
+        if request.requeued_at:
+            request.deadline += now - request.requeued_at
+            request.requeued_at = 0.0
+        request.deadline = request.deadline or now + self.limits.deadline_s
+        request.attempts += 1
+
+    def _requeue(self, request: Request, now: float) -> None:
         """Queue a started request again, because its host is at its limit; the wait does not count as an attempt."""
         request.attempts -= 1
-        request.deadline = 0.0  # the next transfer sets a new deadline
+        request.requeued_at = now
         self.hosts.put(request, is_retry=True)
 
     def _begin(self, request: Request, now: float, fresh: bool = False) -> None:
@@ -534,8 +541,7 @@ class Engine:
             self.hosts.succeeded(request.origin)
             self._free(handle)
             return
-        following.deadline = following.deadline or now + self.limits.deadline_s
-        following.attempts += 1
+        self._count_attempt(following, now)
         try:
             handle.begin(following, now)
         except (pycurl.error, ValueError):
@@ -574,7 +580,7 @@ class Engine:
         if self.hosts.has_room(request.origin):
             self._begin(request, now)
         else:
-            self._requeue(request)
+            self._requeue(request, now)
 
     def _retry(self, request: Request, fault: Fault, now: float) -> None:
         if not self._retries.schedule(request, fault, now):

@@ -26,6 +26,7 @@ __all__ = [
     "check_hosts",
     "host_option",
     "parse_host",
+    "host_of",
     "permit_for",
     "permits_host",
     "redirect_permit",
@@ -143,7 +144,7 @@ def parse_host(text: str) -> AllowedHost:
         raise UsageError(
             f"--allow-host: expected HOST, HOST:PORT or a network, got {text!r:.80}", hint=_HINT
         ) from None
-    return AllowedHost(_host_of(origin)[0], None, port)
+    return AllowedHost(host_of(origin)[0], None, port)
 
 
 def check_hosts(hosts: Iterable[str]) -> tuple[str, ...]:
@@ -167,7 +168,7 @@ def typed_origins(sources: Iterable[str]) -> frozenset[str]:
     return frozenset(found)
 
 
-def _host_of(origin: str) -> tuple[str, int]:
+def host_of(origin: str) -> tuple[str, int]:
     """Return the host and port of an origin; every origin contains a port."""
     host, _, port = origin.partition("://")[2].rpartition(":")
     return host, int(port)
@@ -182,7 +183,7 @@ def permit_for(origin: str, guard: Guard) -> Permit:
 
 @functools.lru_cache(maxsize=4096)
 def _permit(origin: str, is_typed: bool, private: bool, hosts: tuple[str, ...]) -> Permit:
-    host, port = _host_of(origin)
+    host, port = host_of(origin)
     entries = [parse_host(one) for one in hosts]
     by_name = is_typed or any(one.matches(host, port) for one in entries)
     if _is_metadata(_literal(host)):
@@ -232,7 +233,7 @@ def check_address(origin: str, permit: Permit, ip: str) -> tuple[str, str]:
     return  (reason, hint) if the address is forbidden; two empty strings if it is allowed
     """
     word = reserved(ip)
-    host, port = _host_of(origin)
+    host, port = host_of(origin)
     if not word:
         if permit.by_name:
             _first_is_public.setdefault(host, True)

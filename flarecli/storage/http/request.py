@@ -27,6 +27,8 @@ class Request:
     window      maximum value of `unused`, the number of bytes that the sink received and the caller has not used
     version     version of the bytes that the sink received; a retry must receive the same version
 
+    requeued_at time at which the started request was queued again, or 0
+
     data        requested bytes, if the transfer succeeded
     response    head of the last response
     whole       bytes of the whole object, if the server ignored the range and the object is small
@@ -51,6 +53,7 @@ class Request:
         "index",
         "order",
         "origin",
+        "requeued_at",
         "response",
         "sink",
         "start",
@@ -82,7 +85,7 @@ class Request:
         self.start, self.stop, self.if_match, self.order = start, stop, if_match, order
         self.sink, self.window = sink, window
         self.attempts = self.hops = self.unused = self.index = 0
-        self.deadline = 0.0
+        self.deadline = self.requeued_at = 0.0
         self.cancelled = self.done = False
         self.data: bytes = b""
         self._original: Address | None = None

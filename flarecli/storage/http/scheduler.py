@@ -15,11 +15,11 @@ from collections import Counter, deque
 from itertools import repeat
 from typing import TypeAlias
 
-from flarecli.storage.http.ip_guard import Permit, permit_for
+from flarecli.storage.http.ip_guard import Permit, host_of, permit_for
 from flarecli.storage.http.request import BatchRequest, Request
 from flarecli.storage.http.response import UNREACHABLE, Fault
 
-__all__ = ["FIRST_CONTACT_S", "OUTAGE_S", "HostQueues", "RetryQueue", "host_name", "outage_delay"]
+__all__ = ["FIRST_CONTACT_S", "OUTAGE_S", "HostQueues", "RetryQueue", "outage_delay"]
 
 MIN_PACE_S, MAX_PACE_S = 0.02, 5.0  # delay between two requests to an overloaded host
 PACE_FACTOR = 0.9  # each success multiplies the delay between requests by this factor
@@ -163,7 +163,7 @@ class HostQueues:
     def has_room(self, origin: str) -> bool:
         """Return whether another transfer from the host of an origin may start."""
         limit = self._per_host
-        return limit is None or self._transfers[host_name(origin)] < limit
+        return limit is None or self._transfers[host_of(origin)[0]] < limit
 
     def blocked_host(self, now: float, head: int) -> str | None:
         """Return the name of a host at its limit for which a request with an order up to `head` waits, or None."""
@@ -231,13 +231,8 @@ class HostQueues:
     def _host(self, origin: str) -> _Host:
         host = self._hosts.get(origin)
         if host is None:
-            host = self._hosts[origin] = _Host(host_name(origin))
+            host = self._hosts[origin] = _Host(host_of(origin)[0])
         return host
-
-
-def host_name(origin: str) -> str:
-    """Return the host name in an origin, without scheme and port."""
-    return origin.partition("://")[2].rpartition(":")[0]
 
 
 def _request(turn: _Turn) -> Request:

@@ -55,10 +55,8 @@ class HttpStore(Store):
     """
 
     def __init__(self, guard: Guard, moved: dict[str, str] | None = None) -> None:
-        self.guard, self._limits = (
-            guard,
-            replace(guard.limits, max_bytes=sys.maxsize, per_host=None),
-        )
+        self.guard = guard
+        self._limits = replace(guard.limits, max_bytes=sys.maxsize, per_host=None)
         self._moved = dict(moved or {})
         self._pins = Pins(self.show)
         self._wholes: dict[str, bytes] = {}

@@ -14,19 +14,7 @@ from PIL import Image, ImageOps
 
 from flarecli import commands, read
 from flarecli.errors import ReachError, UsageError, ValueFitError
-from flarecli.progress import Progress
-
-
-class NoteCollector(Progress):
-    def __init__(self):
-        self.notes, self.failures = [], []
-
-    def note(self, text, verbose=False):
-        if not verbose:
-            self.notes.append(text)
-
-    def failed(self, key, reason):
-        self.failures.append((key, reason))
+from tests.commands.packing.note_collector import NoteCollector
 
 
 def saved(size, kind="jpeg"):

@@ -12,7 +12,7 @@ from PIL import Image, features
 
 from flarecli import commands, read
 from flarecli.media import sniff
-from flarecli.progress import Progress
+from tests.commands.packing.note_collector import NoteCollector
 
 MEDIA = Path(__file__).parents[3] / "fixtures" / "media"
 WHOLE = {
@@ -147,15 +147,6 @@ def test_a_file_with_the_extension_of_another_container_is_not_a_video(tmp_path,
         str(tmp_path / "i.csv"), str(tmp_path / "out"), fetch=["url:data"], format="granular"
     )
     assert encodings(done) == {"data": encoding}
-
-
-class NoteCollector(Progress):
-    def __init__(self):
-        self.notes = []
-
-    def note(self, text, verbose=False):
-        if not verbose:
-            self.notes.append(text)
 
 
 @pytest.mark.parametrize("extension", sorted(set(VALUES) - {"txt", "json"}))

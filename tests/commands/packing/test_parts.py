@@ -28,9 +28,9 @@ from flarecli.errors import (
     UnfinishedError,
     UsageError,
 )
-from flarecli.progress import Progress
 from flarecli.storage import locate
 from flarecli.write import Failure, Writer, claim, engines
+from tests.commands.packing.note_collector import NoteCollector
 
 ROWS = 95
 
@@ -416,33 +416,24 @@ def test_a_dry_run_counts_the_shards_of_each_part(
         assert would.shards == packed.shards == shards
 
 
-class Notes(Progress):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def note(self, text: str, verbose: bool = False) -> None:
-        if not verbose:
-            self.lines.append(text)
-
-
 def test_notes_of_parts_are_reported(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     for i in range(6):
         (folder / f"{i}.jpg").write_bytes(b"\x89PNG\r\n\x1a\n" if i > 3 else b"\xff\xd8\xff\xe0")
     (folder / ".hidden").write_bytes(b"")
-    one, many = Notes(), Notes()
+    one, many = NoteCollector(), NoteCollector()
     flarecli.pack(str(folder), str(tmp_path / "one"), progress=one)
     flarecli.pack(str(folder), str(tmp_path / "many"), part_rows=3, progress=many)
-    assert one.lines == [
+    assert one.notes == [
         "skipped 1 hidden file: .hidden",
         "column 'jpg': 2 values are png, not jpeg: 4.jpg, 5.jpg",
     ]
-    assert many.lines == [one.lines[0], f"part 00001: {one.lines[1]}"]
+    assert many.notes == [one.notes[0], f"part 00001: {one.notes[1]}"]
     pq.write_table(pa.table({"url": ["https://example.com/a"] * 4}), tmp_path / "i.parquet")
-    output = Notes()
+    output = NoteCollector()
     flarecli.pack(str(tmp_path / "i.parquet"), str(tmp_path / "urls"), part_rows=2, progress=output)
-    assert output.lines == [
+    assert output.notes == [
         "column 'url' contains addresses; add --fetch url to pack the files they link to"
     ]
 

@@ -13,20 +13,11 @@ import flarecli
 from flarecli import __version__, read
 from flarecli.__main__ import main
 from flarecli.errors import ReachError, UsageError
-from flarecli.progress import Progress
+from tests.commands.packing.note_collector import NoteCollector
 
 OPTIONS = {"fetch": ["url:image"], "key": "id", "allow_host": "127.0.0.0/8"}
 BODY = b"\xff\xd8\xff\xe0" + bytes(100)
 NOTE = "rows failed because of X-Robots-Tag: use --ignore-robots-tag to download such objects"
-
-
-class Notes(Progress):
-    def __init__(self):
-        self.lines = []
-
-    def note(self, text, verbose=False):
-        if not verbose:
-            self.lines.append(text)
 
 
 def index(folder, urls):
@@ -56,7 +47,7 @@ def test_a_disallowed_object_ends_the_pack_and_the_hint_names_the_option(disallo
 
 
 def test_disallowed_objects_are_failed_rows(disallowed, web, tmp_path):
-    url, notes = disallowed[1], Notes()
+    url, notes = disallowed[1], NoteCollector()
     source = index(tmp_path, [*disallowed, web.url("/missing.jpg"), url])
     packed = flarecli.pack(source, tmp_path / "out", on_error="skip", progress=notes, **OPTIONS)
     assert (packed.rows, packed.reasons) == (1, {"missing": 1, "robots": 2})
@@ -68,7 +59,7 @@ def test_disallowed_objects_are_failed_rows(disallowed, web, tmp_path):
         "kind": "robots",
         "reason": f"{url}: the server disallows the use of this object (X-Robots-Tag: noai)",
     }
-    assert notes.lines == [NOTE]
+    assert notes.notes == [NOTE]
 
 
 def test_ignore_robots_tag_packs_disallowed_objects(disallowed, tmp_path, capfd):

@@ -3,6 +3,7 @@
 import datetime
 import decimal
 import errno
+import json
 import os
 import resource
 import subprocess
@@ -326,3 +327,11 @@ def test_an_error_of_the_object_is_not_an_error_of_the_disk(tmp_path):
         commands.pack(rows(), tmp_path / "out")
     assert caught.value.filename == "photo.jpg"
     assert not (tmp_path / "out").exists()
+
+
+def test_failed_rows_of_an_object_are_listed_with_its_class(tmp_path):
+    rows = [{"n": 1}, {"n": None}, {"n": 3}]
+    packed = commands.pack(rows, tmp_path / "out", on_error="skip")
+    assert (packed.rows, packed.failed) == (2, 1)
+    (entry,) = map(json.loads, (tmp_path / "out/failed.jsonl").read_text().splitlines())
+    assert (entry["file"], entry["row"], entry["reason"]) == ("list", 1, "n is null")

@@ -7,19 +7,10 @@ import pytest
 import flarecli
 from flarecli.__main__ import main
 from flarecli.errors import ValueFitError
-from flarecli.progress import Progress
+from tests.commands.packing.note_collector import NoteCollector
 
 MANY = "more than 100,000 shards are expected; increase {} to write fewer files"
 LARGE = "some rows are larger than the default --shard-size of 64MiB; each of these rows becomes a shard of its own"
-
-
-class Notes(Progress):
-    def __init__(self):
-        self.lines = []
-
-    def note(self, text, verbose=False):
-        if not verbose:
-            self.lines.append(text)
 
 
 def numbers(folder, rows, null_at=None):
@@ -47,50 +38,50 @@ def large(tmp_path_factory):
     ],
 )
 def test_a_dry_run_reports_more_than_100_000_shards(tmp_path, options, shown):
-    notes = Notes()
+    notes = NoteCollector()
     packed = flarecli.pack(
         numbers(tmp_path, 100_001), tmp_path / "out", dry_run=True, progress=notes, **options
     )
     assert packed.shards > 100_000
-    assert notes.lines == [MANY.format(shown)]
+    assert notes.notes == [MANY.format(shown)]
 
 
 def test_a_dry_run_does_not_report_100_000_shards(tmp_path):
-    notes, source = Notes(), numbers(tmp_path, 100_000)
+    notes, source = NoteCollector(), numbers(tmp_path, 100_000)
     packed = flarecli.pack(source, tmp_path / "out", dry_run=True, shard_rows=1, progress=notes)
-    assert (packed.shards, notes.lines) == (100_000, [])
+    assert (packed.shards, notes.notes) == (100_000, [])
 
 
 def test_a_pack_reports_the_projected_number_of_shards_once(tmp_path):
-    notes, source = Notes(), numbers(tmp_path, 150_000, null_at=1200)
+    notes, source = NoteCollector(), numbers(tmp_path, 150_000, null_at=1200)
     with pytest.raises(ValueFitError):  # ends the pack after 1200 shards
         flarecli.pack(source, tmp_path / "out", shard_rows=1, progress=notes)
-    assert notes.lines == [MANY.format("--shard-size or --shard-rows")]
+    assert notes.notes == [MANY.format("--shard-size or --shard-rows")]
 
 
 def test_a_pack_of_1200_shards_has_no_note(tmp_path):
-    notes = Notes()
+    notes = NoteCollector()
     flarecli.pack(numbers(tmp_path, 1200), tmp_path / "out", shard_rows=1, progress=notes)
-    assert notes.lines == []
+    assert notes.notes == []
 
 
 @pytest.mark.parametrize("dry_run", [True, False])
 def test_rows_larger_than_the_default_shard_size_are_reported_once(large, tmp_path, dry_run):
-    notes = Notes()
+    notes = NoteCollector()
     packed = flarecli.pack(large, tmp_path / "out", dry_run=dry_run, progress=notes)
-    assert (packed.rows, notes.lines) == (3, [LARGE])
+    assert (packed.rows, notes.notes) == (3, [LARGE])
 
 
 def test_parts_report_large_rows_once(large, tmp_path):
-    notes = Notes()
+    notes = NoteCollector()
     packed = flarecli.pack(large, tmp_path / "out", part_rows=1, progress=notes)
-    assert (packed.shards, notes.lines) == (3, [LARGE])
+    assert (packed.shards, notes.notes) == (3, [LARGE])
 
 
 def test_large_rows_are_not_reported_if_the_user_chose_the_shard_size(large, tmp_path):
-    notes = Notes()
+    notes = NoteCollector()
     packed = flarecli.pack(large, tmp_path / "out", shard_size=1 << 20, progress=notes)
-    assert (packed.shards, notes.lines) == (3, [])
+    assert (packed.shards, notes.notes) == (3, [])
 
 
 def test_the_command_line_prints_the_note_on_stderr(large, tmp_path, capfd):

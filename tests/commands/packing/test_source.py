@@ -14,20 +14,8 @@ import pytest
 
 from flarecli import commands, read
 from flarecli.errors import MissingError, ReachError, UsageError
-from flarecli.progress import Progress
 from flarecli.storage import Location
-
-
-class NoteCollector(Progress):
-    def __init__(self):
-        self.notes, self.failures = [], []
-
-    def note(self, text, verbose=False):
-        if not verbose:
-            self.notes.append(text)
-
-    def failed(self, key, reason):
-        self.failures.append((key, reason))
+from tests.commands.packing.note_collector import NoteCollector
 
 
 def rows_of(out):

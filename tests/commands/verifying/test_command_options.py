@@ -110,6 +110,10 @@ def test_an_interrupted_check_continues_without_repeating_files(out, tmp_path):
     assert len(state.read_text().splitlines()) >= 2
     with state.open("a") as file:
         file.write('{"key": "cut sh')
+    saved = state.read_bytes()
+    result, done = checked(out, state=str(state))
+    assert (result, done.shards, done.rows) == (complete, 4, 35)
+    state.write_bytes(saved)
     (out / "shard.00000.mds").unlink()  # reading it again would fail
     (out / "shard.00003.mds").unlink()
     result, done = checked(out, state=str(state))
