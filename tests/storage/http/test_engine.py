@@ -755,3 +755,15 @@ def test_a_paused_transfer_does_not_block_the_head_of_a_full_host(web, engine):
             head += 1
             one.release(len(BODY), head)
     assert web.asked["/0"] == 2 and web.asked["/2"] == 2
+
+
+def test_a_wait_for_a_full_host_extends_the_deadline_by_the_wait(engine):
+    one = engine(deadline_s=50.0)
+    wanted = Request(parse("http://127.0.0.1/"), lambda request: None, Guard())
+    one._count_attempt(wanted, 100.0)
+    assert (wanted.deadline, wanted.attempts) == (150.0, 1)
+    one._requeue(wanted, 110.0)
+    one._count_attempt(wanted, 140.0)
+    assert (wanted.deadline, wanted.attempts) == (180.0, 1)
+    one._count_attempt(wanted, 160.0)  # a retry does not extend it
+    assert (wanted.deadline, wanted.attempts) == (180.0, 2)
