@@ -63,7 +63,7 @@ INNER = {  # modules that other packages import directly; everything else is imp
         "single_pass",
         "versions",
     },
-    "formats": {"byte_ranges", "ffrecord", "files", "granular", "mds", "webdataset"},
+    "formats": {"byte_ranges", "ffrecord", "files", "granular", "mds", "tables", "webdataset"},
     "playlists": {"fill"},
     "read": {"epoch_order", "resolve"},
     "commands": {"options", "packing"},

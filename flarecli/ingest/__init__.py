@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from flarecli.ingest.dialect import DEFAULT as DIALECT
-from flarecli.ingest.dialect import Dialect
+from flarecli.formats.tables.dialect import DEFAULT as DIALECT
+from flarecli.formats.tables.dialect import Dialect
 from flarecli.ingest.folder import data_among
 from flarecli.ingest.index import Index, open_folder, open_index
 from flarecli.ingest.python_rows import rows_of

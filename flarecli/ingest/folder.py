@@ -26,8 +26,8 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from flarecli.errors import FormatError, UsageError
+from flarecli.formats.tables.base import Part
 from flarecli.hashes import DEFAULT, Sums
-from flarecli.ingest.base import Part
 from flarecli.media import is_media, kind_of
 from flarecli.names import escape
 from flarecli.storage import Entry, Location

@@ -18,17 +18,18 @@ import pyarrow as pa
 from flarecli import sql
 from flarecli.errors import FlareError, FormatError, UsageError
 from flarecli.expansion import FREE_BYTES, FREE_ROWS, check_decoded, check_rows
+from flarecli.formats.tables.base import Part
+from flarecli.formats.tables.csv import Delimited
+from flarecli.formats.tables.dialect import DEFAULT as DIALECT
+from flarecli.formats.tables.dialect import DELIMITERS, Dialect
+from flarecli.formats.tables.json import Json
+from flarecli.formats.tables.parquet import Parquet
+from flarecli.formats.tables.registry import open_part
+from flarecli.formats.tables.schema_merge import align, merge
 from flarecli.hashes import DEFAULT, Sums
-from flarecli.ingest.base import Part
-from flarecli.ingest.csv import Delimited
-from flarecli.ingest.dialect import DEFAULT as DIALECT
-from flarecli.ingest.dialect import DELIMITERS, Dialect
 from flarecli.ingest.folder import Folder
-from flarecli.ingest.json import Json
-from flarecli.ingest.parquet import Parquet
 from flarecli.ingest.read_files import Flaw, contents
-from flarecli.ingest.registry import STDIN, ListedFile, expand_lists, open_part
-from flarecli.ingest.schema_merge import align, merge
+from flarecli.ingest.registry import STDIN, ListedFile, expand_lists
 from flarecli.ingest.source_checksum import SourceChecksum
 from flarecli.ingest.stdin import DATA, NAME, Addresses, Spool, standard_input
 from flarecli.names import shell_quoted

@@ -26,8 +26,8 @@ import pyarrow as pa
 
 from flarecli.arguments import shown
 from flarecli.errors import UsageError, ValueFitError
-from flarecli.ingest.base import check_columns
-from flarecli.ingest.schema_merge import common_type, convert
+from flarecli.formats.tables.base import check_columns
+from flarecli.formats.tables.schema_merge import common_type, convert
 from flarecli.storage.local import temporary_file_error
 
 __all__ = ["PythonRows", "rows_of"]

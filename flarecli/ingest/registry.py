@@ -1,4 +1,4 @@
-"""Registry of table readers by file extension, and expansion of lists of tables.
+"""Names of index files, and expansion of lists of tables.
 
 A list, such as `split_file_paths.txt`, has one address per line. Blank lines and lines that start
 with `#` are ignored. Relative addresses are relative to the folder of the list, and are checked
@@ -10,40 +10,26 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
 from flarecli.braces import WILDCARDS, expand_braces, split_pattern
 from flarecli.errors import FlareError, FormatError, MissingError, UsageError
-from flarecli.ingest.base import Part
-from flarecli.ingest.csv import Delimited
-from flarecli.ingest.decompress import TextFile, split_compression
-from flarecli.ingest.dialect import DEFAULT, Dialect, looks_like_table
-from flarecli.ingest.ipc import Ipc
-from flarecli.ingest.json import Json
-from flarecli.ingest.parquet import Parquet
-from flarecli.ingest.text_records import pieces
+from flarecli.formats.tables.decompress import TextFile
+from flarecli.formats.tables.dialect import looks_like_table
+from flarecli.formats.tables.registry import is_table
+from flarecli.formats.tables.text_records import pieces
 from flarecli.names import is_url, scheme_of
 from flarecli.redact import redact
 from flarecli.storage import Location
 
-__all__ = ["STDIN", "ListedFile", "expand_lists", "is_index", "open_part"]
+__all__ = ["STDIN", "ListedFile", "expand_lists", "is_index"]
 
 STDIN = "-"
 MAX_DEPTH = 4  # levels of nested lists
 MAX_FILES = 1 << 20  # files in a list, including its nested lists
 _LIST = ".txt"
-_TABLES: dict[str, Callable[[Location], Part]] = {
-    ".parquet": Parquet,
-    ".arrow": Ipc,
-    ".feather": Ipc,
-    ".arrows": Ipc,
-}
-# suffix -> default CSV delimiter, which the dialect may override
-_DELIMITERS = {".csv": ",", ".tsv": "\t", ".tab": "\t", ".psv": "|"}
-_JSON = (".json", ".jsonl", ".ndjson")
-_TEXTS = (*_DELIMITERS, *_JSON)
 # matches the names of dataset files, which are not indexes
 _DATASET = re.compile(r"(?:index|spec)\.json|shard\.\d{5,}\.(?:json|csv|tsv)(?:\.\w+)?")
 
@@ -55,36 +41,7 @@ def is_index(address: str) -> bool:
     if os.path.isdir(address):
         return False
     name = address.partition("?")[0].rpartition("/")[2].lower()
-    plain, compression = split_compression(name)
-    if _DATASET.fullmatch(name):
-        return False
-    return plain.endswith(tuple(_TEXTS)) or (not compression and name.endswith((*_TABLES, _LIST)))
-
-
-def open_part(at: Location, text: Collection[str], dialect: Dialect = DEFAULT) -> Part:
-    """Open one table without reading its rows.
-
-    text     columns of a CSV or TSV file that are always read as text
-    dialect  dialect of a CSV or TSV file; unset fields are detected
-    raises   UsageError for an unknown suffix
-    """
-    name = at.name.lower()
-    for suffix, open_table in _TABLES.items():
-        if name.endswith(suffix):
-            return open_table(at)
-    if name.endswith(_LIST):
-        return Delimited(TextFile(at), "\t", text, dialect)
-    plain, compression = split_compression(name)
-    if plain.endswith(_JSON):
-        return Json(TextFile(at, compression))
-    for suffix, delimiter in _DELIMITERS.items():
-        if plain.endswith(suffix):
-            return Delimited(TextFile(at, compression), delimiter, text, dialect)
-    raise UsageError(
-        "unknown index suffix",
-        where=at,
-        hint=f"Use a file with one of the suffixes {', '.join((*_TABLES, *_TEXTS, _LIST))}.",
-    )
+    return not _DATASET.fullmatch(name) and (is_table(name) or name.endswith(_LIST))
 
 
 # -- lists

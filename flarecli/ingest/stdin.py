@@ -18,9 +18,9 @@ from typing import IO
 import pyarrow as pa
 
 from flarecli.errors import FormatError, ReachError
-from flarecli.ingest import decompress
-from flarecli.ingest.base import Part
-from flarecli.ingest.decompress import Blocks
+from flarecli.formats.tables import decompress
+from flarecli.formats.tables.base import Part
+from flarecli.formats.tables.decompress import Blocks
 from flarecli.names import escape
 from flarecli.redact import redact
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from flarecli import commands
 from flarecli.__main__ import main
-from flarecli.ingest import decompress
+from flarecli.formats.tables import decompress
 from flarecli.names import escape, shell_quoted
 from flarecli.write import Writer
 

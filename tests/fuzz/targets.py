@@ -35,11 +35,11 @@ from flarecli.formats import byte_ranges
 from flarecli.formats.ffrecord import packed_folder
 from flarecli.formats.lines import json as json_module
 from flarecli.formats.mds import index as mds_index
+from flarecli.formats.tables.registry import open_part
 from flarecli.formats.tfrecord import masked_crc
 from flarecli.formats.webdataset import index as webdataset_index
 from flarecli.formats.webdataset import tar
 from flarecli.ingest import index as ingest_index
-from flarecli.ingest.registry import open_part
 from flarecli.media import Resize, check_header, probe, resize_image, sniff
 from flarecli.model import Chunk, File
 from flarecli.playlists import faults

@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from flarecli.errors import FormatError, MissingError, ReachError
-from flarecli.ingest import decompress, open_folder, open_index
+from flarecli.formats.tables import decompress
+from flarecli.ingest import open_folder, open_index
 from flarecli.ingest.stdin import Spool, standard_input
 
 ROWS = 3000
@@ -50,7 +51,7 @@ def test_a_file_that_is_deleted_while_it_is_read_is_read_to_its_end(
     tmp_path, monkeypatch, name, replaced
 ):
     monkeypatch.setattr(decompress, "BLOCK_BYTES", 5000)
-    monkeypatch.setattr("flarecli.ingest.parquet._ROWS", 500)
+    monkeypatch.setattr("flarecli.formats.tables.parquet._ROWS", 500)
     path = tmp_path / name
     write(path, table("old"))
     batches = open_index(str(path)).batches()
@@ -176,7 +177,7 @@ def test_parquet_whose_columns_changed_after_opening_is_refused(tmp_path, other)
 @pytest.mark.parametrize("name", ["x.parquet", "x.arrow", "x.arrows"])
 def test_damage_in_a_deleted_file_is_reported_as_damage(tmp_path, monkeypatch, name, after):
     """An open file is checked by its own bytes, even if its name is gone or belongs to another file."""
-    monkeypatch.setattr("flarecli.ingest.parquet._ROWS", 500)
+    monkeypatch.setattr("flarecli.formats.tables.parquet._ROWS", 500)
     path = tmp_path / name
     if name == "x.parquet":
         pq.write_table(

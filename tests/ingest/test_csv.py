@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flarecli.errors import FormatError
-from flarecli.ingest import decompress, open_index, text_records
-from flarecli.ingest.decompress import TextFile
-from flarecli.ingest.text_records import pieces, records
+from flarecli.formats.tables import decompress, text_records
+from flarecli.formats.tables.decompress import TextFile
+from flarecli.formats.tables.text_records import pieces, records
+from flarecli.ingest import open_index
 from flarecli.storage import Location
 from flarecli.storage.memory import MemoryStore
 from tests.ingest.samples import rows_of

@@ -7,7 +7,8 @@ import pytest
 import zstandard
 
 from flarecli import expansion
-from flarecli.ingest import decompress, open_index
+from flarecli.formats.tables import decompress
+from flarecli.ingest import open_index
 from tests.ingest.samples import error_of, rows_of, write_files
 
 LINES = b"n,t\n" + b"".join(b"%d,row %d\n" % (n, n) for n in range(5000))

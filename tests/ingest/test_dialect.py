@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 import flarecli
 from flarecli.errors import FlareError, FormatError, UsageError
+from flarecli.formats.tables.csv import Delimited
+from flarecli.formats.tables.decompress import TextFile
+from flarecli.formats.tables.dialect import DELIMITERS, detect_delimiter
 from flarecli.ingest import Dialect, open_index
-from flarecli.ingest.csv import Delimited
-from flarecli.ingest.decompress import TextFile
-from flarecli.ingest.dialect import DELIMITERS, detect_delimiter
 from flarecli.storage import locate
 
 TEXT = st.text(st.sampled_from("aé \"'.-"), min_size=1, max_size=5)

@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flarecli.ingest import open_index, parquet_metadata
-from flarecli.ingest.parquet import Parquet
-from flarecli.ingest.parquet_metadata import valid_leaves
+from flarecli.formats.tables import parquet_metadata
+from flarecli.formats.tables.parquet import Parquet
+from flarecli.formats.tables.parquet_metadata import valid_leaves
+from flarecli.ingest import open_index
 from flarecli.sql import bounds, select
 from flarecli.storage import locate
 

@@ -197,7 +197,7 @@ def test_a_remote_parquet_file_is_read_by_range_requests_starting_with_the_foote
 
 
 def test_a_remote_csv_is_read_in_pieces(web, monkeypatch):
-    monkeypatch.setattr("flarecli.ingest.decompress.BLOCK_BYTES", 10_000)
+    monkeypatch.setattr("flarecli.formats.tables.decompress.BLOCK_BYTES", 10_000)
     rows = [{"id": n, "text": f"é,\n{n}"} for n in range(5000)]
     data = "id,text\n" + "".join(f'{row["id"]},"{row["text"]}"\n' for row in rows)
     found = open_index(web.file("/x.csv", data.encode()))

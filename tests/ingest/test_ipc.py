@@ -10,8 +10,8 @@ from flarecli.errors import (
     FlareError,
     FormatError,
 )
+from flarecli.formats.tables.ipc import Ipc
 from flarecli.ingest import open_index
-from flarecli.ingest.ipc import Ipc
 from flarecli.storage import Location
 from flarecli.storage.memory import MemoryStore
 from tests.ingest.samples import rows_of

@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flarecli.errors import FormatError
-from flarecli.ingest import decompress, open_index, text_records
-from flarecli.ingest.decompress import TextFile
-from flarecli.ingest.json import Json
-from flarecli.ingest.text_records import json_array_pieces
+from flarecli.formats.tables import decompress, text_records
+from flarecli.formats.tables.decompress import TextFile
+from flarecli.formats.tables.json import Json
+from flarecli.formats.tables.text_records import json_array_pieces
+from flarecli.ingest import open_index
 from flarecli.storage import Location
 from flarecli.storage.memory import MemoryStore
 
@@ -181,7 +182,7 @@ def test_rows_and_lines_in_errors_are_right_after_the_first_block(monkeypatch):
 
 
 def test_a_row_above_the_maximum_length_is_refused(monkeypatch):
-    monkeypatch.setattr("flarecli.ingest.text_records.MAX_RECORD_BYTES", 5000)
+    monkeypatch.setattr("flarecli.formats.tables.text_records.MAX_RECORD_BYTES", 5000)
     monkeypatch.setattr(decompress, "BLOCK_BYTES", 1000)
     row = '{"a": "' + "x" * 9000 + '"}'
     assert error_of(row) == "x: line 1: a record is longer than 5.0 kB"

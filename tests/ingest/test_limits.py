@@ -9,18 +9,11 @@ import pytest
 import zstandard
 
 from flarecli.errors import FlareError, FormatError
-from flarecli.ingest import (
-    decompress,
-    folder,
-    is_index,
-    open_folder,
-    open_index,
-    registry,
-    text_records,
-)
-from flarecli.ingest.decompress import TextFile
-from flarecli.ingest.json import Json
-from flarecli.ingest.schema_merge import common_type
+from flarecli.formats.tables import decompress, text_records
+from flarecli.formats.tables.decompress import TextFile
+from flarecli.formats.tables.json import Json
+from flarecli.formats.tables.schema_merge import common_type
+from flarecli.ingest import folder, is_index, open_folder, open_index, registry
 from flarecli.storage import Location
 from flarecli.storage.memory import MemoryStore
 

@@ -12,9 +12,9 @@ import pyarrow.parquet.encryption as encryption
 import pytest
 
 from flarecli.errors import FlareError, FormatError, ReachError
+from flarecli.formats.tables.arrow_files import LocationFile, arrow_errors
+from flarecli.formats.tables.parquet import Parquet
 from flarecli.ingest import open_index
-from flarecli.ingest.arrow_files import LocationFile, arrow_errors
-from flarecli.ingest.parquet import Parquet
 from flarecli.storage import Location, locate
 from flarecli.storage.memory import MemoryStore
 

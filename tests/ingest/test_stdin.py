@@ -8,7 +8,8 @@ from flarecli.errors import (
     FormatError,
     UsageError,
 )
-from flarecli.ingest import decompress, open_index
+from flarecli.formats.tables import decompress
+from flarecli.ingest import open_index
 from flarecli.storage import Guard
 from tests.ingest.samples import rows_of, write_files
 

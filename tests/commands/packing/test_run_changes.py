@@ -79,7 +79,7 @@ def test_recorded_columns_without_a_shard_are_compared_with_the_source(tmp_path,
 
 
 def test_a_duplicate_key_many_rows_later_is_reported_with_both_rows(tmp_path, monkeypatch):
-    monkeypatch.setattr("flarecli.ingest.parquet._ROWS", 50)
+    monkeypatch.setattr("flarecli.formats.tables.parquet._ROWS", 50)
     keys = [f"k{i}" for i in range(400)]
     keys[333] = "k222"
     pq.write_table(pa.table({"k": keys}), tmp_path / "i.parquet", row_group_size=50)

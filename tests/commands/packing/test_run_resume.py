@@ -55,7 +55,7 @@ def files(folder):
 
 @pytest.fixture
 def few_rows(monkeypatch):
-    monkeypatch.setattr("flarecli.ingest.parquet._ROWS", 300)
+    monkeypatch.setattr("flarecli.formats.tables.parquet._ROWS", 300)
 
 
 @pytest.mark.parametrize(

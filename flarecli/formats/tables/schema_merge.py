@@ -28,7 +28,7 @@ from flarecli import encodings
 from flarecli.errors import FormatError
 
 if TYPE_CHECKING:
-    from flarecli.ingest.base import Part
+    from flarecli.formats.tables.base import Part
 
 __all__ = ["align", "common_type", "convert", "merge", "plain"]
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from flarecli import expansion
 from flarecli.errors import FormatError
-from flarecli.ingest.decompress import Blocks
+from flarecli.formats.tables.decompress import Blocks
 from flarecli.storage import Location
 
 __all__ = ["Part", "check_columns"]

@@ -31,9 +31,9 @@ import pyarrow.types as kinds
 
 from flarecli.errors import FormatError
 from flarecli.expansion import check_decoded, check_rows
-from flarecli.ingest.arrow_files import LocationFile, arrow_errors, open_native
-from flarecli.ingest.base import Part, check_columns
-from flarecli.ingest.schema_merge import convert, dictionary_types, plain
+from flarecli.formats.tables.arrow_files import LocationFile, arrow_errors, open_native
+from flarecli.formats.tables.base import Part, check_columns
+from flarecli.formats.tables.schema_merge import convert, dictionary_types, plain
 from flarecli.storage import Location
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from flarecli.errors import FormatError, UsageError
-from flarecli.ingest.decompress import Blocks
-from flarecli.ingest.text_records import records
+from flarecli.formats.tables.decompress import Blocks
+from flarecli.formats.tables.text_records import records
 from flarecli.names import escape
 from flarecli.storage import Location
 from flarecli.suggest import choose

@@ -20,10 +20,10 @@ import pyarrow.csv as csv
 
 from flarecli import expansion
 from flarecli.errors import FormatError
-from flarecli.ingest.base import Part, check_columns
-from flarecli.ingest.decompress import Blocks
-from flarecli.ingest.dialect import DEFAULT, Dialect, detected, without_quoted
-from flarecli.ingest.text_records import BOM, Piece, pieces, records
+from flarecli.formats.tables.base import Part, check_columns
+from flarecli.formats.tables.decompress import Blocks
+from flarecli.formats.tables.dialect import DEFAULT, Dialect, detected, without_quoted
+from flarecli.formats.tables.text_records import BOM, Piece, pieces, records
 from flarecli.names import shell_quoted
 from flarecli.units import format_count
 

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from flarecli.errors import FormatError
-from flarecli.ingest import decompress
-from flarecli.ingest.decompress import Blocks
+from flarecli.formats.tables import decompress
+from flarecli.formats.tables.decompress import Blocks
 from flarecli.model import BoolArray, ByteArray, IntArray
 from flarecli.units import format_size
 

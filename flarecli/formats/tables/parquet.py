@@ -22,10 +22,10 @@ import pyarrow.parquet as pq
 
 from flarecli.errors import FlareError, FormatError
 from flarecli.expansion import check_decoded, check_rows, check_values
-from flarecli.ingest.arrow_files import LocationFile, arrow_errors, open_native
-from flarecli.ingest.base import Part, check_columns
-from flarecli.ingest.parquet_metadata import ColumnChunk, column_chunks, pages, valid_leaves
-from flarecli.ingest.schema_merge import convert, dictionary_types, plain
+from flarecli.formats.tables.arrow_files import LocationFile, arrow_errors, open_native
+from flarecli.formats.tables.base import Part, check_columns
+from flarecli.formats.tables.parquet_metadata import ColumnChunk, column_chunks, pages, valid_leaves
+from flarecli.formats.tables.schema_merge import convert, dictionary_types, plain
 from flarecli.sql import Bound
 from flarecli.storage import Location
 from flarecli.storage.local import LocalStore

@@ -22,9 +22,9 @@ import pyarrow.types as kinds
 
 from flarecli.errors import FormatError
 from flarecli.expansion import MAX_COLUMNS
-from flarecli.ingest.base import Part, check_columns
-from flarecli.ingest.decompress import Blocks
-from flarecli.ingest.text_records import (
+from flarecli.formats.tables.base import Part, check_columns
+from flarecli.formats.tables.decompress import Blocks
+from flarecli.formats.tables.text_records import (
     BOM,
     Piece,
     first_deep_line,
