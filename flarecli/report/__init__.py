@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from flarecli.report.dataset_html import dataset_page
-from flarecli.report.files import check_report, write_report
-from flarecli.report.github import annotation
-from flarecli.report.result import Result, byte_range, finding_fields
+from flarecli.report.result import (
+    Result,
+    annotation,
+    byte_range,
+    check_report,
+    finding_fields,
+    write_report,
+)
 
 __all__ = [
     "Result",
