@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import resize
 from PIL import Image
 
-from flarecli.cpus import cpu_count
+from flarecli.prefetch import cpu_count
 
 SIDES = (400, 300)
 FREE = 1.7  # minimum speed-up of the control if two cores are free

@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
-from flarecli.cpus import cpu_count
 from flarecli.media import Resize, resize
+from flarecli.prefetch import cpu_count
 
 SIDE, SIZE, QUALITY = (1024, 768), 256, 90
 

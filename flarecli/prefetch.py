@@ -24,6 +24,7 @@ from flarecli.errors import ReachError
 __all__ = [
     "OrderedQueue",
     "close_idle_threads",
+    "cpu_count",
     "get_interruptibly",
     "ordered_map",
     "result_interruptibly",
@@ -373,3 +374,13 @@ def ordered_map(
         for item in items:
             yield from queue.put(item)
         yield from queue.drain()
+
+
+def cpu_count() -> int:
+    """Return the number of CPUs that this process may use.
+
+    On systems without CPU affinity (macOS, Windows), this is the number of all CPUs.
+    """
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

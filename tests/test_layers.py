@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "flarecli"
 LAYERS = [  # packages and modules; each imports from the layers above it in this list, and from itself
-    {"errors", "lazy", "cpus", "lifetimes"},
+    {"errors", "lazy", "lifetimes"},
     {"names"},
     {"suggest", "expansion", "redact"},
     {

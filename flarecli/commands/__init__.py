@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from flarecli.commands.cat_command import cat
     from flarecli.commands.column_stats import stats_table
-    from flarecli.commands.indexes import merge_index, reindex
     from flarecli.commands.inspect_command import Inspection, StreamInfo, inspect
     from flarecli.commands.packing.command import Packed, pack
-    from flarecli.commands.playlist_command import check_playlist, playlist
+    from flarecli.commands.playlist_command import check_playlist, merge_index, playlist, reindex
     from flarecli.commands.playlist_diff import PlaylistDiff, diff_playlists
     from flarecli.commands.unpacking.command import Unpacked, unpack
     from flarecli.commands.verifying.command import Verification, verify
@@ -51,10 +50,10 @@ _MODULES = {
     "check_playlist": "playlist_command",
     "diff_playlists": "playlist_diff",
     "inspect": "inspect_command",
-    "merge_index": "indexes",
+    "merge_index": "playlist_command",
     "pack": "packing.command",
     "playlist": "playlist_command",
-    "reindex": "indexes",
+    "reindex": "playlist_command",
     "stats_table": "column_stats",
     "unpack": "unpacking.command",
     "verify": "verifying.command",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import IO, TYPE_CHECKING, TypeAlias, cast
@@ -27,6 +28,7 @@ __all__ = [
     "PlaylistOptions",
     "UnpackOptions",
     "VerifyOptions",
+    "sample_size",
 ]
 
 Pairs: TypeAlias = "Mapping[str, str] | Sequence[tuple[str, str]]"
@@ -73,6 +75,24 @@ def _sample(text: str) -> int | float:
     if not 0 <= sample < (1.0000001 if is_share else 1 << 63):
         raise UsageError(f"expected a count or a share such as 100 or 1%, got {text!r:.60}")
     return sample
+
+
+def sample_size(
+    sample: int | float, count: int, round_share: Callable[[float], int] = round
+) -> int:
+    """Return the size of a sample of `count` items. Raises UsageError for a share above 1.
+
+    sample       number of items as an int, or a share of the items as a float
+    round_share  function that rounds the number of items in a share
+    """
+    if hasattr(sample, "__index__"):
+        return operator.index(sample)
+    if sample > 1:
+        raise UsageError(
+            f"invalid sample {sample}: expected a whole number, or a share of at most 1.0",
+            hint="Use 5 for five items, or 0.05 for 5%.",
+        )
+    return round_share(sample * count)
 
 
 def _rank(text: str) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""The `playlist` command: write a playlist of datasets.
+"""The `playlist` command: write a playlist of datasets, or the `index.json` of MosaicML's formats.
 
 sources -> resolve -> rows, sizes and columns from headers, checksums from bytes -> addresses
 relative to the playlist
@@ -16,12 +16,21 @@ import numpy as np
 
 from flarecli import formats
 from flarecli import hashes as sums
-from flarecli.arguments import address_text, address_texts, from_options, name_list, shown
+from flarecli.arguments import (
+    Address,
+    address_text,
+    address_texts,
+    checked,
+    from_options,
+    name_list,
+    shown,
+)
 from flarecli.commands.options import Pairs, PlaylistOptions
 from flarecli.commands.verifying.listings import check_own_checksum
-from flarecli.errors import FlareError, FormatError, UsageError
+from flarecli.errors import FlareError, FormatError, UnfinishedError, UsageError
+from flarecli.formats import DEFAULT, INDEX, find
 from flarecli.model import Chunk, File, Finding, Playlist, Stream, finding_of
-from flarecli.names import is_url, local_path, scheme_of, whole_path
+from flarecli.names import is_url, local_path, scheme_of, shell_quoted, whole_path
 from flarecli.playlists import faults, parse, places, stored, text
 from flarecli.playlists.fill import filled, summed
 from flarecli.read import refuse_repeats, resolve, select_streams
@@ -29,11 +38,12 @@ from flarecli.redact import address_key, redact, without_user
 from flarecli.storage import Guard, Location, locate, with_reach
 from flarecli.storage.local import LocalStore
 
-__all__ = ["check_playlist", "playlist"]
+__all__ = ["check_playlist", "merge_index", "playlist", "reindex"]
 
 _NAMED_SOURCE = re.compile(r"([^/:?=]+)=(.+)", re.DOTALL)
 _PAIRS_HINT = 'Use a dict, such as {"OLD": "NEW"}.'
 _RESERVED = ("format", "columns", "rows", "bytes", "raw_bytes", "files", "content")
+_UNFINISHED = (".flare/journal", ".flare/lock")
 
 
 @from_options(PlaylistOptions)
@@ -306,3 +316,59 @@ def _refused_entries(stream: Stream) -> Iterator[tuple[tuple[str | int, ...], Fl
             stream.at.join(name)
         except FlareError as error:
             yield (stream.name, *steps), error
+
+
+@checked
+def reindex(folder: Address, *, replace: bool = False, allow_local: bool = False) -> str:
+    """Rebuild the lost `index.json` of a folder of shards, and return its address.
+
+    The shards may be MDS, JSON, CSV, TSV or XSV. The new index has the same bytes as the lost index
+    if the original library or flare wrote the shards.
+
+    replace      whether to overwrite an existing index
+    allow_local  whether to follow symbolic links
+    raises       UnfinishedError for an unfinished pack; the errors of `Format.repair_index`
+    """
+    at = _writable_folder(folder, Guard(allow_local=allow_local))
+    if any((at / name).exists() for name in _UNFINISHED):
+        raise UnfinishedError(
+            "folder contains an unfinished pack",
+            where=at,
+            hint="Run the same `flare pack` command again with --resume.",
+        )
+    find(DEFAULT).repair_index(at, replace)
+    return str(at / INDEX)
+
+
+@checked
+def merge_index(
+    root: Address, parts: Sequence[Address] | None = None, *, allow_local: bool = False
+) -> str:
+    """Write one `index.json` for the datasets below a folder, and return its address.
+
+    Shards are not changed.
+
+    parts        dataset folders, or their `index.json` files, in row order; None: all datasets
+                 below the root, in bytewise order
+    allow_local  whether to follow symbolic links
+    raises       the errors of `Format.merge_indexes`
+    """
+    guard = Guard(allow_local=allow_local)
+    at = _writable_folder(root, guard)
+    find(DEFAULT).merge_indexes(
+        at, None if parts is None else [locate(part, guard) for part in address_texts(parts)]
+    )
+    return str(at / INDEX)
+
+
+def _writable_folder(address: Address, guard: Guard) -> Location:
+    folder = address_text(address)
+    if is_url(folder) and not folder.startswith("file://"):
+        raise UsageError("expected a local folder", where=redact(folder))
+    if os.path.isfile(local_path(folder)):
+        raise UsageError(
+            "expected a folder of shards, got a file",
+            where=folder,
+            hint=f"Use the folder instead: {shell_quoted(os.path.dirname(folder) or '.')}.",
+        )
+    return locate(folder, guard)

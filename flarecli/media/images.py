@@ -14,10 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from flarecli.cpus import cpu_count
 from flarecli.errors import UsageError, ValueFitError
 from flarecli.media.headers import MediaInfo, probe
-from flarecli.prefetch import ordered_map
+from flarecli.prefetch import cpu_count, ordered_map
 
 if TYPE_CHECKING:
     import pyarrow as pa

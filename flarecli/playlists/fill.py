@@ -11,11 +11,10 @@ from typing import TypeVar
 import numpy as np
 
 from flarecli import formats
-from flarecli.cpus import cpu_count
 from flarecli.errors import IntegrityError, UsageError
 from flarecli.hashes import Sums, known
 from flarecli.model import Columns, File, Stream
-from flarecli.prefetch import ordered_map
+from flarecli.prefetch import cpu_count, ordered_map
 from flarecli.storage import Location
 
 __all__ = ["filled", "summed"]

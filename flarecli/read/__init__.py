@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from flarecli.read.batch import BatchMaker, BatchResult, BatchTask, batch_rows, batch_tasks
     from flarecli.read.dataset import Dataset, open
     from flarecli.read.epoch import Run, check_cursor, check_rows, parse_state
+    from flarecli.read.epoch_order import positions
     from flarecli.read.fingerprint import listing_checksum
     from flarecli.read.loader import Loader
     from flarecli.read.mixture import Mix, mix
-    from flarecli.read.permutation import positions
     from flarecli.read.protocols import Closable, Rows
     from flarecli.read.shard_prefetch import Prefetch
     from flarecli.read.shards import Series, keep_freed
@@ -88,7 +88,7 @@ _FILES = {
     "open": "dataset",
     "parse_rows": "table",
     "parse_state": "epoch",
-    "positions": "permutation",
+    "positions": "epoch_order",
 }
 
 

@@ -4,24 +4,148 @@ sequential  step i reads row i
 shuffle     a keyed permutation of all rows
 windows     a keyed permutation of the chunks, with the rows of `window` consecutive chunks
             permuted together; a reader needs only `window` chunks open or cached at a time
+
+A keyed permutation computes the row of any step in any epoch, without storing a shuffle. It is a
+Feistel network: a number below `rows` is a pair (left, right) in Z_a x Z_b, where a·b is `rows` or
+slightly more. Each round adds a keyed hash of one half to the other, which is a bijection on the
+pairs. A result outside `rows` is permuted again until it is inside (cycle walking). Steps are
+permuted in blocks that fit into the CPU cache.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from flarecli.arguments import check_minimum, shown
-from flarecli.errors import UsageError
+from flarecli.errors import RowsError, UsageError
+from flarecli.hashes import mix64
 from flarecli.model import IntArray
-from flarecli.read.permutation import positions, positions_apart
 
-__all__ = ["ORDERS", "Epoch"]
+__all__ = ["Epoch", "ORDERS", "positions", "positions_apart"]
 
+_UInt64Array: TypeAlias = npt.NDArray[np.uint64]
+
+_ROUNDS = 6
+_BLOCK_STEPS = 1 << 14
+# constants of splitmix64
+_MIX1, _MIX2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_GOLDEN, _MASK = 0x9E3779B97F4A7C15, (1 << 64) - 1
+_HALF = np.uint64(32)  # bits
 MAX_EPOCH = 1 << 63
 ORDERS = ("shuffle", "windows", "sequential")
+
+
+def positions(steps: IntArray, rows: int, seed: int, epoch: int = 0) -> IntArray:
+    """Return the row of each step: a keyed permutation of `range(rows)`.
+
+    A result depends only on (step, rows, seed, epoch), so a run can resume at any step.
+
+    steps   int64 [k], each in [0, rows)
+    rows    number of rows, at least 1; `seed` and `epoch` are at least 0 and change the order
+    return  int64 [k], each in [0, rows), distinct for distinct steps
+    raises  RowsError if a step is outside [0, rows)
+    source  cycle walking on a Feistel network: Black and Rogaway, CT-RSA 2002
+    """
+    steps = np.asarray(steps, np.int64)
+    if len(steps) and (rows < 1 or steps.min() < 0 or steps.max() >= rows):
+        raise RowsError(f"step is outside the range 0 to {rows - 1}")
+    a, b = _sides(rows)
+    keys = _keys(seed, epoch)
+    return _inside(
+        steps, np.uint64(max(rows, 0)), lambda numbers, _: _permuted(numbers, a, b, keys)
+    )
+
+
+def positions_apart(
+    steps: IntArray, which: IntArray, rows: Sequence[int], seed: int, epochs: Sequence[int]
+) -> IntArray:
+    """Return the row of each step; `which` selects one of n permutations for each step.
+
+    steps   int64 [k], each in [0, rows[which])
+    which   int64 [k]: the index of the permutation for each step, in [0, n)
+    rows, epochs   n values each, one per permutation; see `positions`
+    return  int64 [k]
+    """
+    sides = np.array([_sides(count) for count in rows], np.uint64).reshape(-1, 2)
+    table = np.array([_keys(seed, epoch) for epoch in epochs], np.uint64).reshape(-1, _ROUNDS)
+
+    def permuted(numbers: _UInt64Array, at: Any) -> _UInt64Array:
+        indices = which[at]
+        return _permuted(
+            numbers,
+            sides[indices, 0],
+            sides[indices, 1],
+            (table[indices, i] for i in range(_ROUNDS)),
+        )
+
+    return _inside(steps, np.asarray(rows, np.uint64)[which], permuted)
+
+
+def _inside(
+    steps: IntArray, rows: Any, permuted: Callable[[_UInt64Array, Any], _UInt64Array]
+) -> IntArray:
+    """Permute steps, one block at a time, until each result is below its number of rows.
+
+    rows      one number, or uint64 [k]: the number of rows for each step
+    permuted  function(numbers, their indices in `steps`: a slice or int64 [n])
+    """
+    out = np.empty(len(steps), np.int64)
+    for start in range(0, len(steps), _BLOCK_STEPS):
+        here = slice(start, start + _BLOCK_STEPS)
+        block = permuted(steps[here].astype(np.uint64), here)
+        ends = rows if np.ndim(rows) == 0 else rows[here]
+        while (outside := np.flatnonzero(block >= ends)).size:
+            block[outside] = permuted(block[outside], start + outside)
+        out[here] = block
+    return out
+
+
+def _sides(rows: int) -> tuple[int, int]:
+    """Return a and b of similar size; a·b is `rows` or slightly more."""
+    a = math.isqrt(max(rows - 1, 0)) + 1
+    return a, -(-rows // a)
+
+
+def _keys(seed: int, epoch: int) -> list[np.uint64]:
+    state = (seed * 0xD1342543DE82EF95 + epoch * 0xAF251AF3B0F025B5 + 1) & _MASK
+    # splitmix64 makes the keys of adjacent seeds unrelated
+    states = [(state + (i + 1) * _GOLDEN) & _MASK for i in range(_ROUNDS)]
+    return list(mix64(np.array(states, np.uint64)))
+
+
+def _permuted(numbers: _UInt64Array, a: Any, b: Any, keys: Iterable[Any]) -> _UInt64Array:
+    """Return the permuted numbers, below a * b. Temporary arrays are reused.
+
+    a, b, keys  scalars, or arrays with one value for each number
+    """
+    high, low = np.asarray(a, np.uint64), np.asarray(b, np.uint64)
+    left = numbers // low
+    right = numbers - left * low
+    mixed, spare = np.empty_like(left), np.empty_like(left)
+    for i, key in enumerate(keys):
+        half, other, size = (left, right, low) if i % 2 else (right, left, high)
+        np.add(half, key, out=mixed)  # a uint64 overflow wraps around
+        np.multiply(mixed, _MIX1, out=mixed)
+        np.right_shift(mixed, _HALF, out=spare)
+        np.bitwise_xor(mixed, spare, out=mixed)
+        np.multiply(mixed, _MIX2, out=mixed)
+        # (32-bit hash * size) >> 32 is below size and needs no division
+        np.right_shift(mixed, _HALF, out=mixed)
+        np.multiply(mixed, size, out=mixed)
+        np.right_shift(mixed, _HALF, out=mixed)
+        np.add(other, mixed, out=other)
+        # compute other % size: if other < size, the difference wraps to a huge number
+        np.subtract(other, size, out=spare)
+        np.minimum(other, spare, out=other)
+    np.multiply(left, low, out=left)
+    np.add(left, right, out=left)
+    return left
 
 
 class Epoch:

@@ -21,8 +21,8 @@ from flarecli.model import IntArray, Sample
 from flarecli.read.dataset import Dataset
 from flarecli.read.decode import DecodeRule, collate_samples, stack_values
 from flarecli.read.epoch import DATASET_HINT, Data
+from flarecli.read.epoch_order import positions
 from flarecli.read.fingerprint import checksum_of
-from flarecli.read.permutation import positions
 from flarecli.read.protocols import Order
 from flarecli.read.table import Shards, row_numbers
 

@@ -22,6 +22,7 @@ from flarecli.storage import locate
 from flarecli.units import format_count, format_size
 
 __all__ = [
+    "Result",
     "annotation",
     "byte_range",
     "check_report",
@@ -30,12 +31,21 @@ __all__ = [
     "html_text",
     "junit_xml",
     "one_line",
-    "Result",
     "result_json",
     "write_report",
 ]
 
 _NOT_IN_XML = re.compile("[\ufffe\uffff]")
+_PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+_PAGE_STYLE = """
+:root { color-scheme: light dark; --line: #8884; --bad: light-dark(#b3261e, #ff8a80); --good: light-dark(#1b6e3c, #7ddc9f) }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2.5rem auto; padding: 0 1.25rem }
+h1 { font-size: 1.5rem; margin: 0 } h2 { font-size: 1.05rem; margin: 2rem 0 .5rem } .bad { color: var(--bad) } .good { color: var(--good) }
+.of, .counts, .hint { opacity: .75 } .of, td.where { overflow-wrap: anywhere }
+table { border-collapse: collapse; width: 100% }
+th, td { text-align: left; vertical-align: top; padding: .45rem .9rem .45rem 0; border-bottom: 1px solid var(--line) }
+td.where { font-family: ui-monospace, monospace; font-size: .85rem; width: 38% } .hint { display: block; font-size: .9rem }
+""".replace("\n", " ")
 
 
 @dataclass(frozen=True)
@@ -158,18 +168,6 @@ def _junit_failure(findings: list[Finding]) -> str:
 
 def _xml_attribute(text: str) -> str:
     return quoteattr(one_line(text))
-
-
-_PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-_PAGE_STYLE = """
-:root { color-scheme: light dark; --line: #8884; --bad: light-dark(#b3261e, #ff8a80); --good: light-dark(#1b6e3c, #7ddc9f) }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2.5rem auto; padding: 0 1.25rem }
-h1 { font-size: 1.5rem; margin: 0 } h2 { font-size: 1.05rem; margin: 2rem 0 .5rem } .bad { color: var(--bad) } .good { color: var(--good) }
-.of, .counts, .hint { opacity: .75 } .of, td.where { overflow-wrap: anywhere }
-table { border-collapse: collapse; width: 100% }
-th, td { text-align: left; vertical-align: top; padding: .45rem .9rem .45rem 0; border-bottom: 1px solid var(--line) }
-td.where { font-family: ui-monospace, monospace; font-size: .85rem; width: 38% } .hint { display: block; font-size: .9rem }
-""".replace("\n", " ")
 
 
 def findings_page(result: Result) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from flarecli.sql.bounds import Bound, bounds
-from flarecli.sql.connection import columns_of, is_statement
-from flarecli.sql.query import is_row_by_row, select
+from flarecli.sql.query import columns_of, is_row_by_row, is_statement, select
 
 __all__ = ["Bound", "bounds", "columns_of", "is_row_by_row", "is_statement", "select"]

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as kinds
 
-from flarecli.sql.connection import node_type, parse
+from flarecli.sql.query import node_type, parse
 
 __all__ = ["Bound", "Literal", "bounds"]
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from flarecli.write.failures import FAILED, Failure, drop_rows, error_of, too_large
-from flarecli.write.folder_target import FolderTarget
+from flarecli.write.folder_target import FolderTarget, bucket_of, claim
 from flarecli.write.journal import Journal
 from flarecli.write.keys import Keys, is_empty_key, key_text
-from flarecli.write.open_target import bucket_of, claim
-from flarecli.write.settings import SHARD_LIMIT
 from flarecli.write.spool import Spool
 from flarecli.write.target import Contents, Target
-from flarecli.write.writer import Writer
+from flarecli.write.writer import SHARD_LIMIT, Writer
 
 __all__ = [
     "FAILED",

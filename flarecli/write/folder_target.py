@@ -1,4 +1,4 @@
-"""A local folder as the target of a pack or an unpack, with a lock and a journal.
+"""A local folder as the target of a pack or an unpack, with a lock and a journal; `claim` also claims buckets.
 
     OUT/.flare/          locked with flock while a process writes; the lock ends with the process
     OUT/.flare/lock      the owner: process id, host, start time
@@ -19,16 +19,18 @@ import shutil
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
+from flarecli.arguments import Address, address_text
 from flarecli.errors import BusyError, FlareError, ReachError, UsageError
-from flarecli.names import is_url, local_path, whole_path
+from flarecli.names import is_url, local_path, scheme_of, whole_path
 from flarecli.playlists import PLAYLIST
 from flarecli.redact import redact
-from flarecli.storage import Location
+from flarecli.storage import Guard, Location, locate
 from flarecli.storage.local import SCRATCH, LocalStore, flock, made_folder, sync_folder
-from flarecli.write.target import Contents, DatasetContents, Target
+from flarecli.write.target import Contents, DatasetContents, Target, check_dataset
 
-__all__ = ["FolderTarget", "remove_unfinished_files"]
+__all__ = ["FolderTarget", "bucket_of", "claim", "remove_unfinished_files"]
 
 _NO_LOCKS_HINT = "Write to a local disk or a bucket, then copy the result to this folder."
 _LOCK = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -300,3 +302,42 @@ def _is_same(fd: int, path: str) -> bool:
         return os.path.samestat(os.fstat(fd), os.stat(path))
     except FileNotFoundError:
         return False
+
+
+def claim(
+    out: Address, *, resume: bool = False, overwrite: bool = False, guard: Guard | None = None
+) -> Target:
+    """Claim a folder, on a disk or in a bucket, for a pack.
+
+    raises  UsageError if `out` cannot be written to; the errors of `Target`; for a finished
+            dataset, also the errors of `check_files`
+    """
+    out = address_text(out)
+    at = bucket_of(out, guard)
+    target: Target
+    if at is None:
+        target = FolderTarget(out, resume=resume, overwrite=overwrite)
+    else:
+        # imported late, because the imported module loads a bucket client
+        from flarecli.write.bucket_target import BucketTarget
+
+        target = BucketTarget(at, resume=resume, overwrite=overwrite)
+    if target.is_done:
+        check_dataset(target.at)
+    return target
+
+
+def bucket_of(out: str, guard: Guard | None = None) -> Location | None:
+    """Return the location of a target in a bucket; None for a local folder.
+
+    raises  UsageError if `out` cannot be written to
+    """
+    if not is_url(out) or scheme_of(out) == "file":
+        return None
+    if scheme_of(out) in ("http", "https"):
+        raise UsageError(
+            "cannot write to a web server",
+            where=redact(out),
+            hint="Name a folder, or a bucket such as s3://bucket/folder.",
+        )
+    return locate(out, replace(guard or Guard(), keeper=None))

@@ -16,11 +16,12 @@ from typing import Any, NoReturn
 import numpy as np
 import pyarrow as pa
 
-from flarecli import __version__, encodings, formats, hashes, playlists
+from flarecli import __version__, compress, encodings, formats, hashes, playlists
+from flarecli import hashes as sums
 from flarecli.arguments import Address, checked, shown
 from flarecli.errors import FlareError, UnsafeError, UsageError, ValueFitError
 from flarecli.ingest import SourceChecksum
-from flarecli.model import Chunk, Columns, File, IntArray, Playlist, Settings, Stream
+from flarecli.model import Chunk, Column, Columns, File, IntArray, Playlist, Settings, Stream
 from flarecli.names import escape
 from flarecli.storage import Guard
 from flarecli.write.columns import (
@@ -35,17 +36,18 @@ from flarecli.write.columns import (
     source_types,
 )
 from flarecli.write.failures import Failed, Failure
+from flarecli.write.folder_target import claim
 from flarecli.write.journal import Journal
-from flarecli.write.open_target import claim
-from flarecli.write.settings import SHARD_LIMIT as _SHARD_LIMIT
-from flarecli.write.settings import checked_settings, column_pairs
 from flarecli.write.shard_queue import ShardQueue, rows_lost_error
 from flarecli.write.target import Target, check_files
 
-__all__ = ["Writer"]
+__all__ = ["SHARD_LIMIT", "Writer"]
 
 MAX_BUFFERED_SAMPLES, MAX_BUFFERED_BYTES = 1024, 1 << 24
 _KEYS_HINT = "Make the keys unique, or omit the column so that each row gets a generated key."
+_COLUMNS_ERROR = "columns: expected names with encodings"
+_COLUMNS_HINT = 'Use a mapping such as {"image": "jpeg", "label": "int"}.'
+SHARD_LIMIT = (1 << 32) - 1  # the largest uint32 offset
 
 
 class Writer:
@@ -92,7 +94,10 @@ class Writer:
     ) -> None:
         if jobs < 1:
             raise UsageError(f"jobs: expected at least 1, got {jobs}")
-        self._format, self.settings = formats.find(format), checked_settings(settings or Settings())
+        self._format, self.settings = (
+            formats.find(format),
+            _validated_settings(settings or Settings()),
+        )
         is_cut = self.settings.shard_bytes is not None or self.settings.shard_rows is not None
         self._subfolder = self._format.shards_in if is_cut else ""
         arranged = None if columns is None else self._arranged(columns)
@@ -183,7 +188,7 @@ class Writer:
 
     def _arranged(self, columns: Mapping[str, str] | Columns) -> Columns:
         return self._format.arrange(
-            encodings.column(name, encoding) for name, encoding in column_pairs(columns)
+            encodings.column(name, encoding) for name, encoding in _column_pairs(columns)
         )
 
     def _name_columns(self, columns: Columns, schema: Mapping[str, Any] | None) -> None:
@@ -341,7 +346,7 @@ class Writer:
         sizes, self._measured = self._measured[1], (None, np.zeros(0, np.int64))
         ends = np.cumsum(sizes)
         self.written_bytes += int(ends[-1]) if len(ends) else 0
-        limit = min(self.settings.shard_bytes or _SHARD_LIMIT, _SHARD_LIMIT)
+        limit = min(self.settings.shard_bytes or SHARD_LIMIT, SHARD_LIMIT)
         max_rows = self.settings.shard_rows or 1 << 62
         start, before = 0, 0
         while start < batch.num_rows:
@@ -675,3 +680,49 @@ def _drop(pid: int, target: Target, *logs: Any) -> None:
         ResourceWarning,
         stacklevel=2,
     )
+
+
+def _validated_settings(settings: Settings) -> Settings:
+    """Validate settings, and convert their numbers to Python integers. Raises UsageError."""
+    return _checked(**{name: getattr(settings, name) for name in settings.__slots__})
+
+
+@checked
+def _checked(
+    compression: str | None,
+    hashes: Sequence[str],
+    shard_bytes: int | None,
+    shard_rows: int | None,
+    newline: str,
+    separator: str,
+) -> Settings:
+    if compression is not None:
+        compress.suffix_of(compression)
+    sums.Sums(hashes)
+    if shard_bytes is not None and shard_bytes > SHARD_LIMIT:
+        raise UsageError(f"shard_bytes: expected at most {SHARD_LIMIT} (4 GiB), got {shard_bytes}")
+    for name, value, minimum in (("shard_bytes", shard_bytes, 0), ("shard_rows", shard_rows, 1)):
+        if value is not None and value < minimum:
+            raise UsageError(f"{name}: expected at least {minimum}, got {value}")
+    return Settings(compression, tuple(hashes), shard_bytes, shard_rows, newline, separator)
+
+
+def _column_pairs(columns: Mapping[str, str] | Columns) -> list[tuple[str, str]]:
+    """Return the name and encoding of each column. Raises UsageError for values of any other type."""
+    try:
+        pairs = (
+            [*columns.items()]
+            if isinstance(columns, Mapping)
+            else [(one.name, one.encoding) for one in columns if _is_column(one)]
+        )
+    except TypeError:
+        raise UsageError(_COLUMNS_ERROR, hint=_COLUMNS_HINT) from None
+    if not all(isinstance(text, str) for pair in pairs for text in pair):
+        raise UsageError(_COLUMNS_ERROR, hint=_COLUMNS_HINT)
+    return pairs
+
+
+def _is_column(one: object) -> bool:
+    if not isinstance(one, Column):
+        raise TypeError
+    return True

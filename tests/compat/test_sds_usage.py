@@ -15,7 +15,7 @@ from PIL import Image
 
 from flarecli.__main__ import main
 from flarecli.compat.sds.dataset import StreamingDataset
-from flarecli.compat.sds.index_file import IndexFile
+from flarecli.compat.sds.rows import IndexFile
 from flarecli.errors import ReachError, UnsafeError, UsageError, ValueFitError
 from flarecli.storage import locate
 

@@ -315,7 +315,7 @@ def test_a_closed_writer_causes_no_resource_warning(tmp_path, recwarn):
 
 
 def test_without_a_size_limit_shards_are_at_most_4_gib(tmp_path, monkeypatch):
-    monkeypatch.setattr("flarecli.write.writer._SHARD_LIMIT", 300)
+    monkeypatch.setattr("flarecli.write.writer.SHARD_LIMIT", 300)
     pack(tmp_path / "out", 50, Settings(shard_bytes=None))
     assert max(path.stat().st_size for path in (tmp_path / "out").glob("*.mds")) <= 300
     assert len(list((tmp_path / "out").glob("*.mds"))) > 2

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
-from flarecli.cpus import cpu_count
 from flarecli.encodings import raw_values
 from flarecli.errors import UsageError, ValueFitError
 from flarecli.media import (
@@ -31,7 +30,7 @@ from flarecli.media import (
     resize_image,
     sniff,
 )
-from flarecli.prefetch import ordered_map
+from flarecli.prefetch import cpu_count, ordered_map
 from flarecli.progress import Progress
 from flarecli.redact import redact
 from flarecli.units import format_count

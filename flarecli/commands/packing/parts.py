@@ -20,6 +20,7 @@ from flarecli.commands.packing.plan import PackTask, Plan, check_keys
 from flarecli.commands.packing.run import (
     Estimate,
     Packed,
+    ShardNotes,
     dry_run,
     estimate,
     finished_before,
@@ -28,7 +29,6 @@ from flarecli.commands.packing.run import (
     planned,
     source_record,
 )
-from flarecli.commands.packing.shard_notes import ShardNotes
 from flarecli.commands.packing.source import RowRequest
 from flarecli.errors import BusyError, FlareError, NoRowsError, ReachError, UsageError
 from flarecli.hashes import DEFAULT

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from flarecli import formats
 from flarecli.arguments import address_text, address_texts, from_options
 from flarecli.commands.options import VerifyOptions
-from flarecli.commands.shard_choice import Choice
 from flarecli.commands.source_notes import note_sources
 from flarecli.commands.verifying.listings import (
     LISTS_DIFFER,
@@ -24,6 +23,7 @@ from flarecli.commands.verifying.listings import (
     read_other_lists,
 )
 from flarecli.commands.verifying.plans import (
+    Choice,
     Only,
     Plan,
     link_address,
@@ -46,12 +46,12 @@ from flarecli.commands.verifying.tasks import (
     run_local,
     run_on_engine,
 )
-from flarecli.cpus import cpu_count
 from flarecli.errors import FlareError, UsageError
 from flarecli.formats import INDEX
 from flarecli.model import Finding, Playlist, Stream, finding_of, total
 from flarecli.names import shell_quoted
 from flarecli.playlists import PLAYLIST
+from flarecli.prefetch import cpu_count
 from flarecli.progress import Progress
 from flarecli.read import expand, resolve
 from flarecli.storage import Location

@@ -11,12 +11,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from flarecli import formats
+from flarecli.commands.options import sample_size
 from flarecli.commands.verifying.listings import folders_above, is_index, unlisted_shard
 from flarecli.commands.verifying.shard import AGAIN
 from flarecli.errors import FlareError, MissingError, MissingLibraryError, ReachError, UsageError
@@ -29,7 +31,7 @@ from flarecli.playlists import PLAYLIST
 from flarecli.read import place_of, places_of, read_list, resolve, select_streams
 from flarecli.storage import Guard, Location, locate
 
-__all__ = ["Only", "Plan", "link_address", "notes_about_plain_shards", "plan_sources"]
+__all__ = ["Choice", "Only", "Plan", "link_address", "notes_about_plain_shards", "plan_sources"]
 
 _LIST_NAMES = (PLAYLIST, INDEX, SHARDS)  # the first list that names a file is used
 _MAX_SEARCHED_BYTES = 1 << 26  # bytes of a damaged list that are searched for a file name
@@ -547,3 +549,41 @@ def _join_restricted(plan: Plan, other: Plan) -> Plan:
         findings=(*plan.findings, *other.findings),
         named=(*plan.named, *(at for at in other.named if at not in plan.named)),
     )
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A reproducible selection of shards.
+
+    part    (k, n): shards k, k+n, k+2n, …, counted from 0; parts 0 to n-1 contain each shard once
+    sample  number of shards as an int, or a share of the shards as a float, at least one shard;
+            with `part`, a sample of this part
+    """
+
+    part: tuple[int, int] | None = None
+    sample: int | float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.part is not None and not 0 <= self.part[0] < self.part[1]:
+            raise UsageError(
+                f"invalid part {self.part[0]} of {self.part[1]}: parts are counted from 0"
+            )
+        if self.sample is not None and self.sample < 0:
+            raise UsageError(f"sample: expected at least 0, got {self.sample}")
+
+    @property
+    def is_all(self) -> bool:
+        """Whether all shards are selected."""
+        return self.part is None and self.sample is None
+
+    def of(self, count: int) -> Collection[int]:
+        """Return the selected positions among `count` shards."""
+        k, n = self.part or (0, 1)
+        shards = range(k, count, n)
+        if self.sample is None:
+            return shards
+        import random  # loads numpy
+
+        size = sample_size(self.sample, len(shards), math.ceil)
+        return frozenset(random.Random(int(self.seed)).sample(shards, min(size, len(shards))))

@@ -9,16 +9,15 @@ from flarecli.lazy import named
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from flarecli.compat.ffrecord.files import FileReader, FileWriter
-    from flarecli.compat.ffrecord.folders import PackedFolder, pack_folder
+    from flarecli.compat.ffrecord.files import FileReader, FileWriter, PackedFolder, pack_folder
     from flarecli.compat.ffrecord.utils import dump
 
 _MODULES = {
     "FileReader": "files",
     "FileWriter": "files",
-    "PackedFolder": "folders",
+    "PackedFolder": "files",
     "dump": "utils",
-    "pack_folder": "folders",
+    "pack_folder": "files",
     "torch": "torch",
     "utils": "utils",
 }

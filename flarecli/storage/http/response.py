@@ -21,18 +21,21 @@ from flarecli.errors import (
 from flarecli.storage.versions import SETTLED_S, ObjectPin
 
 __all__ = [
-    "REDIRECTS",
-    "UNREACHABLE",
-    "Response",
     "Fault",
-    "curl_fault",
+    "REDIRECTS",
+    "ROBOTS_HEADER",
+    "Response",
+    "UNREACHABLE",
     "changed_fault",
+    "curl_fault",
     "decode_body",
     "header_values",
-    "private_fault",
-    "robots_fault",
-    "status_fault",
     "is_settled",
+    "private_fault",
+    "robots_directive",
+    "robots_fault",
+    "robots_names",
+    "status_fault",
 ]
 
 UNREACHABLE = frozenset({"connect", "dns", "timeout"})  # faults without a connection to the host
@@ -50,6 +53,39 @@ _CODE = re.compile(rb"<Code>([A-Za-z0-9.]{1,40})</Code>")
 _RANGE = re.compile(r"bytes (?:(\d{1,18})-(\d{1,18})|\*)/(\d{1,18}|\*)", re.ASCII)
 _ETAG = re.compile(r'"[!#-~]{1,200}"', re.ASCII)
 _NUMBER = re.compile(r"\d{1,18}", re.ASCII)
+# Several libcurl codes share this fault, because the code depends only on when libcurl detects the closed connection.
+_CUT = ("cut", "the connection ended before the response was complete", True)
+# libcurl error code -> kind, message, and whether the error is transient
+_CODES = {
+    1: ("protocol", "the response is not HTTP", False),
+    3: ("address", "libcurl cannot parse the address", False),
+    5: ("dns", "cannot resolve the host name of the proxy", True),
+    6: ("dns", "cannot resolve the host name", True),
+    7: ("connect", "cannot connect", True),
+    8: ("protocol", "the response is not HTTP", False),
+    16: _CUT,
+    18: _CUT,
+    28: ("timeout", "timed out while connecting", True),
+    35: ("tls", "the TLS handshake failed", True),
+    52: _CUT,
+    55: _CUT,
+    56: _CUT,
+    60: ("tls", "the TLS certificate is not trusted", False),
+    77: ("tls", "cannot read the CA certificates", False),
+    92: _CUT,
+    95: _CUT,
+    100: ("protocol", "the head of the response is too long", False),
+    97: ("connect", "the proxy refused the connection", True),
+}
+ROBOTS_HEADER = "x-robots-tag"
+_DISALLOWING = frozenset({"noai", "noimageai", "noindex", "noimageindex", "none"})
+# Directives that have a value after a colon; the text before the colon is not the name of a client.
+_WITH_VALUE = frozenset(
+    {"unavailable_after", "max-snippet", "max-image-preview", "max-video-preview"}
+)
+# names that apply to every request of flare
+_ROBOTS_NAMES = frozenset({"*", "flare", "img2dataset"})
+_ROBOTS_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]{1,100}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,32 +302,6 @@ def private_fault(reason: str, hint: str) -> Fault:
     return Fault("unsafe", reason, hint=hint, error=UnsafeError)
 
 
-# Several libcurl codes share this fault, because the code depends only on when libcurl detects the closed connection.
-_CUT = ("cut", "the connection ended before the response was complete", True)
-# libcurl error code -> kind, message, and whether the error is transient
-_CODES = {
-    1: ("protocol", "the response is not HTTP", False),
-    3: ("address", "libcurl cannot parse the address", False),
-    5: ("dns", "cannot resolve the host name of the proxy", True),
-    6: ("dns", "cannot resolve the host name", True),
-    7: ("connect", "cannot connect", True),
-    8: ("protocol", "the response is not HTTP", False),
-    16: _CUT,
-    18: _CUT,
-    28: ("timeout", "timed out while connecting", True),
-    35: ("tls", "the TLS handshake failed", True),
-    52: _CUT,
-    55: _CUT,
-    56: _CUT,
-    60: ("tls", "the TLS certificate is not trusted", False),
-    77: ("tls", "cannot read the CA certificates", False),
-    92: _CUT,
-    95: _CUT,
-    100: ("protocol", "the head of the response is too long", False),
-    97: ("connect", "the proxy refused the connection", True),
-}
-
-
 def curl_fault(code: int) -> Fault:
     """Return the fault for a libcurl error code."""
     kind, message, is_transient = _CODES.get(code, ("network", f"libcurl error {code}", False))
@@ -339,3 +349,37 @@ def decode_body(coding: str, parts: Iterable[bytes], limit: int) -> bytes:
     if data and not member.eof:
         raise FormatError(f"the {coding} body is truncated")
     return bytes(out)
+
+
+def robots_names(user_agent: str) -> frozenset[str]:
+    """Return the lower-case client names whose directives apply: those of flare, and the words of a User-Agent."""
+    words = re.split(r"[\s();,]+", user_agent.lower())
+    return _ROBOTS_NAMES | {word.partition("/")[0] for word in words} - {""}
+
+
+def robots_directive(values: Iterable[str], names: frozenset[str]) -> str:
+    """Return the first directive that disallows the use, with its client name, if any; empty without such a directive.
+
+    An X-Robots-Tag header is a list of directives, separated by commas. A name with a colon before a directive limits
+    this directive and all following directives of the header to the client with this name:
+    `X-Robots-Tag: img2dataset: noai, noimageai`. `noindex`, `noimageindex` and `none` are directives of search engines
+    (source: Google Search Central, "Robots meta tag, data-nosnippet, and X-Robots-Tag specifications"); `noai` and
+    `noimageai` are conventions for the training of models.
+
+    values  values of the X-Robots-Tag headers of a response
+    names   return value of `robots_names`
+    """
+    for value in values:
+        name = ""
+        for part in value.lower().split(","):
+            before, colon, directive = part.partition(":")
+            before = before.strip()
+            if not colon:
+                directive = before
+            elif before in _WITH_VALUE:
+                continue
+            elif _ROBOTS_NAME.fullmatch(before):
+                name, directive = before, directive.strip()
+            if directive in _DISALLOWING and (not name or name in names):
+                return f"{name}: {directive}" if name else directive
+    return ""

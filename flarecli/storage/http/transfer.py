@@ -19,10 +19,10 @@ import pycurl
 from flarecli import __version__
 from flarecli.errors import FlareError, FormatError
 from flarecli.storage.base import SHORT_HINT, Guard, Limits, short_message
-from flarecli.storage.http import robots
 from flarecli.storage.http.ip_guard import Permit, check_address
 from flarecli.storage.http.request import Request
 from flarecli.storage.http.response import (
+    ROBOTS_HEADER,
     Fault,
     Response,
     changed_fault,
@@ -30,7 +30,9 @@ from flarecli.storage.http.response import (
     decode_body,
     header_values,
     private_fault,
+    robots_directive,
     robots_fault,
+    robots_names,
     status_fault,
 )
 from flarecli.storage.http.url import Address
@@ -75,7 +77,7 @@ class Handle:
         easy.setopt(pycurl.CONNECTTIMEOUT_MS, int(1000 * min(CONNECT_S, limits.timeout_s)))
         user_agent = limits.user_agent or f"flare/{__version__}"
         easy.setopt(pycurl.USERAGENT, user_agent)
-        self._client_names = robots.client_names(user_agent)
+        self._client_names = robots_names(user_agent)
         easy.setopt(pycurl.BUFFERSIZE, 128 << 10)
         easy.setopt(pycurl.TCP_KEEPALIVE, 1)
         easy.setopt(pycurl.DNS_CACHE_TIMEOUT, 300)
@@ -198,9 +200,9 @@ class Handle:
     def _disallowing_directive(self, response: Response) -> str:
         """Return the directive of X-Robots-Tag that disallows the use of the response, or an empty string."""
         batch = self.request.batch
-        if batch is None or not batch.obeys_robots_tag or robots.HEADER not in response.headers:
+        if batch is None or not batch.obeys_robots_tag or ROBOTS_HEADER not in response.headers:
             return ""
-        return robots.disallowed(header_values(self.lines, robots.HEADER), self._client_names)
+        return robots_directive(header_values(self.lines, ROBOTS_HEADER), self._client_names)
 
     def _read_range(self, response: Response) -> Fault | None:
         """Check the range of the response against the requested range; return a fault or None."""

@@ -6,8 +6,8 @@ import shutil
 import pytest
 
 from flarecli import commands, playlists
-from flarecli.commands.shard_choice import Choice
 from flarecli.commands.verifying.listings import LISTS_DIFFER
+from flarecli.commands.verifying.plans import Choice
 from flarecli.errors import UsageError
 from flarecli.model import Finding, Settings
 from flarecli.storage import locate

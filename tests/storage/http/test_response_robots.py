@@ -2,8 +2,7 @@
 
 import pytest
 
-from flarecli.storage.http.response import header_values
-from flarecli.storage.http.robots import client_names, disallowed
+from flarecli.storage.http.response import header_values, robots_directive, robots_names
 
 
 @pytest.mark.parametrize(
@@ -35,15 +34,15 @@ from flarecli.storage.http.robots import client_names, disallowed
     ],
 )
 def test_directives_that_disallow_the_use(values, directive):
-    assert disallowed(values, client_names("flare/1.2")) == directive
+    assert robots_directive(values, robots_names("flare/1.2")) == directive
 
 
 def test_the_words_of_a_user_agent_are_client_names():
-    names = client_names("Mozilla/5.0 (compatible; MyBot/1.0; +https://example.com/bot)")
-    assert disallowed(["mybot: noai"], names) == "mybot: noai"
-    assert disallowed(["yourbot: noai"], names) == ""
-    assert disallowed(["mybot: noai"], client_names("flare/1.2")) == ""
-    assert client_names("") == {"*", "flare", "img2dataset"}
+    names = robots_names("Mozilla/5.0 (compatible; MyBot/1.0; +https://example.com/bot)")
+    assert robots_directive(["mybot: noai"], names) == "mybot: noai"
+    assert robots_directive(["yourbot: noai"], names) == ""
+    assert robots_directive(["mybot: noai"], robots_names("flare/1.2")) == ""
+    assert robots_names("") == {"*", "flare", "img2dataset"}
 
 
 def test_repeated_headers_are_all_read_and_an_interim_response_is_not():
