@@ -264,21 +264,7 @@ def is_restorable(encoding: Encoding, kind: pa.DataType) -> bool:
         restore(pa.nulls(0, encoding.arrow), kind, encoding)
     except (FlareError, pa.ArrowException):
         return False
-    return kind.equals(encoding.arrow) or not _is_unknown_to_sql(kind)
-
-
-def _is_unknown_to_sql(kind: pa.DataType) -> bool:
-    """Return whether DuckDB cannot read a type, so that a condition on the dataset would fail."""
-    if isinstance(kind, pa.FixedShapeTensorType):
-        return _is_unknown_to_sql(kind.value_type)
-    if pa.types.is_dictionary(kind):
-        return _is_unknown_to_sql(kind.value_type)
-    if pa.types.is_nested(kind):
-        return any(_is_unknown_to_sql(kind.field(i).type) for i in range(kind.num_fields))
-    is_decimal = pa.types.is_decimal(kind)
-    return bool(
-        pa.types.is_float16(kind) or pa.types.is_decimal256(kind) or (is_decimal and kind.scale < 0)
-    )
+    return True
 
 
 class _NullBytes:

@@ -260,23 +260,28 @@ def _items(
     return out.cast(encoding.arrow), sorted(failures.items())
 
 
-def plain(array: pa.Array, encoding: Encoding) -> tuple[pa.Array, Encoding]:
+def plain(
+    array: pa.Array, encoding: Encoding, kind: pa.DataType | None = None
+) -> tuple[pa.Array, Encoding]:
     """Return a typed column in its natural Arrow type, and the encoding of that type.
 
     Integers stored as text become int64, floats stored as text become float64, and JSON strings
     become text. Other columns are returned unchanged. Nulls remain null.
 
     array   column in the Arrow type of the encoding
+    kind    type of the column in the packed table; integers of a uint64 column become uint64
     raises  ValueFitError with the row of the first number that is invalid or exceeds 64 bits
     """
-    out, target, invalid = natural(array, encoding)
+    out, target, invalid = natural(array, encoding, kind)
     if invalid:
         message = f"a value of {encoding.name} is not a valid {target.name}, or is too large"
         raise ValueFitError(message, row=invalid[0])
     return out, target
 
 
-def natural(array: pa.Array, encoding: Encoding) -> tuple[pa.Array, Encoding, list[int]]:
+def natural(
+    array: pa.Array, encoding: Encoding, kind: pa.DataType | None = None
+) -> tuple[pa.Array, Encoding, list[int]]:
     """Convert a column like `plain`, but replace invalid values with null and return their rows.
 
     For a list encoding, the first invalid value raises an error, as in `plain`.
@@ -293,6 +298,9 @@ def natural(array: pa.Array, encoding: Encoding) -> tuple[pa.Array, Encoding, li
         array = array.cast(encoding.arrow)
     if name == "int":
         parse_int = _parse_json_int if encoding.name == "json_int" else int
+        if kind is not None and _value_type(kind).equals(pa.uint64()):
+            out, invalid = number_text.ints(array, parse_int, pa.uint64())
+            return out, lookup("uint64"), invalid
         out, invalid = number_text.ints(array, parse_int)
     elif name == "float64":
         parse_float = _parse_json_float if encoding.name == "json_float" else float
@@ -300,6 +308,10 @@ def natural(array: pa.Array, encoding: Encoding) -> tuple[pa.Array, Encoding, li
     else:
         out, invalid = number_text.parse_json_text(array)
     return out, lookup(name), invalid
+
+
+def _value_type(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def _parse_json_int(text: str) -> int:

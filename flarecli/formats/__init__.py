@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flarecli.formats.base import Format, LargeValue
+from flarecli.formats.base import Format, LargeValue, OriginalValue
 from flarecli.formats.registry import (
     DEFAULT,
     FALLBACK,
@@ -11,6 +11,7 @@ from flarecli.formats.registry import (
     INDEX_FILES,
     STREAMED,
     all_names,
+    arranged,
     facts,
     find,
     is_known,
@@ -29,8 +30,10 @@ __all__ = [
     "INDEX",
     "INDEX_FILES",
     "LargeValue",
+    "OriginalValue",
     "STREAMED",
     "all_names",
+    "arranged",
     "facts",
     "find",
     "is_known",

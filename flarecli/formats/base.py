@@ -9,7 +9,7 @@ format object and never compares format names.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 from flarecli import encodings
 from flarecli.errors import UsageError
@@ -43,6 +43,7 @@ __all__ = [
     "INTEGERS",
     "LISTED_PICTURES",
     "LargeValue",
+    "OriginalValue",
     "SMALL_INTEGERS",
     "encoding_group",
 ]
@@ -62,6 +63,9 @@ class LargeValue(NamedTuple):
     size: int
 
 
+# The form of a value that a reader returns; "lists" are lists and dicts, as JSON contains them.
+OriginalValue = Literal["numbers", "text", "decimals", "lists", "arrays", "JSON text", "bytes"]
+
 # Groups of encodings that formats often replace together; see `Format.substitutes`.
 SMALL_INTEGERS = ("int8", "int16", "int32", "uint8", "uint16", "uint32")
 INTEGERS = ("int", "int64", "uint64", *SMALL_INTEGERS)
@@ -73,6 +77,17 @@ BINARY = (
 EACH = "X[]"  # store a list as a list whose items have their substitute encoding
 LISTED_PICTURES = {f"{name}[]": f"list[{name}]" for name in ("jpeg", "png", "pil")}
 
+_ORIGINAL_VALUES: Mapping[OriginalValue, tuple[str, ...]] = {
+    "numbers": (
+        *(*INTEGERS, *FLOATS, "varint", "msgpack_float"),
+        *("str_int", "str_float", "json_int", "json_float"),
+    ),
+    "text": ("str", "json_str"),
+    "decimals": ("str_decimal",),
+    "lists": ("json", "msgpack", "tree"),
+    "arrays": ("ndarray", "array"),
+    "JSON text": ("json_json",),
+}
 _LISTS = ("jpeg[]", "png[]", "pil[]")
 _ARRAYS = ("ndarray[]", "array[]")
 _BYTES = ("bytes", "jpeg_array", "jpegarray", "pkl", "mp4", "webm", "list")
@@ -122,6 +137,8 @@ class Format:
     reads_streams     True if `scan_stream` can read a stream that cannot seek
     typed             True if a file stores the Arrow types that `read_batch` returns; otherwise
                       the encodings determine the types
+    readers           plural name of the original's readers in notes; empty if no other library reads
+                      the format, or if its readers return the types that were packed
     sizes_are_exact   True if the sizes from `row_sizes` add up to the size of the shard's main file
     substitutes       result of `encoding_group` -> the encoding that is written instead; None if
                       the format cannot store the encoding; EACH for a list whose items have
@@ -145,6 +162,7 @@ class Format:
     writable: ClassVar[bool] = True
     reads_streams: ClassVar[bool] = False
     typed: ClassVar[bool] = False
+    readers: ClassVar[str] = ""
     sizes_are_exact: ClassVar[bool] = True
     substitutes: ClassVar[Substitutes] = {}
 
@@ -272,6 +290,15 @@ class Format:
         item = self.store_as(encoding[:-2])
         return item if item is None else encoding if item.endswith("[]") else f"{item}[]"
 
+    def original_value(self, encoding: str) -> OriginalValue:
+        """Return the form in which the original's readers return values of a stored encoding."""
+        if encoding.endswith("[]"):
+            return "lists"
+        for value, names in _ORIGINAL_VALUES.items():
+            if encoding.partition(":")[0] in names:
+                return value
+        return "bytes"
+
     def stored_column(self, one: Column) -> Column:
         """Return a column as this format stores it.
 
@@ -285,7 +312,7 @@ class Format:
         if instead is None:
             raise UsageError(
                 f"{self.name} cannot store {one.encoding}",
-                hint="Choose another --format, or select the columns to pack with -c.",
+                hint="Select the columns to pack with -c.",
             ).of_column(one.name)
         return one if instead == one.encoding else encodings.column(one.name, instead)
 

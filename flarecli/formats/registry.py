@@ -22,6 +22,8 @@ from flarecli.suggest import choose
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
+    from flarecli.model import Column, Columns
+
 __all__ = [
     "DEFAULT",
     "FALLBACK",
@@ -31,6 +33,7 @@ __all__ = [
     "INDEX_FILES",
     "STREAMED",
     "all_names",
+    "arranged",
     "facts",
     "find",
     "is_known",
@@ -45,6 +48,7 @@ DEFAULT = "mds"  # the format that `pack` writes
 FALLBACK = "files"  # the format for files that no other format recognizes
 STREAMED = "webdataset"  # the format of data on standard input
 GROUP = "flarecli.formats"
+MAX_NAMED = 2  # formats that a hint names
 HEAD_BYTES = 1 << 16  # bytes passed to `sniff` if no format recognizes the file's name
 INDEX = "index.json"
 # Index file -> the format that reads its folder. Index files are searched in this order.
@@ -140,6 +144,35 @@ def find(name: str) -> Format:
     if not (isinstance(found, type) and issubclass(found, Format) and found.name == name):
         raise UsageError(f"{point.value} is not a Format named {name!r}")
     return found()
+
+
+def arranged(format: Format, columns: Iterable[Column]) -> Columns:
+    """Return columns as a format stores them; see `Format.arrange`.
+
+    raises  UsageError if the format cannot store the columns; its hint names formats that can
+    """
+    listed = tuple(columns)
+    try:
+        return format.arrange(listed)
+    except UsageError as error:
+        able = [] if "-f " in error.hint else _formats_for(listed)
+        if not able:
+            raise
+        use = f"Use -f {' or -f '.join(able)}"
+        or_else = f", or {error.hint[0].lower()}{error.hint[1:]}" if error.hint else "."
+        raise error.changed(hint=use + or_else) from None
+
+
+def _formats_for(columns: Columns) -> list[str]:
+    """Return the names of the first MAX_NAMED formats that can store columns."""
+    out: list[str] = []
+    for name in names(writable=True):
+        with contextlib.suppress(UsageError):
+            find(name).arrange(columns)
+            out.append(name)
+        if len(out) == MAX_NAMED:
+            break
+    return out
 
 
 def facts(name: str | None) -> Format:

@@ -46,7 +46,15 @@ from flarecli.encodings import column, lookup
 from flarecli.errors import FormatError, IntegrityError, UnsafeError, UsageError
 from flarecli.expansion import check_columns
 from flarecli.formats import byte_ranges, shard_files
-from flarecli.formats.base import EACH, LISTED_PICTURES, Format, Ranges, Span, Substitutes
+from flarecli.formats.base import (
+    EACH,
+    LISTED_PICTURES,
+    Format,
+    OriginalValue,
+    Ranges,
+    Span,
+    Substitutes,
+)
 from flarecli.formats.shard_files import DAMAGED
 from flarecli.model import (
     Chunk,
@@ -90,6 +98,7 @@ class TFRecord(Format):
     holds_null = True
     record_checksums = "crc32c"
     is_listed = True
+    readers = "TensorFlow readers"
     substitutes: ClassVar[Substitutes] = {
         **dict.fromkeys(("int8", "int16", "int32", "uint8", "uint16", "uint32"), "int"),
         **dict.fromkeys(("int64", "varint", "json_int"), "int"),
@@ -103,6 +112,14 @@ class TFRecord(Format):
         "ndarray[]": EACH,
         "*[]": EACH,
     }
+
+    def original_value(self, encoding: str) -> OriginalValue:
+        """Return what a feature of an Example contains."""
+        if encoding.endswith("[]") or encoding in ("int", "float32"):
+            return super().original_value(encoding)
+        if encoding == "json":
+            return "JSON text"
+        return "text" if lookup(encoding).is_text else "bytes"
 
     def sniff(self, name: str, head: bytes) -> bool:
         """Return whether the name has a form such as `x.tfrecord` or `x.tfrecord-00000-of-00010`,

@@ -485,6 +485,11 @@ def _notes(parts: Sequence[Part]) -> Iterator[str]:
         yield f"column {name!r}: int96 timestamps are read with microsecond precision"
     tables = [part for part in parts if isinstance(part, Delimited)]
     for part in tables:
+        if part.lacks_header:
+            yield (
+                f"{part.at}: the first line contains numbers, not names; "
+                f"the columns are column_0 to column_{len(part.schema) - 1}"
+            )
         name = part.schema.names[0] if len(part.schema) == 1 else ""
         other = next((sign for sign in DELIMITERS if sign in name), None)
         if other is not None:

@@ -408,7 +408,7 @@ class Dataset(Data):
                 continue
             natural, kind = self._conversions[field.name]
             try:
-                arrays[i], _ = encodings.plain(arrays[i], self._encodings[field.name])
+                arrays[i], _ = encodings.plain(arrays[i], self._encodings[field.name], kind)
                 if kind is not None:
                     arrays[i] = encodings.restore(arrays[i], kind, natural)
             except ValueFitError as error:

@@ -60,6 +60,7 @@ _ROW_PRESERVING = {
     "STREAMING_LIMIT",
     "EMPTY_RESULT",
 }
+_MAX_DIGITS = 38  # digits of a decimal in DuckDB
 _POSITION = "position in its batch"  # hidden column; extended if the source has this column
 _HINT = "Use a form such as \"aes > 4 and lang = 'en'\"."
 
@@ -357,9 +358,63 @@ def _unused_name(names: Sequence[str]) -> str:
 
 
 def _table(rows: pa.RecordBatch | pa.Table) -> pa.Table:
-    """Return rows as a table without metadata."""
+    """Return rows as a table without metadata, in types that DuckDB can read."""
     table = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
-    return table.replace_schema_metadata(None)
+    schema = _readable_schema(table.schema)
+    if schema == table.schema:
+        return table.replace_schema_metadata(None)
+    try:
+        arrays = [
+            _cast(column, kind) for column, kind in zip(table.columns, schema.types, strict=True)
+        ]
+        return pa.Table.from_arrays(arrays, schema=schema)
+    except pa.ArrowInvalid as error:
+        raise UsageError(
+            f"--where: a decimal has more than {_MAX_DIGITS} digits, which SQL cannot read: {error}",
+            hint="Store the column as text with --encode COLUMN=str.",
+        ) from None
+
+
+def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    if column.type == kind:
+        return column
+    if isinstance(column.type, pa.BaseExtensionType):
+        column = column.cast(column.type.storage_type)
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    return column.cast(kind)
+
+
+def _readable_schema(schema: pa.Schema) -> pa.Schema:
+    """Return a schema without metadata, in types that DuckDB can read."""
+    return pa.schema([pa.field(field.name, _readable(field.type)) for field in schema])
+
+
+def _readable(kind: pa.DataType) -> pa.DataType:
+    """Return a type with the same values that DuckDB can read.
+
+    DuckDB cannot read float16, and decimals of more than 38 digits or with a negative scale.
+    """
+    if pa.types.is_float16(kind):
+        return pa.float32()
+    if pa.types.is_decimal(kind) and (pa.types.is_decimal256(kind) or kind.scale < 0):
+        digits = kind.precision - min(kind.scale, 0)
+        return pa.decimal128(min(digits, _MAX_DIGITS), min(max(kind.scale, 0), _MAX_DIGITS))
+    if pa.types.is_dictionary(kind) or isinstance(kind, pa.BaseExtensionType):
+        stored = kind.value_type if pa.types.is_dictionary(kind) else kind.storage_type
+        plain = _readable(stored)
+        return kind if plain == stored else plain
+    if pa.types.is_map(kind):
+        return pa.map_(_readable(kind.key_type), _readable(kind.item_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_readable(field.type)) for field in kind])
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        make = pa.list_ if pa.types.is_list(kind) else pa.large_list
+        return make(kind.value_field.with_type(_readable(kind.value_type)))
+    if pa.types.is_fixed_size_list(kind):
+        item = kind.value_field.with_type(_readable(kind.value_type))
+        return pa.list_(item, kind.list_size)
+    return kind
 
 
 def _filter(
@@ -403,13 +458,13 @@ class _Source:
     """Batches for DuckDB to read. `error` is the original exception, which DuckDB discards."""
 
     def __init__(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
-        self.schema, self._batches = schema, batches
+        self.schema, self._batches = _readable_schema(schema), batches
         self.error: BaseException | None = None
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         try:
             for batch in self._batches:
-                yield batch.replace_schema_metadata(None)
+                yield from _table(batch).to_batches()
         except BaseException as error:
             self.error = error
             raise
@@ -422,7 +477,7 @@ def _query_all(
 
     with con:
         try:
-            reader = pa.RecordBatchReader.from_batches(source.schema.remove_metadata(), source)
+            reader = pa.RecordBatchReader.from_batches(source.schema, source)
             con.register("dataframe", reader)
             with con.sql(query).to_arrow_reader(max_rows) as reader:
                 while (batch := next(reader, None)) is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -12,9 +12,10 @@ import pyarrow.compute as pc
 
 from flarecli import encodings
 from flarecli.errors import FlareError, UnsafeError, UsageError, ValueFitError
-from flarecli.formats import Format
+from flarecli.formats import Format, OriginalValue
 from flarecli.model import Columns, IntArray, Settings
 from flarecli.suggest import choose
+from flarecli.units import format_count
 from flarecli.write.failures import NULL_HINT, Failure, drop_rows
 from flarecli.write.keys import is_empty_key, key_text
 
@@ -23,12 +24,15 @@ __all__ = [
     "check_columns",
     "chosen_encodings",
     "convert_all",
+    "reader_notes",
     "record_batches",
     "schema_header",
     "source_types",
 ]
 
+MAX_READER_NOTES = 8  # columns that notes about the original's readers name
 _EMPTY = "is empty; keys must not be empty"
+_INTEGER_TEXTS = ("str_int", "json_int")
 _ADDRESS = "(?i)^(?:https?|s3|gs|az|hf|file)://"
 
 
@@ -64,6 +68,9 @@ def chosen_encodings(
             )
             encoding = encodings.infer_encoding(field, first, extensions.get(name, ""))
         encodings.lookup(encoding)
+        if name not in encode and pa.types.is_uint64(_plain_type(types.get(name, field.type))):
+            # an integer stored as text becomes an int in other formats, which may be too small
+            encoding = "uint64" if encoding in _INTEGER_TEXTS else encoding
         out[name] = encoding
     return out
 
@@ -97,8 +104,76 @@ def source_types(
     return out
 
 
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
 def _is_same_type(one: pa.DataType, other: pa.DataType) -> bool:
     return bool(encodings.without_variants(one).equals(encodings.without_variants(other)))
+
+
+def reader_notes(
+    format: Format, columns: Columns, types: Mapping[str, pa.DataType]
+) -> Iterator[str]:
+    """Yield a note for each column of which the original's readers return another type of value.
+
+    At most MAX_READER_NOTES columns are named; a last note counts the other columns.
+
+    columns  columns as the format stores them
+    types    column -> Arrow type, in the order of the source
+    """
+    stored = {column.name: column.encoding for column in columns}
+    losses = [
+        (name, kind, value)
+        for name, kind in types.items()
+        if format.readers
+        and name in stored
+        and (value := _original_value(kind, format.original_value(stored[name])))
+    ]
+    for name, kind, value in losses[:MAX_READER_NOTES]:
+        yield f"column {name!r}: {format.readers} return {value}; flare returns {kind}"
+    if more := losses[MAX_READER_NOTES:]:
+        count = format_count(len(more), "more column")
+        yield f"{count}: {format.readers} return other types of values than flare"
+
+
+def _original_value(kind: pa.DataType, value: OriginalValue) -> str:
+    """Return what the original's readers return instead of values of a type; empty if the same.
+
+    value  the form of the values that these readers return
+    """
+    kind = _plain_type(kind)
+    if pa.types.is_temporal(kind):
+        time = "the number as text" if pa.types.is_duration(kind) else "ISO text"
+        return time if value == "text" else value
+    if pa.types.is_boolean(kind):
+        return "0 or 1" if value == "numbers" else value
+    if pa.types.is_decimal(kind):
+        return "" if value == "decimals" else value
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return "" if value == "numbers" else value
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return "" if value == "arrays" else value
+    if not pa.types.is_nested(kind):
+        return ""
+    if value not in ("lists", "arrays"):
+        return value
+    leaf = next(filter(_is_text_in_documents, _leaves(kind)), None)
+    return "" if leaf is None else f"{value} with text in place of {leaf}"
+
+
+def _is_text_in_documents(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_temporal(kind) or pa.types.is_decimal(kind))
+
+
+def _leaves(kind: pa.DataType) -> Iterator[pa.DataType]:
+    """Yield the types of the values in a nested type."""
+    kind = _plain_type(kind)
+    if not pa.types.is_nested(kind):
+        yield kind
+        return
+    for i in range(kind.num_fields):
+        yield from _leaves(kind.field(i).type)
 
 
 def schema_header(

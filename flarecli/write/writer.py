@@ -187,8 +187,9 @@ class Writer:
             )
 
     def _arranged(self, columns: Mapping[str, str] | Columns) -> Columns:
-        return self._format.arrange(
-            encodings.column(name, encoding) for name, encoding in _column_pairs(columns)
+        return formats.arranged(
+            self._format,
+            (encodings.column(name, encoding) for name, encoding in _column_pairs(columns)),
         )
 
     def _name_columns(self, columns: Columns, schema: Mapping[str, Any] | None) -> None:

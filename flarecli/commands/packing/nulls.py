@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -73,6 +74,7 @@ class NullValues:
                 raise UsageError(
                     f"--null {name}: cannot replace nulls in a column of type {array.type}"
                 ) from None
+            filled = filled.cast(array.type)  # `if_else` may widen a decimal
             new = pa.field(name, filled.type, metadata=at.metadata)
             batch = batch.set_column(i, new, filled)
         return batch
@@ -86,7 +88,9 @@ def _default(name: str, kind: pa.DataType) -> pa.Scalar:
         return pa.scalar(bytes(size), kind)
     if kinds.is_floating(kind):
         return pa.scalar(float("nan")).cast(kind)
-    if kinds.is_boolean(kind) or kinds.is_integer(kind) or kinds.is_decimal(kind):
+    if kinds.is_decimal(kind):
+        return pa.scalar(Decimal(0), kind)
+    if kinds.is_boolean(kind) or kinds.is_integer(kind):
         return pa.scalar(0).cast(kind)
     if kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_map(kind):
         return pa.scalar([], kind)

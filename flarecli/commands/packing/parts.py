@@ -37,7 +37,7 @@ from flarecli.names import is_url, whole_path
 from flarecli.progress import Progress
 from flarecli.units import format_count
 from flarecli.write import Journal, claim, engines, error_of, parts
-from flarecli.write.columns import schema_header
+from flarecli.write.columns import reader_notes, schema_header
 
 __all__ = ["pack_part", "pack_parts"]
 
@@ -235,6 +235,8 @@ def _sample(plan: Plan) -> Estimate:
     # Notes are discarded here, because the parts report them.
     sample = estimate(Plan(plan.task, plan.source, Progress()))
     note_addresses(sample.addresses, plan.progress)
+    for note in reader_notes(plan.task.format, sample.columns, sample.types):
+        plan.progress.note(note)
     if sample.failures and not sample.columns and plan.options.on_error == "fail":
         raise error_of(sample.failures[0], plan.source.address)
     if not sample.columns:

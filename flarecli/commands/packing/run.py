@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from flarecli import encodings, playlists
+from flarecli import encodings, formats, playlists
 from flarecli.bisect import failing_rows
 from flarecli.commands.options import PackOptions
 from flarecli.commands.packing.plan import PackTask, Plan, fetched, selected
@@ -52,6 +52,7 @@ from flarecli.write.columns import (
     address_columns,
     chosen_encodings,
     measured,
+    reader_notes,
     source_types,
 )
 
@@ -309,7 +310,7 @@ def _storable(
         if plan.row_name is not None:
             column = part.batch.column(plan.row_name)
             key = key_text(column[int(np.searchsorted(part.rows, rows[at]))])
-        failures.append(Failure(int(rows[at]), key, "", error.kind, error.message))
+        failures.append(Failure(int(rows[at]), key, "", error.kind, error.message, hint=error.hint))
     return *drop_rows(batch, rows, [at for at, _ in unstorable]), failures
 
 
@@ -341,7 +342,10 @@ def _named_columns(plan: Plan, writer: Writer, part: fetch_links.Fetched) -> Col
     note_addresses(inferred.addresses, plan.progress)
     for name, encoding in inferred.encodings.items():
         plan.progress.note(f"column {name!r}: {encoding}", verbose=True)
-    return writer.name_columns(inferred.encodings, inferred.types)
+    columns = writer.name_columns(inferred.encodings, inferred.types)
+    for note in reader_notes(plan.task.format, columns, inferred.types):
+        plan.progress.note(note)
+    return columns
 
 
 def finished_before(target: Target, record: Mapping[str, Any], format: str) -> Packed:
@@ -409,6 +413,8 @@ def dry_run(plan: Plan, part_rows: int | None = None) -> Packed:
     bucket_of(task.out, task.guard)
     totals = estimate(plan, part_rows)
     note_addresses(totals.addresses, plan.progress)
+    for note in reader_notes(task.format, totals.columns, totals.types):
+        plan.progress.note(note)
     notes = ShardNotes(plan.options, plan.progress)
     notes.check_total(totals.shards)
     notes.check_rows(totals.has_large_row)
@@ -454,7 +460,9 @@ def estimate(plan: Plan, part_rows: int | None = None) -> Estimate:
             continue
         if typed is None:
             chosen, types, addresses = _inferred(plan, part)
-            columns = format.arrange(encodings.column(name, one) for name, one in chosen.items())
+            columns = formats.arranged(
+                format, (encodings.column(name, one) for name, one in chosen.items())
+            )
             typed = ColumnConverter(columns, plan.row_name, format.holds_null)
         batch, numbers, unfit = typed.convert(part.batch, part.rows)
         batch, _, unstorable = _storable(

@@ -32,7 +32,14 @@ from flarecli.errors import (
     ValueFitError,
 )
 from flarecli.formats import byte_ranges, shard_files
-from flarecli.formats.base import LISTED_PICTURES, Format, LargeValue, Span, Substitutes
+from flarecli.formats.base import (
+    LISTED_PICTURES,
+    Format,
+    LargeValue,
+    OriginalValue,
+    Span,
+    Substitutes,
+)
 from flarecli.formats.ffrecord import packed_folder
 from flarecli.formats.ffrecord import table as ffrecord_table
 from flarecli.formats.ffrecord.table import (
@@ -78,6 +85,7 @@ class FFRecord(Format):
     record_checksums = "crc32"
     is_listed = True
     checks_forward = True
+    readers = "FFRecord readers"
     substitutes: ClassVar[Substitutes] = {
         "json_str": "str",
         "json_json": "json",
@@ -88,6 +96,10 @@ class FFRecord(Format):
         "ndarray[]": "tree",
         "*[]": "json",
     }
+
+    def original_value(self, encoding: str) -> OriginalValue:
+        """Return bytes: the original returns a record as it is stored."""
+        return "bytes"
 
     open_shard = staticmethod(ffrecord_table.open_shard)
     read_rows = staticmethod(ffrecord_table.read_rows)

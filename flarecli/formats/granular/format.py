@@ -28,6 +28,7 @@ from flarecli.formats.base import (
     SMALL_INTEGERS,
     Format,
     LargeValue,
+    OriginalValue,
     Ranges,
     Span,
     Substitutes,
@@ -84,6 +85,7 @@ class Granular(Format):
     is_multi_file = True
     shards_in = "shards"  # separate, because the original reads every sibling folder as a shard
     sizes_are_exact = False  # row sizes include all files of a shard
+    readers = "Granular readers"
     substitutes: ClassVar[Substitutes] = {
         **dict.fromkeys(SMALL_INTEGERS, "int"),
         **dict.fromkeys(FLOATS, "msgpack_float"),
@@ -100,6 +102,12 @@ class Granular(Format):
     layout = "granular 0.22 or later, by its layout"
 
     open_dataset = staticmethod(_open_dataset)
+
+    def original_value(self, encoding: str) -> OriginalValue:
+        """Return text for JSON and for numbers as text: a spec.json lists such columns as utf8."""
+        if encoding == "json":
+            return "JSON text"
+        return "text" if lookup(encoding).is_text else super().original_value(encoding)
 
     def written_by(self, listed_by: str) -> str | None:
         """Return the versions of granular that write folders with this layout."""

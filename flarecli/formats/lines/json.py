@@ -48,6 +48,7 @@ class JSONShards(LineFormat):
     name = "json"
     suffixes = tuple(f".json{end}" for end in ("", *(f".{name}" for name in compress.SUFFIXES)))
     options = frozenset({"newline"})
+    readers = "MosaicML readers"
     substitutes: ClassVar[Substitutes] = {
         **dict.fromkeys((*BINARY, *LISTED_PICTURES, "bytes[]")),
         **dict.fromkeys(("str", "str_decimal"), "json_str"),

@@ -16,7 +16,14 @@ import numpy as np
 from flarecli import compress
 from flarecli.errors import FormatError, UsageError, ValueFitError
 from flarecli.formats import byte_ranges
-from flarecli.formats.base import BINARY, FLOATS, INTEGERS, LISTED_PICTURES, Substitutes
+from flarecli.formats.base import (
+    BINARY,
+    FLOATS,
+    INTEGERS,
+    LISTED_PICTURES,
+    OriginalValue,
+    Substitutes,
+)
 from flarecli.formats.lines import base as lines
 from flarecli.formats.lines.base import LineFormat, LineWriter
 from flarecli.formats.mds import config as mds_config
@@ -32,7 +39,10 @@ from flarecli.model import (
 
 __all__ = ["CSV", "TSV", "XSV"]
 
-_HINT = "Choose another --separator or --newline with -f xsv, or another --format."
+_HINT = (
+    "Use -f json or -f mds, whose values may contain any text, or choose another --separator or "
+    "--newline with -f xsv."
+)
 # Maximum length of a separator or newline that numpy searches for. Each byte requires another pass
 # over the matches.
 _MAX_SEARCH_BYTES = 32
@@ -44,6 +54,7 @@ class _Separated(LineFormat):
     The class attribute `separator` is None if the config of a shard declares the separator.
     """
 
+    readers = "MosaicML readers"
     options = frozenset({"newline", "separator"})
     substitutes: ClassVar[Substitutes] = {
         **dict.fromkeys((*BINARY, *LISTED_PICTURES, "bytes[]")),
@@ -125,6 +136,12 @@ class _Separated(LineFormat):
             columns,
             lambda one: byte_ranges.values_at(data, *places[one.name], views),
         )
+
+    def original_value(self, encoding: str) -> OriginalValue:
+        """Return text for decimals and JSON: the original reads only text, integers and floats."""
+        if encoding == "json":
+            return "JSON text"
+        return "text" if encoding == "str_decimal" else super().original_value(encoding)
 
     def _ends(self, columns: Columns, settings: Settings) -> tuple[bytes, bytes]:
         """Return the separator and the newline.

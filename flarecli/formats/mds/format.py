@@ -121,6 +121,7 @@ class MDS(MosaicFormat):
 
     name = "mds"
     suffixes = (".mds", *(f".mds.{name}" for name in compress.SUFFIXES))
+    readers = "MosaicML readers"
     substitutes: ClassVar[Substitutes] = {
         "mp4": "bytes",
         "webm": "bytes",

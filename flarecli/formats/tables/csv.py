@@ -1,6 +1,7 @@
 """CSV and TSV reader. The default dialect is RFC 4180 with a header.
 
-Errors contain the line number. The header contains the column names. The type of a column is
+Errors contain the line number. The header contains the column names; a first line of numbers, of
+which two are equal, contains values. The type of a column is
 inferred from the first 4 MB: int64, float64 or bool if every value can be converted without loss,
 and text otherwise (`007` and a 20-digit number stay text). Key columns, link columns and columns
 that the user encodes as text are always read as text. An empty field is null in a number or bool
@@ -10,7 +11,9 @@ column, and an empty string in a text column.
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -30,6 +33,7 @@ from flarecli.units import format_count
 __all__ = ["Delimited"]
 
 _ROWS = 8192
+_NUMBER = r"(?a)[+-]?\d{1,40}(?:\.\d{1,40})?"
 _DECIMAL_COMMA = r"^[+-]?[0-9]+,[0-9]+$"
 _THOUSANDS = r"^[+-]?[0-9]{1,3},[0-9]{3}$"
 _EXPECTED = {pa.int64(): "integers", pa.float64(): "numbers", pa.bool_(): "true or false"}
@@ -39,9 +43,13 @@ _LOSSY = {pa.float64(): r"^[+-]?(?:0[0-9]|[0-9]{16,}$)", pa.bool_(): r"^[01]$"}
 
 
 class Delimited(Part):
-    """One CSV or TSV file. `rows` is 0 for a file without rows, and None for all other files."""
+    """One CSV or TSV file. `rows` is 0 for a file without rows, and None for all other files.
+
+    lacks_header  whether the first record was found to contain values instead of names
+    """
 
     at: Blocks
+    lacks_header = False
     readable_as_text = True
 
     def __init__(
@@ -115,7 +123,6 @@ class Delimited(Part):
         if piece is None:
             raise FormatError("file has no header with column names", where=self.at)
         first = piece.data[: self._first_record(piece)]
-        self._head = first if self._dialect.has_header else b""
         header = first.strip(b"\r\n") + b"\n"
         # count the columns before parsing, because the parser uses 9 kB for each column
         delimiter = self._dialect.delimiter.encode()
@@ -127,9 +134,13 @@ class Delimited(Part):
             found = csv.open_csv(pa.BufferReader(header), read, self._parse_options([])).schema
         except pa.ArrowInvalid as error:
             raise self._parse_error(piece, [], error) from None
-        if self._dialect.has_header:
-            return list(found.names)
-        return [f"column_{i}" for i in range(len(found.names))]
+        has_header = self._dialect.has_header
+        if has_header is None:
+            self.lacks_header = _are_values(found.names)
+            has_header = not self.lacks_header
+            self._dialect = replace(self._dialect, has_header=has_header)
+        self._head = first if has_header else b""
+        return list(found.names) if has_header else [f"column_{i}" for i in range(len(found.names))]
 
     def _pieces(self) -> Iterator[Piece]:
         found = pieces(self.at, self._dialect.delimiter, self._dialect.quote)
@@ -232,6 +243,11 @@ class Delimited(Part):
             column=field.name,
             hint=f"Use --encode {shell_quoted(f'{field.name}=str')} to read the column as text.",
         )
+
+
+def _are_values(first: Sequence[str]) -> bool:
+    """Return whether the fields of the first record cannot be names: numbers that occur twice."""
+    return len(set(first)) < len(first) and all(re.fullmatch(_NUMBER, field) for field in first)
 
 
 def _has_decimal_commas(values: pa.ChunkedArray) -> bool:

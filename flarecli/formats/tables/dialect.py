@@ -45,7 +45,8 @@ class Dialect:
 
     delimiter   one ASCII character; empty: detect the delimiter
     has_header  whether the first record contains the column names; if not, the columns are named
-                `column_0`, `column_1` and so on
+                `column_0`, `column_1` and so on. None: a first record of numbers, of which two are
+                equal, contains values; any other first record contains names
     quote       one ASCII character that encloses fields; empty: fields are not quoted
     nulls       values that mean null in any column; an empty field in a number column is always
                 null
@@ -54,7 +55,7 @@ class Dialect:
     """
 
     delimiter: str = ""
-    has_header: bool = True
+    has_header: bool | None = None
     quote: str = '"'
     nulls: tuple[str, ...] = ()
     decimal: str = "."

@@ -50,6 +50,7 @@ from flarecli.formats.base import (
     LISTED_PICTURES,
     Format,
     LargeValue,
+    OriginalValue,
     Span,
     Substitutes,
 )
@@ -106,6 +107,7 @@ class WebDataset(Format):
     holds_null = True  # a sample without a member for a column has a null
     is_listed = True
     reads_streams = True
+    readers = "WebDataset readers"
     substitutes: ClassVar[Substitutes] = {
         "str_float": "json_float",
         **dict.fromkeys(("varint", "json_int", *INTEGERS), "str_int"),
@@ -117,6 +119,11 @@ class WebDataset(Format):
         "ndarray[]": "json",
         "*[]": "json",
     }
+
+    def original_value(self, encoding: str) -> OriginalValue:
+        """Return what the original's decoder makes of the extension of an encoding."""
+        value = super().original_value(encoding)
+        return {"decimals": "text", "arrays": "bytes"}.get(value, value)  # type: ignore[return-value]
 
     row_sizes = staticmethod(row_sizes)
     write_shard = staticmethod(write_shard)
