@@ -30,8 +30,10 @@ from flarecli.formats.tables.base import check_columns
 from flarecli.formats.tables.schema_merge import common_type, convert
 from flarecli.storage.local import temporary_file_error
 
-__all__ = ["PythonRows", "rows_of"]
+__all__ = ["PythonRows", "arrow_batches", "rows_of"]
 
+MAX_DEPTH = 64  # levels of nested values, as in JSON sources
+_CONTAINERS = (list, tuple, set, frozenset, Mapping, np.ndarray)
 _ROWS = 1024  # dicts per batch
 _ARROW_ERRORS = (pa.ArrowException, ValueError, TypeError, OverflowError, NotImplementedError)
 _INDEX = re.compile(r"__index_level_\d+__")  # column name of an unnamed pandas index
@@ -101,10 +103,8 @@ def rows_of(source: Any) -> tuple[PythonRows | None, Any]:
     name = type(source).__name__
     if isinstance(source, (str, os.PathLike)):
         return None, source
-    if hasattr(source, "__arrow_c_stream__"):
-        return PythonRows(name, _arrow_batches(source)), source
-    if hasattr(source, "__arrow_c_array__"):
-        return PythonRows(name, [pa.record_batch(source)]), source
+    if (batches := arrow_batches(source)) is not None:
+        return PythonRows(name, batches), source
     if hasattr(source, "with_format") and hasattr(source, "iter"):
         tables = source.with_format("arrow").iter(_ROWS)
         return PythonRows(name, _table_batches(tables)), source
@@ -135,9 +135,26 @@ def _is_sequence(source: Any) -> bool:
     return isinstance(source, (Sequence, set, frozenset))
 
 
-def _arrow_batches(source: Any) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of an Arrow stream, without the columns of an unnamed pandas index."""
-    reader = pa.RecordBatchReader.from_stream(source)
+def arrow_batches(source: Any) -> Iterator[pa.RecordBatch] | None:
+    """Return the batches of an object with `__arrow_c_stream__` or `__arrow_c_array__`, without the
+    columns of an unnamed pandas index; None for any other object.
+
+    raises  UsageError for an object with one column that has no name, such as a pandas Series
+    """
+    try:
+        if hasattr(source, "__arrow_c_stream__"):
+            return _named_batches(pa.RecordBatchReader.from_stream(source))
+        if hasattr(source, "__arrow_c_array__"):
+            return iter((pa.record_batch(source),))
+    except (pa.ArrowInvalid, TypeError) as error:
+        raise UsageError(
+            f"expected a table, got {type(source).__name__}: {error}",
+            hint="Pass a DataFrame, or a table with named columns.",
+        ) from None
+    return None
+
+
+def _named_batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
     kept = [name for name in reader.schema.names if not _INDEX.fullmatch(name)]
     for batch in reader:
         yield batch if len(kept) == len(batch.schema) else batch.select(kept)
@@ -186,6 +203,10 @@ def _dict_batches(rows: Iterator[Mapping[str, Any]]) -> Iterator[pa.RecordBatch]
 def _column(name: str, values: list[Any], kind: pa.DataType | None, first: int) -> pa.Array:
     """Return values as an array of a type. Raises ValueFitError for the first unsuitable value."""
     plain = [_plain(value) for value in values]
+    for number, value in enumerate(plain):
+        if not _is_shallow(value):
+            message = f"column {name!r}: more than {MAX_DEPTH} levels of nesting"
+            raise ValueFitError(message, row=first + number, column=name)
     try:
         return _array(plain, kind)
     except _ARROW_ERRORS as error:
@@ -197,6 +218,20 @@ def _column(name: str, values: list[Any], kind: pa.DataType | None, first: int) 
                 reason, failed = str(own), number
                 break
     raise ValueFitError(f"column {name!r}: {reason}", row=first + failed, column=name)
+
+
+def _is_shallow(value: Any, depth: int = 0) -> bool:
+    """Return whether a value has at most MAX_DEPTH levels. Arrow crashes for a list in itself."""
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif isinstance(value, np.ndarray):
+        value = list(value.flat) if value.dtype == object else ()
+    elif not isinstance(value, _CONTAINERS):
+        return True
+    # the set of types is found much faster than each item is checked
+    if not any(issubclass(kind, _CONTAINERS) for kind in set(map(type, value))):
+        return True
+    return depth < MAX_DEPTH and all(_is_shallow(item, depth + 1) for item in value)
 
 
 def _array(values: list[Any], kind: pa.DataType | None) -> pa.Array:

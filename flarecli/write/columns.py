@@ -301,8 +301,8 @@ def record_batches(data: pa.RecordBatch | pa.Table) -> list[pa.RecordBatch]:
     """
     if not isinstance(data, (pa.RecordBatch, pa.Table)):
         raise UsageError(
-            f"expected a pyarrow RecordBatch or Table, got {type(data).__name__}",
-            hint="Create the data with pyarrow.record_batch or pyarrow.table.",
+            f"expected a table, got {type(data).__name__}",
+            hint="Pass a pyarrow RecordBatch or Table, a DataFrame, or another Arrow stream.",
         )
     batches = data.to_batches() if isinstance(data, pa.Table) else [data]
     try:

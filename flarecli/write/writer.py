@@ -20,7 +20,7 @@ from flarecli import __version__, compress, encodings, formats, hashes, playlist
 from flarecli import hashes as sums
 from flarecli.arguments import Address, checked, shown
 from flarecli.errors import FlareError, UnsafeError, UsageError, ValueFitError
-from flarecli.ingest import SourceChecksum
+from flarecli.ingest import SourceChecksum, arrow_batches
 from flarecli.model import Chunk, Column, Columns, File, IntArray, Playlist, Settings, Stream
 from flarecli.names import escape
 from flarecli.storage import Guard
@@ -286,20 +286,36 @@ class Writer:
         self._measured = batch, sizes
         return None
 
-    def write_batch(
-        self, batch: pa.RecordBatch | pa.Table, rows: IntArray | Sequence[int] | None = None
-    ) -> None:
-        """Write a batch or a table. Each column is cast to its encoding, and every value is checked.
+    def write_batch(self, batch: Any, rows: IntArray | Sequence[int] | None = None) -> None:
+        """Write a table. Each column is cast to its encoding, and every value is checked.
 
         Columns are matched by name. If the Writer has no columns yet, they are inferred from the
-        first batch. If a value cannot be stored, no row of the batch is written.
+        first batch. If a value cannot be stored, no row of the table is written; of a stream, which
+        is read batch by batch, no row of the same batch.
 
+        batch   a pyarrow RecordBatch or Table, or a stream: any other object with the method
+                `__arrow_c_stream__` or `__arrow_c_array__`, such as a pandas or Polars DataFrame, a
+                DuckDB relation, a pyarrow RecordBatchReader or a flare dataset
         rows    int64 [rows of the batch], ascending: for the journal, the number of each row in the
-                source; by default, rows are numbered in the order in which they are written
+                source; by default, rows are numbered in the order in which they are written. With
+                `rows`, a stream is read into memory and written as a table
         raises  UsageError for a missing or unknown column; ValueFitError with row and column for a
                 null, or for a value that the encoding or the format cannot store
         """
         self._check_open()
+        if not isinstance(batch, (pa.RecordBatch, pa.Table)):
+            stream = arrow_batches(batch)
+            if stream is not None and rows is None:
+                for one in stream:
+                    self._write_table(one, None)
+                return
+            found = [] if stream is None else list(stream)
+            batch = pa.Table.from_batches(found) if found else batch
+        self._write_table(batch, rows)
+
+    def _write_table(
+        self, batch: pa.RecordBatch | pa.Table, rows: IntArray | Sequence[int] | None
+    ) -> None:
         batches = record_batches(batch)
         places = None if rows is None else _row_numbers(rows, batch.num_rows)
         names = batch.schema.names

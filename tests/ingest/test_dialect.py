@@ -269,3 +269,29 @@ def test_a_file_is_opened_once_for_detection_header_and_types(tmp_path):
     (tmp_path / "x.csv").write_text("a;b\n1;2\n")
     Delimited(Counted(locate(str(tmp_path / "x.csv"))), ",", ())
     assert Counted.passes == 3
+
+
+@pytest.mark.parametrize("line", ["0,0,5", "1.5,-2,1.5", "7,7"])
+def test_a_first_line_of_numbers_that_occur_twice_contains_values(tmp_path, line):
+    path = tmp_path / "x.csv"
+    path.write_text(f"{line}\n{line}\n")
+    (one, two) = read(path)
+    values = [float(value) for value in line.split(",")]
+    assert one == two == {f"column_{i}": value for i, value in enumerate(values)}
+    assert notes(path) == (
+        f"{path}: the first line contains numbers, not names; "
+        f"the columns are column_0 to column_{len(values) - 1}",
+    )
+    with pytest.raises(FormatError, match="duplicate column"):
+        read(path, "header=yes")
+
+
+@pytest.mark.parametrize("line", ["2019,2020", "a,a", "1,,", "1,1,x", "1e5,1e5"])
+def test_any_other_first_line_contains_names(tmp_path, line):
+    path = tmp_path / "x.csv"
+    path.write_text(f"{line}\n{line}\n")
+    if line == "2019,2020":
+        assert read(path) == [{"2019": 2019, "2020": 2020}]
+        return
+    with pytest.raises(FormatError, match="duplicate column|has no name|empty"):
+        read(path)

@@ -29,7 +29,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -525,6 +525,28 @@ def outcome(source: Source, name: str, folder: Path) -> tuple[str, str]:
     return "-", ""
 
 
+class Line(NamedTuple):
+    """The marks of a source, one for each format, and the reason of each `x`: format -> reason."""
+
+    name: str
+    has_nulls: bool
+    marks: list[str]
+    reasons: dict[str, str]
+
+
+def outcomes(names: Sequence[str], formats: Sequence[str], folder: Path) -> Iterator[Line]:
+    """Make each source in a folder, and yield its marks."""
+    for name in names:
+        made = folder / name
+        made.mkdir(parents=True)
+        one = MAKERS[name](made)
+        found = [outcome(one, form, folder / f"{name}.{form}") for form in formats]
+        reasons = {
+            form: reason for form, (mark, reason) in zip(formats, found, strict=True) if mark == "x"
+        }
+        yield Line(name, has_null(one.expected), [mark for mark, _ in found], reasons)
+
+
 def _names_a_format(message: str, table: pa.Table) -> bool:
     """Return whether a message names formats, all of which can hold a table."""
     named = [one for one in re.findall(r"-f (\w+)", message) if one in FORMATS]
@@ -540,29 +562,21 @@ def main() -> int:
     args = parser.parse_args()
     names = [one for one in args.only.split(",") if one] or list(MAKERS)
     formats = args.formats.split(",")
+    lines = []
     with tempfile.TemporaryDirectory() as temporary:
-        folder = args.keep or Path(temporary)
-        marks, reasons = {}, []
         print(f"{'source':32}", *(f"{one[:6]:>6}" for one in formats))
-        for name in names:
-            made = folder / name
-            made.mkdir(parents=True)
-            one = MAKERS[name](made)
-            found = [outcome(one, form, folder / f"{name}.{form}") for form in formats]
-            marks[name] = [mark for mark, _ in found], has_null(one.expected)
-            print(f"{name:32}", *(f"{mark:>6}" for mark, _ in found), flush=True)
-            reasons += [
-                f"{name} as {form}: {' '.join(reason.split())[:300]}"
-                for form, (mark, reason) in zip(formats, found, strict=True)
-                if mark == "x"
-            ]
-    print(*reasons, sep="\n")
-    full = [found for found, has_nulls in marks.values() if not has_nulls]
+        for line in outcomes(names, formats, args.keep or Path(temporary)):
+            lines.append(line)
+            print(f"{line.name:32}", *(f"{mark:>6}" for mark in line.marks), flush=True)
+    for line in lines:
+        for name, reason in line.reasons.items():
+            print(f"{line.name} as {name}: {' '.join(reason.split())[:300]}")
+    full = [line.marks for line in lines if not line.has_nulls]
     plain = sum(all(mark in "=-" for mark in found) for found in full)
-    named = sum("o" in found and "x" not in found for found, _ in marks.values())
-    failed = sum("x" in found for found, _ in marks.values())
+    named = sum("o" in line.marks and not line.reasons for line in lines)
+    failed = sum(bool(line.reasons) for line in lines)
     print(
-        f"{len(marks)} sources in {len(formats)} formats: {plain} of {len(full)} without nulls "
+        f"{len(lines)} sources in {len(formats)} formats: {plain} of {len(full)} without nulls "
         f"need no option, {named} need the one that the message named, {failed} fail"
     )
     return 1 if failed else 0

@@ -268,3 +268,13 @@ def test_a_year_that_text_cannot_represent_fails_its_row(tmp_path):
     with pytest.raises(ValueFitError) as caught:
         commands.pack(str(tmp_path / "t.parquet"), str(tmp_path / "out"))
     assert str(caught.value) == f"{tmp_path}/t.parquet[1]: when the value cannot be stored as str"
+
+
+@pytest.mark.parametrize("form", ["json", "csv", "tsv", "webdataset", "tfrecord", "granular"])
+def test_large_unsigned_integers_survive_each_format_and_a_conversion(tmp_path, form):
+    numbers = pa.array([2**64 - 1, 2**63, 0], pa.uint64())
+    table = pa.table({"n": numbers, "kind": numbers.dictionary_encode()})
+    commands.pack(table, tmp_path / "one", format=form)
+    assert read.open(tmp_path / "one").to_arrow(["n", "kind"]).equals(table)
+    commands.pack(tmp_path / "one", tmp_path / "two", format="mds")
+    assert read.open(tmp_path / "two").to_arrow(["n", "kind"]).equals(table)

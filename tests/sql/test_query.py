@@ -397,3 +397,33 @@ def test_conditions_cannot_access_files_network_or_python(tmp_path, expression):
     assert "secret\n" not in str(error)
     assert [path.name for path in tmp_path.iterdir()] == ["secret.csv"]
     assert secret_table.num_rows == 1
+
+
+@pytest.mark.parametrize(
+    ("array", "condition"),
+    [
+        (pa.array([0.5, 2.0], pa.float16()), "v > 1"),
+        (pa.array([[0.5], [2.0]], pa.list_(pa.float16())), "v[1] > 1"),
+        (pa.array([{"x": 0.5}, {"x": 2.0}], pa.struct([("x", pa.float16())])), "v.x > 1"),
+        (pa.array([[("x", 0.5)], [("x", 2.0)]], pa.map_(pa.utf8(), pa.float16())), "v['x'] > 1"),
+        (pa.array([0.5, 2.0], pa.float16()).dictionary_encode(), "v > 1"),
+        (pa.array([decimal.Decimal(1), decimal.Decimal(10) ** 30], pa.decimal256(60, 5)), "v > 5"),
+        (pa.array([decimal.Decimal(100), decimal.Decimal(900)], pa.decimal128(5, -2)), "v > 500"),
+    ],
+)
+def test_types_that_duckdb_cannot_read_are_compared_and_kept(array, condition):
+    batch = pa.record_batch({"v": array})
+    schema, rows = select(batch.schema, iter([batch]), condition)
+    assert schema == batch.schema
+    assert [one.column("v") for one in rows] == [array[1:]]
+
+
+def test_a_decimal_with_too_many_digits_is_refused():
+    array = pa.array([decimal.Decimal(10) ** 50], pa.decimal256(60, 0))
+    batch = pa.record_batch({"v": array})
+    with pytest.raises(UsageError) as caught:
+        list(select(batch.schema, iter([batch]), "v > 1")[1])
+    assert caught.value.message.startswith(
+        "--where: a decimal has more than 38 digits, which SQL cannot read: "
+    )
+    assert caught.value.hint == "Store the column as text with --encode COLUMN=str."

@@ -8,7 +8,9 @@ import struct
 import uuid
 from decimal import Decimal
 
+import duckdb
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 
@@ -309,6 +311,50 @@ def test_a_value_that_the_format_cannot_store_is_reported_with_its_row(tmp_path)
     assert stored(tmp_path / "out") == [b"e"]
 
 
+STREAMED = pa.table(
+    {
+        "text": ["a", "b", "c"],
+        "when": pa.array([0, 1, 2], pa.timestamp("us", "UTC")),
+        "place": [{"x": 1.5, "tags": ["q"]}, {"x": 2.5, "tags": []}, {"x": -1.0, "tags": ["r"]}],
+        "items": [[1, 2], [], [3]],
+    }
+)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        lambda: STREAMED.to_reader(max_chunksize=2),
+        lambda: STREAMED.to_pandas(types_mapper=pd.ArrowDtype),
+        lambda: duckdb.from_arrow(STREAMED),
+        lambda: pa.StructArray.from_arrays(
+            [one.combine_chunks() for one in STREAMED.columns], STREAMED.column_names
+        ),
+    ],
+)
+def test_an_arrow_stream_is_written_with_its_types(tmp_path, source):
+    with Writer(tmp_path / "out") as writer:
+        writer.write_batch(source())
+        writer.write_batch(source())
+    found = read.open(tmp_path / "out")
+    assert found.to_arrow().to_pylist() == STREAMED.to_pylist() * 2
+    assert found.schema.field("when").type.tz in ("UTC", "Etc/UTC")  # DuckDB's name for UTC
+    with Writer(tmp_path / "copy") as writer:
+        writer.write_batch(found)
+    assert read.open(tmp_path / "copy").to_arrow().equals(found.to_arrow())
+
+
+def test_a_stream_is_written_batch_by_batch(tmp_path):
+    reader = pa.table({"v": [1.0, 2.0, 3.5, 4.0]}).to_reader(max_chunksize=2)
+    with Writer(tmp_path / "out", columns={"v": "int"}) as writer:
+        with pytest.raises(ValueFitError, match="^row 2: column 'v' "):
+            writer.write_batch(reader)
+        writer.write_batch(pa.table({"v": [5.0]}).to_reader(), rows=[9])
+        with pytest.raises(UsageError, match="^expected a table, got Series: "):
+            writer.write_batch(pd.Series([1.0]))
+    assert stored(tmp_path / "out") == [struct.pack("<q", one) for one in (1, 2, 5)]
+
+
 def test_columns_are_matched_by_name_and_inferred_by_default(tmp_path):
     with Writer(tmp_path / "out") as writer:
         writer.write_batch(pa.table({"b": pa.array([], pa.string()), "a": pa.array([], pa.int8())}))
@@ -323,7 +369,7 @@ def test_columns_are_matched_by_name_and_inferred_by_default(tmp_path):
 @pytest.mark.parametrize(
     ("batch", "rows", "message"),
     [
-        ({"v": [1]}, None, "expected a pyarrow RecordBatch or Table, got dict"),
+        ({"v": [1]}, None, "expected a table, got dict"),
         (pa.table({"w": [1]}), None, "column 'v' is missing in the batch"),
         (pa.table({"v": [1], "w": [1]}), None, "column 'w' is unknown in the batch"),
         (

@@ -186,3 +186,13 @@ def test_an_invalid_setting_is_refused(given, message):
     with pytest.raises(UsageError) as caught:
         NullValues.parse(given)
     assert caught.value.message == message
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.decimal128(5, 2), pa.decimal128(5, -2), pa.decimal256(50, 3), pa.decimal64(9, 1)]
+)
+def test_nulls_of_decimals_become_zero_without_another_type(kind):
+    batch = pa.record_batch({"a": pa.array([None, decimal.Decimal(100)], kind)})
+    found = NullValues(fills=True).fill(batch, ["a"]).column("a")
+    assert found.type == kind
+    assert found.to_pylist() == [decimal.Decimal(0), decimal.Decimal(100)]

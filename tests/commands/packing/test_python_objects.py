@@ -335,3 +335,28 @@ def test_failed_rows_of_an_object_are_listed_with_its_class(tmp_path):
     assert (packed.rows, packed.failed) == (2, 1)
     (entry,) = map(json.loads, (tmp_path / "out/failed.jsonl").read_text().splitlines())
     assert (entry["file"], entry["row"], entry["reason"]) == ("list", 1, "n is null")
+
+
+def test_nested_values_have_a_limited_depth(tmp_path):
+    recursive: list = [1]
+    recursive.append({"again": recursive})
+    with pytest.raises(ValueFitError) as caught:
+        commands.pack([{"v": [1]}, {"v": recursive}], tmp_path / "out")
+    assert str(caught.value) == "row 1: column 'v': more than 64 levels of nesting"
+    boxed = np.empty(1, object)
+    boxed[0] = boxed
+    with pytest.raises(ValueFitError, match="more than 64 levels"):
+        commands.pack([{"v": boxed}], tmp_path / "out")
+    deep: object = 7
+    for _ in range(20):
+        deep = [deep]
+    commands.pack([{"v": deep}], tmp_path / "out")
+    assert read.open(tmp_path / "out")[0]["v"] == deep
+
+
+@pytest.mark.parametrize("source", [pa.array([1]), pa.chunked_array([[1]]), pd.Series([1])])
+def test_a_column_without_a_name_is_refused(tmp_path, source):
+    with pytest.raises(UsageError) as caught:
+        commands.pack(source, tmp_path / "out")
+    assert caught.value.message.startswith(f"expected a table, got {type(source).__name__}: ")
+    assert caught.value.hint == "Pass a DataFrame, or a table with named columns."

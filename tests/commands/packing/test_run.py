@@ -506,7 +506,10 @@ def test_a_dry_run_and_parts_treat_rows_that_a_format_cannot_store_like_a_pack(t
         caught.value.hint,
     )
     assert str(caught.value).removeprefix("part 00000: ") == error
-    assert hint == "Use --on-error skip to omit such rows and list them in failed.jsonl."
+    assert hint == (
+        "Use -f json or -f mds, whose values may contain any text, or choose another --separator "
+        "or --newline with -f xsv; or omit such rows with --on-error skip."
+    )
     packed = commands.pack(source, str(tmp_path / "skip"), on_error="skip", **fixed)
     assert packed.failed == 2
     assert packed.rows == (4 if packed.dry_run else 2)

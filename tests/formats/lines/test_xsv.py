@@ -252,9 +252,9 @@ def test_a_value_that_a_line_cannot_store_is_reported_before_writing(form, how, 
     with pytest.raises(ValueFitError) as caught:
         form.row_sizes(columns, batch, how)
     assert str(caught.value) == message
-    assert (
-        caught.value.hint
-        == "Choose another --separator or --newline with -f xsv, or another --format."
+    assert caught.value.hint == (
+        "Use -f json or -f mds, whose values may contain any text, or choose another --separator "
+        "or --newline with -f xsv."
     )
 
 
