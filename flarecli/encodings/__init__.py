@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         parse_type,
         restore,
         type_header,
+        without_dictionaries,
         without_variants,
     )
     from flarecli.encodings.columns import (
@@ -79,6 +80,7 @@ __all__ = [
     "typed",
     "value_sizes",
     "with_children",
+    "without_dictionaries",
     "without_variants",
 ]
 
@@ -114,6 +116,7 @@ _MODULES = {
     "typed": "columns",
     "value_sizes": "columns",
     "with_children": "columns",
+    "without_dictionaries": "arrow_types",
     "without_variants": "arrow_types",
 }
 

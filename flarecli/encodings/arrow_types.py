@@ -42,7 +42,14 @@ from flarecli.encodings.values import decode
 from flarecli.errors import FlareError, UsageError, ValueFitError
 from flarecli.expansion import MAX_DECODED_VALUE
 
-__all__ = ["is_restorable", "parse_type", "restore", "type_header", "without_variants"]
+__all__ = [
+    "is_restorable",
+    "parse_type",
+    "restore",
+    "type_header",
+    "without_dictionaries",
+    "without_variants",
+]
 
 # maximum number of types and levels in one type; a level takes two of the 16 levels of a playlist
 MAX_NODES, MAX_DEPTH = 1000, 5
@@ -106,6 +113,13 @@ def without_variants(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_dictionary(kind):
         return pa.dictionary(kind.index_type, without_variants(kind.value_type), kind.ordered)
     return with_children(kind, without_variants)
+
+
+def without_dictionaries(kind: pa.DataType) -> pa.DataType:
+    """Return a type in which the type of the values replaces each dictionary type."""
+    if pa.types.is_dictionary(kind):
+        return without_dictionaries(kind.value_type)
+    return with_children(kind, without_dictionaries)
 
 
 def type_header(kind: pa.DataType) -> Any:
@@ -336,6 +350,10 @@ def _cast(array: pa.Array, kind: pa.DataType, nulls: _NullBytes) -> pa.Array:
     own = array.type
     if own.equals(kind):
         return array
+    if pa.types.is_null(kind):
+        if array.null_count < len(array):
+            raise pa.ArrowInvalid("a value in a column of nulls")
+        return pa.nulls(len(array))
     if pa.types.is_dictionary(kind):
         return _cast(array, kind.value_type, nulls).dictionary_encode().cast(kind)
     if pa.types.is_struct(own) and pa.types.is_struct(kind):

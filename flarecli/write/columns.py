@@ -14,6 +14,7 @@ from flarecli import encodings
 from flarecli.errors import FlareError, UnsafeError, UsageError, ValueFitError
 from flarecli.formats import Format, OriginalValue
 from flarecli.model import Columns, IntArray, Settings
+from flarecli.names import shell_quoted
 from flarecli.suggest import choose
 from flarecli.units import format_count
 from flarecli.write.failures import NULL_HINT, Failure, drop_rows
@@ -31,7 +32,8 @@ __all__ = [
 ]
 
 MAX_READER_NOTES = 8  # columns that notes about the original's readers name
-_EMPTY = "is empty; keys must not be empty"
+_EMPTY, _NAN = "is empty; keys must not be empty", "is NaN; keys must not be NaN"
+_NULL_ITEM = "contains a null"  # the reason of `encodings.coerce` for a list
 _INTEGER_TEXTS = ("str_int", "json_int")
 _ADDRESS = "(?i)^(?:https?|s3|gs|az|hf|file)://"
 
@@ -43,6 +45,7 @@ def chosen_encodings(
     extensions: Mapping[str, str],
     stored: Mapping[str, str],
     types: Mapping[str, pa.DataType] = MappingProxyType({}),
+    holds_null: bool = False,
 ) -> dict[str, str]:
     """Return the encoding of each column: chosen by the user, used in the source, or inferred.
 
@@ -52,6 +55,7 @@ def chosen_encodings(
     extensions  column -> extension of the first row's link
     stored      column -> encoding in the source dataset
     types       column -> Arrow type in the source dataset; a column of this type keeps its encoding
+    holds_null  whether the format can store nulls; a column of only nulls then becomes `str`
     raises      UsageError for an unknown encoding, or a type that has no encoding
     """
     out = {}
@@ -61,6 +65,8 @@ def chosen_encodings(
         encoding = encode.get(name) or (stored.get(name, source.name) if source else None)
         if encoding is None and name in types and _is_same_type(types[name], field.type):
             encoding = stored.get(name)
+        if encoding is None and holds_null and pa.types.is_null(field.type):
+            encoding = "str"
         if encoding is None:
             column = batch.column(name)
             first = (
@@ -96,7 +102,7 @@ def source_types(
         elif encodings.source_of(field) is None:
             kind = field.type
             kept = types.get(name, kind)
-            if pa.types.is_dictionary(kept) and _is_same_type(kept.value_type, kind):
+            if _is_same_type(encodings.without_dictionaries(kept), kind):
                 kind = kept
         else:  # a stored column of a dataset
             kind = types.get(name, _natural(encoding).arrow)
@@ -235,8 +241,11 @@ class ColumnConverter:
         out = []
         for at, (name, reason) in sorted(reasons.items()):
             key = "" if keys is None else key_text(keys[at])
-            kind = "null" if reason in ("is null", _EMPTY) else "value"
+            kind = "null" if reason in ("is null", _EMPTY, _NAN) else "value"
             hint = NULL_HINT if reason == "is null" and name != self._key else ""
+            if reason == _NULL_ITEM:
+                encode = shell_quoted(f"{name}=json")
+                hint = f"Use --encode {encode} to store lists that contain nulls."
             out.append(Failure(int(rows[at]), key, name, kind, f"{name} {reason}", hint=hint))
         return *drop_rows(typed, rows, reasons), out
 
@@ -262,15 +271,18 @@ class ColumnConverter:
         return self._source[1]
 
     def _unnamed(self, batch: pa.RecordBatch) -> dict[int, tuple[str, str]]:
-        """Return position -> (column, reason) for rows with a null or empty key."""
+        """Return position -> (column, reason) for rows with a null, empty or NaN key."""
         wrong = (
             ()
             if self._key is None
             else np.flatnonzero(is_empty_key(batch.column(self._key))).tolist()
         )
+        if not wrong:
+            return {}
+        keys = batch.column(self._key)
+        invalid = _NAN if pa.types.is_floating(_plain_type(keys.type)) else _EMPTY
         return {
-            at: (self._key or "", "is null" if not batch.column(self._key)[at].is_valid else _EMPTY)
-            for at in wrong
+            at: (self._key or "", "is null" if not keys[at].is_valid else invalid) for at in wrong
         }
 
 

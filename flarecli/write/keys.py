@@ -253,7 +253,7 @@ def key_text(key: pa.Scalar) -> str:
 
 
 def is_empty_key(keys: pa.Array) -> npt.NDArray[np.bool_]:
-    """Return whether each key is null or empty.
+    """Return whether each key is null, empty or NaN, which is not equal to itself.
 
     return  bool [rows]
     """
@@ -265,6 +265,8 @@ def is_empty_key(keys: pa.Array) -> npt.NDArray[np.bool_]:
     plain = keys.dictionary_decode() if pa.types.is_dictionary(keys.type) else keys
     if is_text(plain.type) or is_binary(plain.type):
         null |= pc.equal(pc.binary_length(plain), 0).fill_null(True).to_numpy(zero_copy_only=False)
+    if pa.types.is_floating(plain.type):
+        null |= pc.is_nan(plain).fill_null(True).to_numpy(zero_copy_only=False)
     return null
 
 

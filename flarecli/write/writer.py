@@ -323,7 +323,9 @@ class Writer:
             check_columns(names, names)
             if not batch.num_rows:
                 return
-            chosen = chosen_encodings(batches[0], names, {}, {}, {})
+            chosen = chosen_encodings(
+                batches[0], names, {}, {}, {}, holds_null=self._format.holds_null
+            )
             self.name_columns(chosen, source_types(batch.schema, chosen, {}, {}))
         columns = self.columns or ()
         check_columns(names, [column.name for column in columns])

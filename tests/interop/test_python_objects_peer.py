@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import flarecli as flare
 from flarecli import commands, read
 
 ROWS = [{"n": n, "text": f"row {n}", "pair": [n, n + 1]} for n in range(100)]
@@ -51,3 +52,40 @@ def test_a_torch_dataset_of_dicts_keeps_its_tensors(tmp_path):
     assert [row["label"] for row in data] == [n * n for n in range(20)]
     assert np.array_equal(data[7]["x"], np.full((2, 3), 7, np.float32))
     assert data[7]["x"].dtype == np.float32
+
+
+def test_a_writer_takes_frames_relations_and_readers(tmp_path):
+    polars, pandas = pytest.importorskip("polars"), pytest.importorskip("pandas")
+    duckdb, datasets = pytest.importorskip("duckdb"), pytest.importorskip("datasets")
+    frame = polars.DataFrame(ROWS).with_columns(
+        polars.col("text").cast(polars.Categorical).alias("kind"),
+        polars.struct("n", polars.col("pair").alias("both")).alias("nested"),
+        polars.datetime(2024, 1, 1, time_zone="UTC").alias("when"),
+        polars.date(2024, 2, 29).alias("day"),
+        polars.lit([["a"], []], polars.List(polars.List(polars.String))).alias("lists"),
+    )
+    table = frame.to_arrow()
+    sources = [
+        frame,
+        table,
+        table.to_reader(max_chunksize=30),
+        duckdb.from_arrow(table),
+        pandas.DataFrame(
+            {
+                name: pandas.array(table[name], pandas.ArrowDtype(table[name].type))
+                for name in table.column_names
+            }
+        ),
+        datasets.Dataset(table.drop(["kind"])).with_format("arrow")[:],
+    ]
+    for number, source in enumerate(sources):
+        with flare.Writer(tmp_path / str(number)) as writer:
+            writer.write_batch(source)
+        found = polars.DataFrame(read.open(tmp_path / str(number)))
+        expected = frame.select(found.columns)
+        assert (
+            found.with_columns(polars.col("when").dt.convert_time_zone("UTC"))
+            .cast(expected.schema)
+            .equals(expected)
+        )
+        assert read.open(tmp_path / str(number)).to_arrow().to_pylist() == expected.to_dicts()

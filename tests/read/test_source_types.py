@@ -278,3 +278,25 @@ def test_large_unsigned_integers_survive_each_format_and_a_conversion(tmp_path, 
     assert read.open(tmp_path / "one").to_arrow(["n", "kind"]).equals(table)
     commands.pack(tmp_path / "one", tmp_path / "two", format="mds")
     assert read.open(tmp_path / "two").to_arrow(["n", "kind"]).equals(table)
+
+
+def test_dictionaries_in_nested_columns_survive(tmp_path):
+    kinds = pa.array([f"kind {i // 100}" for i in range(20_000)]).dictionary_encode()
+    offsets = pa.array(range(len(kinds) + 1), pa.int32())
+    table = pa.table(
+        {
+            "box": pa.StructArray.from_arrays([kinds], ["kind"]),
+            "list": pa.ListArray.from_arrays(offsets, kinds),
+            "map": pa.MapArray.from_arrays(offsets, kinds.indices, kinds),
+        }
+    )
+    commands.pack(table, tmp_path / "one")
+    commands.pack(tmp_path / "one", tmp_path / "two", format="json")
+    for name in ("one", "two"):
+        data = read.open(tmp_path / name)
+        found = data.to_arrow(table.column_names)
+        types = [str(kind).replace("large_string", "string") for kind in found.schema.types]
+        assert types == [str(kind) for kind in table.schema.types]
+        assert found.to_pylist() == table.to_pylist()
+        assert [len(batch) for batch in data.batches(15_000)] == [15_000, 5000]
+        assert data.where("box.kind = 'kind 7'").to_arrow().num_rows == 100

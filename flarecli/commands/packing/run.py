@@ -330,7 +330,13 @@ class _InferredColumns(NamedTuple):
 def _inferred(plan: Plan, part: fetch_links.Fetched) -> _InferredColumns:
     encode, source = plan.task.encode, plan.source
     chosen = chosen_encodings(
-        part.batch, plan.names, encode, part.extensions, source.stored, source.types
+        part.batch,
+        plan.names,
+        encode,
+        part.extensions,
+        source.stored,
+        source.types,
+        plan.task.format.holds_null,
     )
     types = source_types(part.batch.schema, chosen, encode, source.types)
     addresses = tuple(name for name in address_columns(part.batch) if name in plan.names)

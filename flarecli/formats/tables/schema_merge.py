@@ -141,8 +141,16 @@ def plain(kind: pa.DataType) -> pa.DataType:
 
 
 def dictionary_types(schema: pa.Schema) -> dict[str, pa.DataType]:
-    """Return the types of the dictionary columns of a schema."""
-    return {field.name: field.type for field in schema if kinds.is_dictionary(field.type)}
+    """Return the types of the columns that are dictionaries or contain dictionaries."""
+    return {field.name: field.type for field in schema if _has_dictionary(field.type)}
+
+
+def _has_dictionary(kind: pa.DataType) -> bool:
+    if isinstance(kind, pa.BaseExtensionType):
+        return _has_dictionary(kind.storage_type)
+    if kinds.is_nested(kind):
+        return any(_has_dictionary(kind.field(i).type) for i in range(kind.num_fields))
+    return bool(kinds.is_dictionary(kind))
 
 
 def convert(array: pa.Array, kind: pa.DataType) -> pa.Array:

@@ -45,8 +45,8 @@ def row_sizes(columns: Columns, batch: pa.RecordBatch, settings: Settings) -> tu
 
     The bytes of a row are its headers and its padded members.
 
-    raises  ValueFitError or UnsafeError with the first row in the batch that has an invalid key or
-            a member of 8 GiB or more
+    raises  ValueFitError or UnsafeError with the first row in the batch that has an invalid key, no
+            member, or a member of 8 GiB or more
     """
     if KEY in batch.schema.names:
         _check_each(batch.column(KEY), "")
@@ -186,9 +186,18 @@ def _head_sizes(names: pa.Array) -> IntArray:
 
 
 def _check_sizes(sizes: IntArray, to: object, first: int = 0) -> None:
-    """Raise ValueFitError for a member that is too large for a tar header."""
+    """Raise ValueFitError for a row without members, or with a member that is too large for a tar
+    header.
+    """
     for row in np.flatnonzero((sizes > tar.MAX_MEMBER_BYTES).any(0))[:1].tolist():
         tar.check_size(int(sizes[:, row].max()), Place(to, first + row))
+    for row in np.flatnonzero((sizes < 0).all(0))[:1].tolist():
+        raise ValueFitError(
+            "every column is null; a sample needs at least one member",
+            where=to,
+            row=first + row,
+            hint="Use -f tfrecord, which stores such rows, or --null COL=VALUE to store a value.",
+        )
 
 
 def _names(keys: pa.Array, extension: str | pa.Array) -> pa.Array:
@@ -222,11 +231,6 @@ def _table(
     for batch, own in zip(batches, keys, strict=True):
         heads, sizes = _weights(columns, batch, own)
         _check_sizes(sizes, to, sum(part.shape[1] for part in all_sizes))
-        if (lone := (sizes < 0).all(0)).any():
-            row = sum(part.shape[1] for part in all_sizes) + int(np.flatnonzero(lone)[0])
-            raise ValueFitError(
-                "every column is null; a sample needs at least one member", where=to, row=row
-            )
         steps = (heads + np.where(sizes < 0, 0, tar.padded(sizes))).T.reshape(
             -1
         )  # sizes of all members in the order of the tar

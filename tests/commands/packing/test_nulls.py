@@ -4,6 +4,7 @@ import datetime
 import decimal
 import math
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flarecli as flare
+from flarecli import formats
 from flarecli.commands.packing.nulls import NullValues
 from flarecli.errors import UsageError, ValueFitError
 
@@ -196,3 +198,104 @@ def test_nulls_of_decimals_become_zero_without_another_type(kind):
     found = NullValues(fills=True).fill(batch, ["a"]).column("a")
     assert found.type == kind
     assert found.to_pylist() == [decimal.Decimal(0), decimal.Decimal(100)]
+
+
+FORMATS = ("mds", "json", "tsv", "ffrecord", "granular", "webdataset", "tfrecord")
+DICTIONARY = pa.array(["x", None, "y"]).dictionary_encode()
+NESTED = {
+    "list": pa.array([[1, None], [], [2]], pa.list_(pa.int64())),
+    "text": pa.array([["a", None], ["b"], []]),
+    "struct": pa.array([{"a": 1, "b": None}, {"a": None, "b": "x"}, {"a": 2, "b": ""}]),
+    "structs": pa.array([[{"a": None}, None], [], [{"a": 1}]]),
+    "dates": pa.array([[datetime.date(2024, 1, 1), None], [], []]),
+    "nulls": pa.array([[None], [], [None, None]], pa.list_(pa.null())),
+    "lists": pa.array([[[1, None], None], [], [[]]]),
+    "null list": pa.array([[1], None, []], pa.list_(pa.int32())),
+    "null struct": pa.array([{"a": 1}, None, {"a": None}]),
+    "null map": pa.array([[("a", None)], None, []], pa.map_(pa.string(), pa.int64())),
+    "dictionary in list": pa.ListArray.from_arrays([0, 2, 2, 3], DICTIONARY),
+    "dictionary in struct": pa.StructArray.from_arrays([DICTIONARY], ["d"]),
+}
+FLAT = {  # a source -> what `--null fill` stores
+    "dictionary": (DICTIONARY, ["x", "", "y"]),
+    "null in a dictionary": (
+        pa.DictionaryArray.from_arrays(pa.array([0, 1, 0]), pa.array(["x", None])),
+        ["x", "", "x"],
+    ),
+    "all null": (pa.nulls(3, pa.int64()), [0, 0, 0]),
+    "bool": (pa.array([True, None, False]), [True, False, False]),
+    "uint64": (pa.array([2**64 - 1, None, 0], pa.uint64()), [2**64 - 1, 0, 0]),
+    "no type": (pa.nulls(3), ["", "", ""]),
+}
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("name", NESTED)
+def test_nulls_in_nested_values_are_kept(tmp_path, name, form):
+    array = NESTED[name]
+    table = pa.table({"v": array})
+    if form == "tfrecord" and name in ("list", "text", "dictionary in list"):
+        with pytest.raises(ValueFitError) as caught:  # the lists of an Example have no nulls
+            flare.pack(table, tmp_path / "out", format=form)
+        assert caught.value.hint == (
+            "Use --encode v=json to store lists that contain nulls; or omit such rows with "
+            "--on-error skip."
+        )
+        return
+    if form == "webdataset" and array.null_count:
+        table = table.append_column("k", pa.array([1, 2, 3]))  # each sample needs a member
+    flare.pack(table, tmp_path / "out", format=form)
+    found = flare.open(tmp_path / "out").to_arrow(["v"])["v"]
+    assert found.to_pylist() == array.to_pylist()
+    assert str(found.type).replace("large_string", "string") == str(array.type)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(("array", "filled"), FLAT.values(), ids=FLAT)
+def test_nulls_are_kept_or_filled(tmp_path, array, filled, form):
+    table = pa.table({"v": array, "k": [1, 2, 3]} if form != "ffrecord" else {"v": array})
+    if formats.find(form).holds_null:
+        flare.pack(table, tmp_path / "out", format=form)
+        found = flare.open(tmp_path / "out").to_arrow(["v"])["v"]
+        assert found.to_pylist() == array.to_pylist()
+        assert str(found.type).replace("large_string", "string") == str(array.type)
+    else:
+        with pytest.raises((ValueFitError, UsageError)) as caught:
+            flare.pack(table, tmp_path / "out", format=form)
+        assert "--null fill" in caught.value.hint
+    flare.pack(table, tmp_path / "out", format=form, null=["fill"], overwrite=True)
+    assert flare.open(tmp_path / "out").to_arrow(["v"])["v"].to_pylist() == filled
+
+
+def test_missing_numbers_of_pandas_are_nulls(tmp_path):
+    frame = pd.DataFrame({"n": [1, None, 3], "m": pd.array([1, None, 3], "Int64")})
+    with pytest.raises(ValueFitError) as caught:
+        flare.pack(frame, tmp_path / "out")
+    assert (caught.value.row, caught.value.hint) == (1, NULL_HINT)
+    flare.pack(frame, tmp_path / "out", null=["fill"])
+    assert flare.open(tmp_path / "out")[1]["m"] == 0
+    assert math.isnan(flare.open(tmp_path / "out")[1]["n"])
+
+
+def test_a_sample_without_members_is_a_failed_row(tmp_path):
+    table = pa.table({"v": ["a", None, "b"]})
+    with pytest.raises(ValueFitError) as caught:
+        flare.pack(table, tmp_path / "out", format="webdataset")
+    assert str(caught.value) == (
+        "Table[1]: every column is null; a sample needs at least one member"
+    )
+    assert caught.value.hint == (
+        "Use -f tfrecord, which stores such rows, or --null COL=VALUE to store a value; or omit "
+        "such rows with --on-error skip."
+    )
+    flare.pack(table, tmp_path / "out", format="webdataset", on_error="skip")
+    assert [row["v"] for row in flare.open(tmp_path / "out")] == ["a", "b"]
+
+
+def test_a_key_is_not_nan(tmp_path):
+    table = pa.table({"k": [1.5, math.nan, 2.5], "v": [1, 2, 3]})
+    with pytest.raises(ValueFitError) as caught:
+        flare.pack(table, tmp_path / "out", key="k")
+    assert str(caught.value) == "Table[1]: nan: k is NaN; keys must not be NaN"
+    flare.pack(table, tmp_path / "out", key="k", on_error="skip")
+    assert [row["v"] for row in flare.open(tmp_path / "out")] == [1, 3]
