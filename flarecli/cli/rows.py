@@ -386,6 +386,10 @@ def _values(
         if style.as_base64 or encoding == "pkl":
             return [None if data is None else _bytes(bytes(data), encoding, style) for data in raw]
         return [None if data is None else bytes_summary(data) for data in raw]
+    if isinstance(array, pa.FixedShapeTensorArray):
+        tensors = iter(array.drop_null().to_numpy_ndarray().tolist())
+        present = array.is_valid().to_pylist()
+        return [json_value(next(tensors)) if valid else None for valid in present]
     if pa.types.is_temporal(kind) or pa.types.is_decimal(kind):
         array = array.cast(pa.large_string())
     values: list[Any] = array.to_pylist()

@@ -6,7 +6,7 @@ from flarecli.formats.tables.dialect import DEFAULT as DIALECT
 from flarecli.formats.tables.dialect import Dialect
 from flarecli.ingest.folder import data_among
 from flarecli.ingest.index import Index, open_folder, open_index
-from flarecli.ingest.python_rows import arrow_batches, rows_of
+from flarecli.ingest.python_rows import PythonRows, arrow_batches, rows_of
 from flarecli.ingest.read_files import Flaw, contents, filled
 from flarecli.ingest.registry import is_index
 from flarecli.ingest.source_checksum import SourceChecksum
@@ -17,6 +17,7 @@ __all__ = [
     "Dialect",
     "Flaw",
     "Index",
+    "PythonRows",
     "SourceChecksum",
     "arrow_batches",
     "contents",

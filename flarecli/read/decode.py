@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -157,20 +158,25 @@ def collate_samples(
 def stack_values(values: list[Any], dtype: str | None = None) -> Any:
     """Collate the values of one column.
 
-    Numbers become an array; arrays of one shape and dtype are stacked; other values remain a list.
+    Numbers become an array; numpy arrays or torch tensors of one shape and dtype are stacked; other
+    values remain a list.
 
     dtype  dtype for Python numbers; int64 or float64 is used if `dtype` cannot represent a number
     """
     first = values[0] if values else None
-    if isinstance(first, np.ndarray):
-        if all(
-            isinstance(value, np.ndarray)
-            and value.shape == first.shape
-            and value.dtype == first.dtype
-            for value in values
-        ):
-            return np.stack(values)
-        return values
+    torch = sys.modules.get("torch")  # a transform that returns tensors has imported torch
+    for kind, stack in (
+        (np.ndarray, np.stack),
+        *(((torch.Tensor, torch.stack),) if torch is not None else ()),
+    ):
+        if isinstance(first, kind):
+            is_uniform = all(
+                isinstance(value, kind)
+                and value.shape == first.shape
+                and value.dtype == first.dtype
+                for value in values
+            )
+            return stack(values) if is_uniform else values
     for kind, dtype_kinds, widest in (
         (bool, "b", "bool"),
         (int, "iu", "int64"),

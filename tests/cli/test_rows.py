@@ -148,6 +148,20 @@ def test_json_within_json_and_messagepack_are_values(flare):
     )
 
 
+def test_tensors_are_nested_lists(flare):
+    kind = pa.fixed_shape_tensor(pa.float32(), (2, 2))
+    storage = pa.array([[1, 2, 3, 4], None, [5, float("nan"), 7, 8]], kind.storage_type)
+    tensors = pa.record_batch({"t": pa.ExtensionArray.from_storage(kind, storage)})
+    lines = flare("cat", "x", cat=cat(tensors)).out.splitlines()
+    assert [json.loads(line)["t"] for line in lines] == [
+        [[1, 2], [3, 4]],
+        None,
+        [[5, None], [7, 8]],
+    ]
+    ran = flare("cat", "x", "--to", "tsv", cat=cat(tensors.slice(0, 1)))
+    assert ran.out == "t\n[[1.0, 2.0], [3.0, 4.0]]\n"
+
+
 def test_a_number_longer_than_python_reads_stays_text(flare):
     digits = "9" * 5000
     ran = flare("cat", "x", cat=cat(batch(meta=([f"[{digits}, 7]"], TEXT, "json"))))

@@ -73,6 +73,22 @@ def test_workers_do_not_change_the_batches(data, options, threads):
     assert (len(stream), len(one_by_one)) == (13, ROWS)
 
 
+def as_tensors(sample):
+    shape = (2, 2) if sample["n"] < ROWS - 1 else (3,)
+    return {"x": torch.full(shape, float(sample["n"])), "n": sample["n"]}
+
+
+@pytest.mark.parametrize("options", [{"workers": 0}, {"workers": 2}, {"processes": True}])
+def test_tensors_that_a_transform_returns_are_stacked(data, options):
+    loader = flare.Loader(data, 8, order="sequential", transform=as_tensors, **options)
+    batches = list(loader)
+    for batch in batches[:-1]:
+        assert batch["x"].shape == (8, 2, 2)
+        assert batch["x"].dtype == torch.float32
+        assert batch["x"][:, 0, 0].tolist() == batch["n"].tolist()
+    assert [len(value) for value in batches[-1]["x"]] == [2] * 6 + [3]  # of two shapes: a list
+
+
 def test_persistent_workers_follow_set_epoch(data):
     stream = IterableDataset(data, 8, seed=4)
     loader = DataLoader(stream, batch_size=None, num_workers=2, persistent_workers=True)

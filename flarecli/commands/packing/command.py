@@ -12,9 +12,11 @@ from flarecli.commands.packing.media import MediaOptions
 from flarecli.commands.packing.parts import pack_parts
 from flarecli.commands.packing.plan import PackTask
 from flarecli.commands.packing.run import Packed, pack_task
+from flarecli.commands.packing.source import StoredColumns
 from flarecli.errors import UsageError
 from flarecli.media import Resize
 from flarecli.progress import Progress
+from flarecli.read import Dataset
 from flarecli.write import engines
 
 __all__ = ["Packed", "pack"]
@@ -53,13 +55,32 @@ def pack(options: PackOptions) -> Packed:
             f"--engine {options.engine} cannot pack a Python object, because only this process can read the object",
             hint="Save the object to a Parquet file, and pack the file.",
         )
+    columns = None
+    if isinstance(sources, Dataset):
+        exact = options.where is None  # as for the address of a dataset
+        columns = StoredColumns(
+            sources.exact if exact else sources.schema,
+            {column.name: column.encoding for column in sources.columns},
+            sources.types,
+        )
+        rows = ingest.PythonRows(rows.name, sources.scan(exact=exact))
     with tempfile.TemporaryDirectory(prefix="flare-") as folder:
-        return _pack(replace(options, sources=[rows.save(folder)]), media, rows.name)
+        saved = replace(options, sources=[rows.save(folder)])
+        return _pack(saved, media, rows.name, columns)
 
 
-def _pack(options: PackOptions, media: MediaOptions, object_name: str = "") -> Packed:
-    """Pack the sources; `object_name` is the class of a Python object whose rows were saved."""
-    task = PackTask(options, media, object_name=object_name)
+def _pack(
+    options: PackOptions,
+    media: MediaOptions,
+    object_name: str = "",
+    object_columns: StoredColumns | None = None,
+) -> Packed:
+    """Pack the sources.
+
+    object_name     class of a Python object whose rows were saved
+    object_columns  the columns of a flare dataset whose rows were saved
+    """
+    task = PackTask(options, media, object_name=object_name, object_columns=object_columns)
     # check these options before anything is read or removed
     _ = task.settings, task.links, task.guard, task.nulls, task.dialect
     engines.check(options.engine)

@@ -24,7 +24,7 @@ from flarecli.commands.packing.media import (
     processed,
 )
 from flarecli.commands.packing.nulls import NullValues
-from flarecli.commands.packing.source import RowRequest, Source, open_source
+from flarecli.commands.packing.source import RowRequest, Source, StoredColumns, open_source
 from flarecli.commands.provenance import PLACE, Places
 from flarecli.commands.row_order import first_rows
 from flarecli.errors import FormatError, UnsafeError, UsageError, format_place
@@ -52,6 +52,7 @@ class PackTask:
     encodings      column -> encoding; None: inferred from the first rows
     types          column -> Arrow type in the source, in source order; None: unknown
     object_name    class name of the Python object whose rows the source file contains; empty: none
+    object_columns columns of a flare dataset whose rows were saved
     base_folder    base folder of relative addresses; None: the working folder
     """
 
@@ -62,6 +63,7 @@ class PackTask:
     encodings: Mapping[str, str] | None = None
     types: Mapping[str, pa.DataType] | None = None
     object_name: str = ""
+    object_columns: StoredColumns | None = None
     base_folder: str | None = None
 
     @cached_property
@@ -158,6 +160,7 @@ class PackTask:
             null_separated=options.from0,
             dialect=self.dialect,
             object_name=self.object_name,
+            object_columns=self.object_columns,
         )
 
     def recorded_options(self) -> dict[str, Any]:

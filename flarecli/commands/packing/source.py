@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -23,7 +23,7 @@ from flarecli.model import IntArray, Playlist, Stream
 from flarecli.redact import redact
 from flarecli.storage import Guard, Location, locate
 
-__all__ = ["RowRequest", "Source", "is_plain_folder", "open_source"]
+__all__ = ["RowRequest", "Source", "StoredColumns", "is_plain_folder", "open_source"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +151,39 @@ class _IndexSource(Source):
         return self._index.filled(batches, columns, self._limits)
 
 
+class StoredColumns(NamedTuple):
+    """The columns of a flare dataset whose rows were saved to a file.
+
+    schema  schema of the saved batches, with the encodings of stored columns
+    stored  column -> encoding
+    types   column -> listed Arrow type
+    """
+
+    schema: pa.Schema
+    stored: Mapping[str, str]
+    types: Mapping[str, pa.DataType]
+
+
 class _ObjectSource(_IndexSource):
     """Rows of a Python object, which were saved to a file. Messages contain the class of the object."""
+
+    def keep(self, columns: StoredColumns) -> None:
+        """Keep the encodings and types of a flare dataset, which are lost when a file is read."""
+        self.schema = pa.schema(
+            [
+                field.with_metadata(columns.schema.field(field.name).metadata)
+                for field in self.schema
+            ]
+        )
+        self.stored, self.types = columns.stored, columns.types
+
+    def batches(self, request: RowRequest = _ALL_ROWS) -> Iterator[pa.RecordBatch]:
+        for batch in super().batches(request):
+            fields = [
+                self.schema.field(field.name) if field.name in self.stored else field
+                for field in batch.schema
+            ]
+            yield pa.RecordBatch.from_arrays(batch.columns, schema=pa.schema(fields))
 
     def place(self, row: int) -> tuple[str, int]:
         return self.address, row
@@ -226,6 +257,7 @@ def open_source(
     exact: bool = True,
     dialect: Dialect = DIALECT,
     object_name: str = "",
+    object_columns: StoredColumns | None = None,
     **index_options: Any,
 ) -> Source:
     """Open an index (a table, a list of tables, or `-`), a folder of files, or a dataset.
@@ -235,6 +267,8 @@ def open_source(
     streams, rows  streams to read, and rows such as `10:20`; only for a dataset
     exact          whether numbers that a dataset stores as text stay text
     dialect        dialect of CSV files
+    object_name    class of a Python object whose rows were saved; empty for addresses
+    object_columns the columns of a flare dataset whose rows were saved
     index_options  further options for `ingest.open_index`
     raises         UsageError for streams or rows of an index; the errors of opening a source
     """
@@ -249,7 +283,10 @@ def open_source(
         if object_name:
             # relative paths and local files are allowed, as in code that uses the object
             index = replace(index, at=locate(".", replace(guard, allow_local=True)))
-            return _ObjectSource(object_name, replace(name, folder=""), index, guard)
+            saved = _ObjectSource(object_name, replace(name, folder=""), index, guard)
+            if object_columns is not None:
+                saved.keep(object_columns)
+            return saved
         source: Source = _IndexSource(shown, name, index, guard)
         source.notes = (*skipped, *index.notes)
         return source

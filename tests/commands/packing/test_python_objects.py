@@ -82,6 +82,37 @@ def test_a_dataset_is_packed_after_where_and_select(tmp_path):
     assert found == [{"n": 2, "text": "y"}, {"n": 3, "text": "z"}]
 
 
+def test_a_dataset_keeps_its_encodings(tmp_path):
+    rows = {
+        "doc": ['{"a": 1}', "[2]", "null"],
+        "image": [b"\xff\xd8\xff1", b"2", b"3"],
+        "number": ["1", "22", "3"],
+        "when": pa.array([0, 1, 2], pa.timestamp("us")),
+        "big": pa.array([2**64 - 1, 0, 1], pa.uint64()),
+        "kind": pa.array(["a", "b", "a"]).dictionary_encode(),
+        "tensor": pa.FixedShapeTensorArray.from_numpy_ndarray(np.ones((3, 2, 2), np.float32)),
+        "flag": [True, False, True],
+    }
+    encode = {"doc": "json", "image": "bytes", "number": "str_int"}
+    commands.pack(pa.table(rows), tmp_path / "one", encode=encode)
+    data = read.open(tmp_path / "one")
+    for form in ("mds", "webdataset"):
+        commands.pack(tmp_path / "one", tmp_path / f"address.{form}", format=form)
+        commands.pack(data, tmp_path / f"object.{form}", format=form)
+        commands.pack(data.where("big > 0"), tmp_path / f"where.{form}", format=form)
+        commands.pack(data, tmp_path / f"option.{form}", format=form, where="big > 0")
+        expected = read.open(tmp_path / f"address.{form}")
+        for name, selected in (("object", [0, 1, 2]), ("where", [0, 2]), ("option", [0, 2])):
+            found = read.open(tmp_path / f"{name}.{form}")
+            assert (found.columns, found.schema) == (expected.columns, expected.schema)
+            assert found.rows(range(len(found)), ["doc", "image", "number", "when"]) == (
+                expected.rows(selected, ["doc", "image", "number", "when"])
+            )
+            assert found.to_arrow().to_pylist() == [
+                expected.to_arrow().to_pylist()[row] for row in selected
+            ]
+
+
 def test_all_options_of_a_pack_apply(tmp_path):
     commands.pack(
         FRAME,
