@@ -257,6 +257,27 @@ class _RowOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
+class _TableOptions(Options):
+    input: str | None = option(
+        None,
+        Option(
+            group="Rows",
+            choices=("arrow", "parquet", "jsonl", "csv", "tsv", "lines", "tar", "files"),
+            help="Kind of SOURCE (default: detected): a table, a list of addresses (lines), a tar, or files.",
+        ),
+    )
+    csv: Sequence[str] = option(
+        (),
+        Option(
+            group="Rows",
+            metavar="KEY=VALUE",
+            is_repeatable=True,
+            help="Dialect of CSV files: delimiter, header=no, quote, null, decimal, encoding; repeatable.",
+        ),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class _WriteOptions(_RowOptions):
     key: str | None = option(
         None, Option(group="Rows", metavar="COLUMN", help="Column whose value identifies a row.")
@@ -292,7 +313,7 @@ class _SeedOptions(Options):
 
 
 @dataclass(frozen=True)
-class PackOptions(_DownloadOptions, _WriteOptions, _StreamOptions):
+class PackOptions(_DownloadOptions, _TableOptions, _WriteOptions, _StreamOptions):
     """Options of `pack`."""
 
     sources: Addresses
@@ -346,15 +367,6 @@ class PackOptions(_DownloadOptions, _WriteOptions, _StreamOptions):
             metavar="COL=VALUE|fill|fail",
             is_repeatable=True,
             help="Replace nulls with VALUE, or with a default for the type (fill); repeatable.",
-        ),
-    )
-    csv: Sequence[str] = option(
-        (),
-        Option(
-            group="Rows",
-            metavar="KEY=VALUE",
-            is_repeatable=True,
-            help="Dialect of CSV files: delimiter, header=no, quote, null, decimal, encoding; repeatable.",
         ),
     )
     from0: bool = option(

@@ -10,7 +10,14 @@ from flarecli.ingest.python_rows import PythonRows, arrow_batches, rows_of
 from flarecli.ingest.read_files import Flaw, contents, filled
 from flarecli.ingest.registry import is_index
 from flarecli.ingest.source_checksum import SourceChecksum
-from flarecli.ingest.stdin import standard_input
+from flarecli.ingest.stdin import (
+    Spool,
+    is_stream,
+    open_streams,
+    sniff,
+    standard_input,
+    stream_name,
+)
 
 __all__ = [
     "DIALECT",
@@ -19,13 +26,18 @@ __all__ = [
     "Index",
     "PythonRows",
     "SourceChecksum",
+    "Spool",
     "arrow_batches",
     "contents",
     "data_among",
     "filled",
     "is_index",
+    "is_stream",
     "open_folder",
     "open_index",
+    "open_streams",
     "rows_of",
+    "sniff",
     "standard_input",
+    "stream_name",
 ]

@@ -22,16 +22,15 @@ from flarecli.formats.tables.base import Part
 from flarecli.formats.tables.csv import Delimited
 from flarecli.formats.tables.dialect import DEFAULT as DIALECT
 from flarecli.formats.tables.dialect import DELIMITERS, Dialect
-from flarecli.formats.tables.json import Json
 from flarecli.formats.tables.parquet import Parquet
-from flarecli.formats.tables.registry import open_part
+from flarecli.formats.tables.registry import open_kind, open_part, text_file
 from flarecli.formats.tables.schema_merge import align, merge
 from flarecli.hashes import DEFAULT, Sums
 from flarecli.ingest.folder import Folder
 from flarecli.ingest.read_files import Flaw, contents
-from flarecli.ingest.registry import STDIN, ListedFile, expand_lists
+from flarecli.ingest.registry import ListedFile, expand_lists
 from flarecli.ingest.source_checksum import SourceChecksum
-from flarecli.ingest.stdin import DATA, NAME, Addresses, Spool, standard_input
+from flarecli.ingest.stdin import DATA, NAME, STDIN, Addresses, Spool, open_streams, sniff
 from flarecli.names import shell_quoted
 from flarecli.prefetch import ordered_map, result_interruptibly, submit
 from flarecli.redact import redact
@@ -43,6 +42,7 @@ __all__ = ["Index", "NumberedBatch", "open_folder", "open_index", "read_ahead"]
 JOINED_ROWS, JOINED_BYTES = 1 << 17, 32 << 20
 MAX_OPENERS = 16  # remote files that are opened concurrently
 READ_AHEAD_FILES = 4  # remote files that are read concurrently
+_LINES, _SHARDS = "lines", ("tar", "files")  # kinds that are not tables
 MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 1 << 20, 8 << 20  # size of the rows that one call reads ahead
 
 
@@ -66,6 +66,8 @@ class Index:
     details  notes for verbose output
     flaw     function that returns the error kind and message for a missing file; None unless the
              source is a folder
+    is_list  whether the rows are a list of addresses, which may name any file; the names in `links`
+             of other sources are relative to `at`
     """
 
     address: str
@@ -78,6 +80,7 @@ class Index:
     notes: tuple[str, ...] = ()
     details: tuple[str, ...] = ()
     flaw: Callable[[str, bool], tuple[str, str]] | None = None
+    is_list: bool = False
     # for the parts that were read: part number -> number of the part's first row in the index
     _firsts: dict[int, int] = field(default_factory=dict, compare=False)
 
@@ -200,7 +203,7 @@ class Index:
 
         The values of unreadable files are null.
         """
-        if self.address == STDIN:
+        if self.is_list:
             return contents(batches, columns, self.at.join, limits, group_rows=1)
         if not self.at.is_local:
             return contents(batches, columns, self.at.__truediv__, limits, group_rows=1)
@@ -377,7 +380,7 @@ def read_ahead(files: Iterable[Iterator[NumberedBatch]]) -> Iterator[Iterator[Nu
 
 
 def open_index(
-    address: str | Sequence[str],
+    address: str | Sequence[str | Spool],
     *,
     guard: Guard | None = None,
     text: Collection[str] = (),
@@ -385,35 +388,83 @@ def open_index(
     null_separated: bool = False,
     dialect: Dialect = DIALECT,
     stdin: IO[bytes] | None = None,
+    kind: str | None = None,
 ) -> Index:
     """Open an index without reading its rows.
 
-    address         tables (parquet, CSV, TSV, JSON, JSON lines, Arrow; text files also as `.gz` and
-                    `.zst`) and lists of tables (`.txt`), which are concatenated; or `-` for
-                    standard input
+    address         tables (parquet, CSV, TSV, JSON, JSON lines, Arrow; text files also as `.gz`,
+                    `.bz2` and `.zst`), lists of tables (`.txt`) and streams (`-` for standard
+                    input), which are concatenated; or one list of addresses
     text            columns of CSV and TSV files that are always text, such as keys and links
     allow_missing   fill columns that are missing in some files with nulls
-    null_separated  whether addresses in standard input end with a NUL instead of a newline
+    null_separated  whether addresses in a stream end with a NUL instead of a newline
     dialect         dialect of CSV and TSV files; unset fields are detected
     stdin           stream to read for `-`; None: standard input
+    kind            kind of every file: arrow, parquet, jsonl, csv, tsv or lines; None: determined
+                    by the suffix of a file, and by the content of a stream
     raises          MissingError if an address does not exist; FormatError for invalid files, no
                     rows, duplicate columns, or columns without a common type; UsageError for
-                    an unknown suffix
+                    an unknown suffix, or a list of addresses that is not the only source
     """
     addresses = [address] if isinstance(address, str) else list(address)
     if not addresses:
         raise UsageError("missing index: expected at least one address")
-    if STDIN in addresses:
-        if len(addresses) > 1:
-            raise UsageError("- (standard input) cannot be combined with other indexes")
-        dialect.check_used(False, STDIN)
-        stream = standard_input() if stdin is None else stdin
-        return _open_stdin(stream, guard or Guard(), null_separated)
-    files = [
-        file for address in addresses for file in expand_lists(ListedFile(locate(address, guard)))
-    ]
-    shown = " ".join(redact(address) for address in addresses)
-    return _open_tables(shown, files, text, dialect, allow_missing)
+    files: list[ListedFile | Spool] = []
+    for one in addresses:
+        if isinstance(one, Spool):
+            files.append(one)
+        elif one == STDIN:
+            files += [file for file in open_streams([one], stdin) if isinstance(file, Spool)]
+        else:
+            file = ListedFile(locate(one, guard))
+            files += [file] if kind is not None else expand_lists(file, dialect)
+    kinds = [_kind(file, kind, dialect, null_separated) for file in files]
+    shown = " ".join(redact(str(one)) for one in addresses)
+    if _LINES in kinds:
+        if len(files) > 1:
+            raise UsageError(
+                "a list of addresses cannot be combined with other sources",
+                where=files[kinds.index(_LINES)],
+                hint="Pack the list alone, or name the kind of all sources with --input.",
+            )
+        dialect.check_used(False, shown)
+        return _open_list(shown, files[0], guard or Guard(), null_separated)
+    at = _base_folder(files, guard or Guard())
+    return _open_tables(shown, at, files, kinds, text, dialect, allow_missing)
+
+
+def _kind(
+    file: ListedFile | Spool, kind: str | None, dialect: Dialect, null_separated: bool
+) -> str | None:
+    """Return the kind of a file, or None if its suffix determines the kind."""
+    if kind is not None or isinstance(file, ListedFile):
+        return kind
+    found = sniff(file, dialect, null_separated)
+    if found in _SHARDS:
+        raise UsageError(
+            f"the stream is a {found}, not a table",
+            where=file,
+            hint="Write the stream to a file, and pass the name of the file.",
+        )
+    return found
+
+
+def _base_folder(files: Sequence[ListedFile | Spool], guard: Guard) -> Location:
+    """Return the folder for relative links in the rows: the folder of the first file.
+
+    Streams alone are trusted like the command line, so their links may be any local files.
+    """
+    for file in files:
+        if isinstance(file, ListedFile):
+            return file.at.folder
+    return locate(".", replace(guard, allow_local=True))
+
+
+def _open_list(shown: str, file: ListedFile | Spool, guard: Guard, null_separated: bool) -> Index:
+    """Open a list of addresses, whose rows are the contents of the files."""
+    blocks = file if isinstance(file, Spool) else text_file(file.at)
+    addresses, at = Addresses(blocks, null_separated), _base_folder([file], guard)
+    return Index(shown, at, addresses.schema, None, (addresses,), (DATA,), NAME, is_list=True)
 
 
 def open_folder(
@@ -441,19 +492,27 @@ def open_folder(
 
 def _open_tables(
     shown: str,
-    files: Sequence[ListedFile],
+    at: Location,
+    files: Sequence[ListedFile | Spool],
+    kinds: Sequence[str | None],
     text: Collection[str],
     dialect: Dialect,
     allow_missing: bool,
 ) -> Index:
-    def open_file(file: ListedFile) -> Part:
+    def open_file(pair: tuple[ListedFile | Spool, str | None]) -> Part:
+        file, kind = pair
+        if isinstance(file, Spool):
+            return open_kind(kind or "", file.location, text, dialect, file)
         try:
+            if kind is not None:
+                return open_kind(kind, file.at, text, dialect)
             return open_part(file.at, text, dialect)
         except FlareError as error:
             raise file.with_source(error) from None
 
-    workers = 0 if all(file.at.is_local for file in files) else MAX_OPENERS
-    parts = list(ordered_map(open_file, files, workers=workers))
+    is_local = all(isinstance(file, Spool) or file.at.is_local for file in files)
+    workers = 0 if is_local else MAX_OPENERS
+    parts = list(ordered_map(open_file, list(zip(files, kinds, strict=True)), workers=workers))
     dialect.check_used(any(isinstance(part, Delimited) for part in parts), shown)
     schema, all_parts = merge(parts, allow_missing)
     known = [part.rows for part in parts if part.rows is not None]
@@ -462,7 +521,7 @@ def _open_tables(
         raise FormatError("the index has no rows", where=parts[0].at)
     return Index(
         shown,
-        files[0].at.folder,
+        at,
         schema,
         total,
         all_parts,
@@ -502,20 +561,3 @@ def _notes(parts: Sequence[Part]) -> Iterator[str]:
             f"column {name!r} has numbers with decimal commas, which are read as text; "
             "use --csv decimal=, to read them as numbers"
         )
-
-
-def _open_stdin(stream: IO[bytes], guard: Guard, null_separated: bool) -> Index:
-    """Open standard input as a list of addresses or as rows, depending on its first character.
-
-    Standard input is trusted like the command line, so it may contain the names of local files.
-    """
-    spool = Spool(stream)
-    head = next((block.lstrip() for block in spool.blocks() if block.strip()), b"")
-    if not head:
-        raise FormatError("standard input is empty", where=spool)
-    at = locate(".", replace(guard, allow_local=True))
-    if head[:1] in (b"{", b"[") and not null_separated:
-        table = Json(spool)
-        return Index(STDIN, at, table.schema, None, (table,))
-    addresses = Addresses(spool, null_separated)
-    return Index(STDIN, at, addresses.schema, None, (addresses,), (DATA,), NAME)

@@ -1,5 +1,9 @@
 """Names of index files, and expansion of lists of tables.
 
+A `.txt` file is a table if its first line contains a tab. It is also a table if the first line does
+not end with the extension of a table, and a delimiter occurs equally often in each of the first
+lines. Any other `.txt` file is a list.
+
 A list, such as `split_file_paths.txt`, has one address per line. Blank lines and lines that start
 with `#` are ignored. Relative addresses are relative to the folder of the list, and are checked
 like every address in data. A list may contain other lists, up to a depth of 4. Braces and wildcards
@@ -17,16 +21,23 @@ from typing import NamedTuple
 from flarecli.braces import WILDCARDS, expand_braces, split_pattern
 from flarecli.errors import FlareError, FormatError, MissingError, UsageError
 from flarecli.formats.tables.decompress import TextFile
-from flarecli.formats.tables.dialect import looks_like_table
+from flarecli.formats.tables.dialect import (
+    DEFAULT,
+    Dialect,
+    decoded,
+    detect_delimiter,
+    first_bytes,
+    first_line,
+)
 from flarecli.formats.tables.registry import is_table
 from flarecli.formats.tables.text_records import pieces
+from flarecli.ingest.stdin import STDIN
 from flarecli.names import is_url, scheme_of
 from flarecli.redact import redact
 from flarecli.storage import Location
 
-__all__ = ["STDIN", "ListedFile", "expand_lists", "is_index"]
+__all__ = ["ListedFile", "expand_lists", "is_index"]
 
-STDIN = "-"
 MAX_DEPTH = 4  # levels of nested lists
 MAX_FILES = 1 << 20  # files in a list, including its nested lists
 _LIST = ".txt"
@@ -36,10 +47,10 @@ _DATASET = re.compile(r"(?:index|spec)\.json|shard\.\d{5,}\.(?:json|csv|tsv)(?:\
 
 def is_index(address: str) -> bool:
     """Return whether an address is named like an index: a table, a list of tables, or `-`."""
-    if address == STDIN:
-        return True
-    if os.path.isdir(address):
-        return False
+    return address == STDIN or (not os.path.isdir(address) and _is_named_like_index(address))
+
+
+def _is_named_like_index(address: str) -> bool:
     name = address.partition("?")[0].rpartition("/")[2].lower()
     return not _DATASET.fullmatch(name) and (is_table(name) or name.endswith(_LIST))
 
@@ -57,6 +68,9 @@ class ListedFile(NamedTuple):
     named_by: Location | None = None
     line: int = 0
 
+    def __str__(self) -> str:
+        return str(self.at)
+
     def with_source(self, error: FlareError) -> FlareError:
         """Return an error about this file, with the list and line added to its hint."""
         if self.named_by is None:
@@ -65,14 +79,17 @@ class ListedFile(NamedTuple):
         return error.changed(hint=hint.rstrip())
 
 
-def expand_lists(file: ListedFile, parents: tuple[Location, ...] = ()) -> Iterator[ListedFile]:
+def expand_lists(
+    file: ListedFile, dialect: Dialect = DEFAULT, parents: tuple[Location, ...] = ()
+) -> Iterator[ListedFile]:
     """Yield a file, or all files that a list and its nested lists name.
 
-    raises  FormatError with list and line for a list that is empty, nested too deeply, or contains
-            itself; UnsafeError for an address that is not allowed in data
+    dialect  dialect of the file, if it is a table
+    raises   FormatError with list and line for a list that is empty, nested too deeply, or contains
+             itself; UnsafeError for an address that is not allowed in data
     """
     at = file.at
-    if not at.name.lower().endswith(_LIST) or looks_like_table(TextFile(at)):
+    if not at.name.lower().endswith(_LIST) or _has_rows(TextFile(at), dialect):
         yield file
         return
     if at in parents:
@@ -89,7 +106,7 @@ def expand_lists(file: ListedFile, parents: tuple[Location, ...] = ()) -> Iterat
     count = 0
     try:
         for listed in _listed_files(at):
-            for expanded in expand_lists(listed, (*parents, at)):
+            for expanded in expand_lists(listed, dialect, (*parents, at)):
                 count += 1
                 if count > MAX_FILES:
                     raise FormatError(f"more than {MAX_FILES} files in lists", where=at)
@@ -100,8 +117,24 @@ def expand_lists(file: ListedFile, parents: tuple[Location, ...] = ()) -> Iterat
         raise FormatError("the list contains no addresses", where=at)
 
 
+def _has_rows(source: TextFile, dialect: Dialect) -> bool:
+    """Return whether a text file is a table, and not a list of addresses."""
+    _, head = decoded(source, first_bytes(source), dialect.encoding)
+    line = first_line(head)
+    if b"\t" in line:
+        return True
+    text = line.decode("utf-8", "replace")
+    # a question mark starts the query of a URL, or is a wildcard
+    if line.startswith(b"#") or any(map(_is_named_like_index, (text, text.rpartition("?")[2]))):
+        return False
+    if dialect.delimiter:
+        return dialect.delimiter.encode() in line
+    return bool(detect_delimiter(head, dialect.quote, "", strict=True))
+
+
 def _listed_files(at: Location) -> Iterator[ListedFile]:
-    for piece in pieces(TextFile(at), ""):
+    source, _ = decoded(TextFile(at), first_bytes(TextFile(at)))
+    for piece in pieces(source, ""):
         for number, line in enumerate(piece.data.decode().split("\n"), piece.line):
             address = line.strip()
             if not address or address.startswith("#"):

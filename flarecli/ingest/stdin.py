@@ -1,55 +1,200 @@
-"""Standard input (`-`): addresses or rows, copied on demand to a temporary file.
+"""Streams: standard input (`-`) and FIFOs that the user names, such as `<(…)` of a shell.
 
-The temporary file can be read again, for example for a checksum. Input that starts with `{` or `[`
-is JSON. All other input is a list of addresses that are separated by newlines or NULs. Each address
-becomes a row with the name and the contents of the object.
+A stream is copied on demand to an unnamed temporary file, from which it can be read again, for
+example for a checksum. A compressed stream (gzip, bzip2, zstd) is decompressed first. The content
+determines the kind of a stream, in this order:
+
+    arrow    Arrow IPC file, or stream of messages in the encapsulated layout
+    parquet  starts with PAR1
+    tar      ustar or v7 header, or an empty archive
+    lines    the first line is a URL or an existing path, and so are most of the first lines
+    jsonl    starts with `{` or `[`
+    csv      the first line contains a delimiter: comma, semicolon, tab or `|`
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import re
 import select
+import stat
 import sys
 import tempfile
+import weakref
 from collections.abc import Iterator, Sequence
-from typing import IO
+from typing import IO, NoReturn, Self
 
 import pyarrow as pa
 
-from flarecli.errors import FormatError, ReachError
+from flarecli import media
+from flarecli.errors import FormatError, ReachError, UsageError
 from flarecli.formats.tables import decompress
 from flarecli.formats.tables.base import Part
-from flarecli.formats.tables.decompress import Blocks
-from flarecli.names import escape
+from flarecli.formats.tables.decompress import Blocks, compression_of, decompressed
+from flarecli.formats.tables.dialect import (
+    DEFAULT,
+    DELIMITERS,
+    Dialect,
+    decoded,
+    first_bytes,
+    first_line,
+    without_quoted,
+)
+from flarecli.formats.tables.text_records import BOM
+from flarecli.names import escape, is_url, local_path, scheme_of
 from flarecli.redact import redact
+from flarecli.storage import Location
+from flarecli.storage.local import LocalStore, temporary_file_error
 
-__all__ = ["Addresses", "DATA", "NAME", "Spool", "standard_input"]
+__all__ = [
+    "Addresses",
+    "DATA",
+    "NAME",
+    "STDIN",
+    "Spool",
+    "is_stream",
+    "open_streams",
+    "sniff",
+    "standard_input",
+    "stream_name",
+]
 
+STDIN = "-"
 NAME, DATA = "name", "data"
 _ROWS = 8192
 MAX_ADDRESS_BYTES = 1 << 16
+_FILE = "stdin"  # name of the temporary file in its store
+_STDIN = re.compile(r"-|/dev/stdin|(?:/dev|/proc/self)/fd/0")
+_DESCRIPTOR = re.compile(r"(?:/dev|/proc/self)/fd/\d+")
+_FIRST_LINES = 10
+_EMPTY_TAR_BYTES = 10240  # maximum size: two blocks of zeros, padded to a record
+_CONTROL = re.compile(rb"[\0-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_XZ = b"\xfd7zXZ\0"
+_EXPECTED = (
+    "an Arrow stream, parquet, JSON lines, CSV or TSV with a header, a tar, "
+    "or a list of URLs or existing paths"
+)
+
+
+def is_stream(address: str) -> bool:
+    """Return whether an address from the user is standard input, an open file, or a FIFO."""
+    if _STDIN.fullmatch(address) or _DESCRIPTOR.fullmatch(address):
+        return True
+    if is_url(address) and scheme_of(address) != "file":
+        return False
+    with contextlib.suppress(OSError, ValueError):
+        return stat.S_ISFIFO(os.stat(local_path(address)).st_mode)
+    return False
+
+
+def stream_name(address: str) -> str:
+    """Return the name of a stream in outputs, which does not depend on a file descriptor."""
+    is_unnamed = _STDIN.fullmatch(address) or _DESCRIPTOR.fullmatch(address)
+    return STDIN if is_unnamed else address
 
 
 def standard_input() -> IO[bytes]:
-    """Return standard input as a byte stream. Raises ReachError if it is closed."""
+    """Return standard input as a byte stream.
+
+    raises  ReachError if it is closed; UsageError if it is a terminal
+    """
     if sys.stdin is None:
-        raise ReachError("standard input is closed", where="-")
-    return sys.stdin.buffer
+        raise ReachError("standard input is closed", where=STDIN)
+    stream = sys.stdin.buffer
+    if stream.isatty():
+        raise UsageError(
+            "standard input is a terminal; expected data from a pipe or a file",
+            where=STDIN,
+            hint="Pipe data into flare, such as `cat rows.csv | flare pack - out`, or name a file.",
+        )
+    return stream
+
+
+def open_streams(
+    addresses: Sequence[str], stdin: IO[bytes] | None = None, is_opaque: bool = False
+) -> list[str | Spool]:
+    """Open each standard input or FIFO, and decompress it; return all other addresses unchanged.
+
+    addresses  addresses that the user typed; a FIFO that a wildcard matches is not a stream
+    stdin      stream to read for `-`; None: standard input
+    is_opaque  whether the bytes are not decompressed
+    raises     UsageError if a stream is named twice; FormatError for an empty stream; the errors of
+               `standard_input`; ReachError if a FIFO cannot be read
+    """
+    opened: list[str | Spool] = []
+    names = set[str]()
+    for address in addresses:
+        if not is_stream(address):
+            opened.append(address)
+            continue
+        shown = STDIN if _STDIN.fullmatch(address) else address
+        if shown in names:
+            raise UsageError("a stream can be read only once", where=shown, hint="Name it once.")
+        names.add(shown)
+        opened.append(_open_stream(shown, stdin, is_opaque))
+    return opened
+
+
+def _open_stream(address: str, stdin: IO[bytes] | None, is_opaque: bool) -> Spool:
+    if address == STDIN:
+        stream = standard_input() if stdin is None else stdin
+    else:
+        try:
+            stream = open(local_path(address), "rb")  # noqa: SIM115 - closed by `_read_blocks`
+        except OSError as error:
+            raise _read_error(error, address) from None
+    blocks = _read_blocks(stream, address)
+    first = next(blocks, b"")
+    blocks = itertools.chain([first], blocks)
+    if (compression := compression_of(first)) and not is_opaque:
+        blocks = decompressed(blocks, compression, address)
+    spool = Spool(blocks, address)
+    if not is_opaque and not any(block.strip() for block in itertools.islice(spool.blocks(), 2)):
+        raise FormatError(
+            "standard input is empty" if address == STDIN else "the stream is empty",
+            where=spool,
+            hint="Check the command that writes to the pipe.",
+        )
+    return spool
+
+
+def _read_blocks(stream: IO[bytes], where: str) -> Iterator[bytes]:
+    """Yield the bytes of a stream, up to 4 MB at a time; close a FIFO at its end."""
+    with contextlib.nullcontext() if where == STDIN else contextlib.closing(stream):
+        while True:
+            try:
+                data = stream.read(decompress.BLOCK_BYTES)
+                while data is None:  # a non-blocking pipe without data
+                    select.select([stream], [], [])
+                    data = stream.read(decompress.BLOCK_BYTES)
+            except OSError as error:
+                raise _read_error(error, where) from None
+            if not data:
+                return
+            yield data
+
+
+def _read_error(error: OSError, where: str) -> ReachError:
+    return ReachError(f"cannot read: {(error.strerror or str(error)).lower()}", where=where)
 
 
 class Spool:
-    """A stream that is copied to an unnamed temporary file and can be read several times."""
+    """A stream that is copied to an unnamed temporary file and can be read several times.
 
-    location = None
+    location  location of the copy; using it copies the rest of the stream
+    """
 
-    def __init__(self, stream: IO[bytes]) -> None:
-        self._stream = stream
-        self._file = tempfile.TemporaryFile(prefix="flare-")  # noqa: SIM115 - closed with this object
+    def __init__(self, blocks: Iterator[bytes], shown: str = STDIN) -> None:
+        self._stream, self._shown = blocks, shown
+        self._file = _temporary_file()
+        weakref.finalize(self, self._file.close)
         self._size, self._is_complete = 0, False
+        self.location = Location(_SpoolStore(self, shown), _FILE)
 
     def __str__(self) -> str:
-        return "-"
+        return self._shown
 
     def blocks(self) -> Iterator[bytes]:
         """Yield all bytes from the beginning; copy more of the stream if needed.
@@ -63,31 +208,158 @@ class Spool:
             start += len(data)
             yield data
 
+    def copied(self) -> int:
+        """Copy the rest of the stream, and return the file descriptor of the temporary file."""
+        while self._copy_block():
+            pass
+        return self._file.fileno()
+
     def _copy_block(self) -> bool:
         """Copy the next block of the stream; return False at its end."""
         if self._is_complete:
             return False
-        try:
-            data = self._stream.read(decompress.BLOCK_BYTES)
-            while data is None:  # a non-blocking pipe without data
-                select.select([self._stream], [], [])
-                data = self._stream.read(decompress.BLOCK_BYTES)
-        except OSError as error:
-            reason = (error.strerror or str(error)).lower()
-            raise ReachError(f"cannot read: {reason}", where=self) from None
+        data = next(self._stream, b"")
         try:
             self._file.write(data)
             self._file.flush()
         except OSError as error:
-            reason = (error.strerror or str(error)).lower()
-            raise ReachError(
-                f"cannot write to a temporary file: {reason}",
-                where=self,
-                hint="Set TMPDIR to a folder with more space.",
-            ) from None
+            raise temporary_file_error(error, f"the stream {self}") from None
         self._size += len(data)
         self._is_complete = not data
         return bool(data)
+
+
+def _temporary_file() -> IO[bytes]:
+    try:
+        return tempfile.TemporaryFile(prefix="flare-")
+    except OSError as error:
+        raise temporary_file_error(error, "a stream") from None
+
+
+class _SpoolStore(LocalStore):
+    """A store with one file, the copy of a stream. Messages contain the address of the stream."""
+
+    def __init__(self, spool: Spool, shown: str) -> None:
+        super().__init__("", shown, maps=False)
+        self._spool = spool
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a stream cannot be sent to another process")
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    __hash__ = object.__hash__
+
+    def show(self, path: str) -> str:
+        return self.shown
+
+    def unmapped(self) -> Self:
+        return self
+
+    @contextlib.contextmanager
+    def opened(self, path: str, flags: int = os.O_RDONLY) -> Iterator[int]:
+        if path != _FILE:
+            with super().opened(path) as fd:  # raises MissingError, because the root is empty
+                yield fd
+            return
+        fd = self._spool.copied()
+        # some systems duplicate the descriptor, with its position, when /dev/fd/N is opened
+        os.lseek(fd, 0, os.SEEK_SET)
+        yield fd
+
+
+# -- kinds of streams
+
+
+def sniff(spool: Blocks, dialect: Dialect = DEFAULT, null_separated: bool = False) -> str:
+    """Return the kind of a stream: arrow, parquet, tar, lines, jsonl or csv.
+
+    dialect         dialect that the user set for CSV; if set, a stream of an unknown kind is CSV
+    null_separated  whether the stream is a list of addresses that end with a NUL
+    raises          FormatError if the kind is unknown
+    """
+    if null_separated:
+        return "lines"
+    head = first_bytes(spool)
+    kind = _sniff_binary(head)
+    if kind is not None:
+        return kind
+    _, head = decoded(spool, head, dialect.encoding)
+    head = head.removeprefix(BOM)
+    if _is_list(head):
+        return "lines"
+    if head.lstrip()[:1] in (b"{", b"["):
+        return "jsonl"
+    if dialect != DEFAULT:
+        return "csv"
+    found = "xz" if head.startswith(_XZ) else media.sniff(head)
+    line = first_line(head)
+    is_text = found is None and not _CONTROL.search(line)
+    if is_text and any(one.encode() in without_quoted(line, '"') for one in DELIMITERS):
+        return "csv"
+    raise _unknown_kind(spool, found, is_text)
+
+
+def _unknown_kind(spool: Blocks, found: str | None, is_text: bool) -> FormatError:
+    if found == "xz":
+        message, hint = "the stream is compressed with xz", "Decompress the stream with `xz -dc`."
+    elif is_text:
+        message = f"unknown kind of stream; expected {_EXPECTED}"
+        hint = (
+            "Name the kind with --input, such as csv for a table with one column, "
+            "or lines for a list of addresses."
+        )
+    else:
+        begin = f"the stream contains {found}" if found else "unknown kind of stream"
+        message = f"{begin}; expected {_EXPECTED}"
+        hint = "Name the kind with --input; use --input files to pack the stream as one row."
+    return FormatError(message, where=spool, hint=hint)
+
+
+def _sniff_binary(head: bytes) -> str | None:
+    if head.startswith(b"PAR1"):
+        return "parquet"
+    if head.startswith((b"ARROW1", b"FEA1")):
+        return "arrow"
+    if head.startswith(b"\xff\xff\xff\xff"):  # the continuation mark of Arrow messages
+        return "arrow"
+    return "tar" if _is_tar(head) else None
+
+
+def _is_tar(head: bytes) -> bool:
+    block = head[:512]
+    if len(block) < 512:
+        return False
+    if not block.strip(b"\0"):
+        return len(head) <= _EMPTY_TAR_BYTES and not head.strip(b"\0")
+    if block[257:262] == b"ustar":
+        return True
+    checksum = block[148:156].strip(b" \0")  # v7 has no magic number
+    if not re.fullmatch(rb"[0-7]{1,7}", checksum):
+        return False
+    return sum(block) - sum(block[148:156]) + 8 * ord(" ") == int(checksum, 8)
+
+
+def _is_list(head: bytes) -> bool:
+    """Return whether the first line is an address, and at least half of the first lines are."""
+    lines = [line.strip(b" \t\r") for line in head.split(b"\n")]
+    if len(lines) > 1 and lines[-1]:
+        lines.pop()  # the line may be incomplete
+    lines = [line for line in lines if line][:_FIRST_LINES]
+    if lines and b"\0" in lines[0]:
+        lines = [one for one in lines[0].split(b"\0") if one][:_FIRST_LINES]  # lacks `-0`
+    found = [_is_address(line) for line in lines]
+    return bool(found) and found[0] and 2 * sum(found) >= len(found)
+
+
+def _is_address(line: bytes) -> bool:
+    if len(line) > MAX_ADDRESS_BYTES or b"\0" in line:
+        return False
+    if os.path.lexists(line):
+        return True
+    text = line.decode("utf-8", "replace")
+    return is_url(text) and not re.search(r"[\s|]", text)
 
 
 class Addresses(Part):
@@ -98,8 +370,10 @@ class Addresses(Part):
 
     schema = pa.schema([(NAME, pa.string()), (DATA, pa.string())])
 
-    def __init__(self, at: Blocks, null_separated: bool) -> None:
-        self.at, self._separator = at, b"\0" if null_separated else b"\n"
+    def __init__(self, source: Blocks, null_separated: bool = False) -> None:
+        self.at, self._separator = source, b"\0" if null_separated else b"\n"
+        if not null_separated:
+            self.at, _ = decoded(source, first_bytes(source))
 
     def batches(self, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
         """Yield the addresses in order. Raises FormatError with the line for an invalid address."""
@@ -128,7 +402,9 @@ class Addresses(Part):
 
     def _decode(self, data: bytes, number: int) -> str:
         """Return the address in a line; empty for a blank line."""
-        data = data if self._separator == b"\0" else data.strip(b" \t\r")
+        if self._separator != b"\0":
+            data = data.removeprefix(BOM) if number == 1 else data
+            data = data.strip(b" \t\r")
         try:
             text = data.decode()
         except UnicodeDecodeError as error:

@@ -160,9 +160,10 @@ def test_an_ignored_sighup_stays_ignored(tmp_path):
     finally:
         signal.signal(signal.SIGHUP, before)
     with process:
-        process.send_signal(signal.SIGHUP)
+        with open(index, "wb"):  # waits for the reader
+            process.send_signal(signal.SIGHUP)
         process.communicate()
-    assert process.returncode == 5  # the signal arrived after the end of the run
+    assert process.returncode == 4  # the run ended after the signal, at the end of the empty stream
 
 
 def test_a_signal_is_reported_as_json_with_json(flare_process):

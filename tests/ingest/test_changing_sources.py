@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import select
+import tempfile
 
 import pyarrow as pa
 import pyarrow.csv
@@ -13,7 +14,7 @@ import pytest
 from flarecli.errors import FormatError, MissingError, ReachError
 from flarecli.formats.tables import decompress
 from flarecli.ingest import open_folder, open_index
-from flarecli.ingest.stdin import Spool, standard_input
+from flarecli.ingest.stdin import Spool, open_streams, standard_input
 
 ROWS = 3000
 NAMES = ["x.parquet", "x.csv", "x.csv.gz", "x.jsonl", "x.json", "x.arrow", "x.arrows"]
@@ -123,7 +124,8 @@ def test_a_non_blocking_pipe_is_read_to_its_end(monkeypatch):
     monkeypatch.setattr(select, "select", writes)
     os.write(into, b"a.jpg\n")
     with os.fdopen(out, "rb") as stream:
-        assert b"".join(Spool(stream).blocks()) == b"a.jpg\nb.jpg\nc.jpg\n"
+        (spool,) = open_streams(["-"], stream)
+        assert b"".join(spool.blocks()) == b"a.jpg\nb.jpg\nc.jpg\n"
     assert len(waited) == 2
 
 
@@ -136,17 +138,17 @@ class FailingStream:
 
 def test_a_broken_stream_and_a_full_disk_have_different_errors():
     with pytest.raises(ReachError) as caught:
-        list(Spool(FailingStream()).blocks())
+        open_streams(["-"], FailingStream())
     assert str(caught.value) == "-: cannot read: input/output error"
-    with open("/dev/zero", "rb") as stream, open("/dev/full", "wb", buffering=0) as full:
-        spool = Spool(stream)
-        spool._file.close()
+    spool = Spool(iter([b"data"]))
+    with open("/dev/full", "wb", buffering=0) as full:
         spool._file = full
         with pytest.raises(ReachError) as caught:
             next(spool.blocks())
     assert (str(caught.value), caught.value.hint) == (
-        "-: cannot write to a temporary file: no space left on device",
-        "Set TMPDIR to a folder with more space.",
+        f"{tempfile.gettempdir()}: cannot write temporary files for the stream -: "
+        "no space left on device",
+        "Set TMPDIR to a folder on a larger disk.",
     )
 
 

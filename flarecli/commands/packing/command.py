@@ -55,6 +55,8 @@ def pack(options: PackOptions) -> Packed:
             f"--engine {options.engine} cannot pack a Python object, because only this process can read the object",
             hint="Save the object to a Parquet file, and pack the file.",
         )
+    if options.input is not None:
+        raise UsageError("--input: a Python object is not a file")
     columns = None
     if isinstance(sources, Dataset):
         exact = options.where is None  # as for the address of a dataset

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from flarecli import __version__, encodings, sql
+from flarecli import __version__, encodings, ingest, sql
 from flarecli.commands.options import PackOptions
 from flarecli.commands.packing.plan import PackTask, Plan, check_keys
 from flarecli.commands.packing.run import (
@@ -214,10 +214,11 @@ def _check_options(plan: Plan) -> None:
             "--on-duplicate first needs the keys of all parts",
             hint="Use --on-duplicate error or keep, or omit --part-rows.",
         )
-    if plan.task.sources == ["-"]:
+    if any(map(ingest.is_stream, plan.task.sources)):
         raise UsageError(
-            "standard input cannot be read in parts",
-            hint="Save the input to a file, and pack the file.",
+            "a stream cannot be read in parts",
+            where=plan.source.address,
+            hint="Save the stream to a file, and pack the file.",
         )
 
 

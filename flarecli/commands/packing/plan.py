@@ -159,6 +159,7 @@ class PackTask:
             allow_missing=options.allow_missing,
             null_separated=options.from0,
             dialect=self.dialect,
+            kind=options.input,
             object_name=self.object_name,
             object_columns=self.object_columns,
         )
@@ -199,6 +200,7 @@ class PackTask:
             **self.media.recorded_options(),
             **(access if options.on_error == "skip" else {}),
             **({"null_separated": True} if options.from0 else {}),
+            **({"input": options.input} if options.input else {}),
             **({"csv": list(options.csv)} if options.csv else {}),
             **({"null": sorted(options.null)} if options.null else {}),
             **({"streams": streams} if streams else {}),
@@ -623,14 +625,20 @@ def _read_files(
         keys = batch.column(plan.row_name) if plan.row_name is not None else None
         failures: dict[int, Failure] = {}
         problems = [
-            (row, column, error.kind, f"{batch.column(_NAME_OF + column)[row]}: {error.message}")
+            (
+                row,
+                column,
+                error.kind,
+                f"{batch.column(_NAME_OF + column)[row]}: {error.message}",
+                error.hint,
+            )
             for row, column, error in flaws
         ]
         missing = _missing_files(plan, batch, [*names_of, *read_already])
-        problems += [(row, *missing[row]) for row in missing]
-        for row, column, kind, reason in problems:
+        problems += [(row, *missing[row], "") for row in missing]
+        for row, column, kind, reason, hint in problems:
             key = "" if keys is None else key_text(keys[row])
-            failures.setdefault(row, Failure(first + row, key, column, kind, reason))
+            failures.setdefault(row, Failure(first + row, key, column, kind, reason, hint=hint))
         names = {
             file: [text or "" for text in batch.column(name).to_pylist()]
             for file, name in zip(files, names_of, strict=True)

@@ -130,7 +130,7 @@ def planned(task: PackTask, progress: Progress) -> Plan:
     plan = Plan(task, source, progress)
     if (
         source.files
-        and task.sources != ["-"]
+        and not source.is_list
         and f"{_real_address(task.out)}/".startswith(f"{_real_address(task.sources[0])}/")
     ):
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Sources of a pack: an index of samples, a folder of files, or a dataset; all yield batches."""
+"""Sources of a pack: an index, a folder of files, a dataset, or a stream; all yield batches."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from flarecli.braces import WILDCARDS
 from flarecli.commands.large_values import LargeValues
 from flarecli.commands.provenance import SourceName, shard_of, source_name
 from flarecli.commands.row_order import average_row_bytes, check_no_rows, read_rows, select_rows
-from flarecli.errors import NoRowsError
-from flarecli.formats import facts
+from flarecli.errors import NoRowsError, UsageError
+from flarecli.formats import FALLBACK, STREAMED, facts
 from flarecli.hashes import DEFAULT, Sums
 from flarecli.ingest import DIALECT, Dialect
 from flarecli.media import is_media, kind_of
@@ -60,6 +60,7 @@ class Source:
     notes    notes for the user
     details  notes for verbose output
     stored   column -> encoding in a dataset; empty for an index
+    is_list  whether the rows are addresses, so that `files` may name any file
     types    column -> Arrow type to preserve, if it differs from the type in `schema`: a dictionary
              type of an index, or the original type in the source of a packed dataset
     files    columns of file names in `batches`; `schema` has the types of the file contents
@@ -73,6 +74,7 @@ class Source:
     details: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     key: str | None = None
+    is_list = False
     flaw: Callable[[str, bool], tuple[str, str]] | None = None
     is_run = True
 
@@ -119,7 +121,7 @@ class _IndexSource(Source):
         self._index, self._limits = index, guard.limits
         self.notes, self.files, self.types = index.notes, index.links, index.dictionaries
         if index.links:
-            self.key, self.flaw = index.key, index.flaw
+            self.key, self.flaw, self.is_list = index.key, index.flaw, index.is_list
         else:
             self.details = index.details
 
@@ -195,6 +197,7 @@ class _DatasetSource(Source):
     rows       rows to select, such as `10:20`; None: all
     exact      whether numbers that are stored as text stay text, so that they do not change
     max_bytes  maximum size of a value
+    spools     streams that contain the shards
     """
 
     def __init__(
@@ -206,9 +209,10 @@ class _DatasetSource(Source):
         rows: str | None,
         exact: bool,
         max_bytes: int,
+        spools: Sequence[ingest.Spool] = (),
     ) -> None:
         self._data, self._parts, self._exact = read.Dataset(parts, resolved), parts, exact
-        self._max_bytes = max_bytes
+        self._max_bytes, self._spools = max_bytes, spools
         self._order = None if rows is None else select_rows(len(self._data), rows)
         schema = self._data.exact if exact else self._data.schema
         count = len(self._data) if self._order is None else len(self._order)
@@ -240,10 +244,17 @@ class _DatasetSource(Source):
         sums = Sums([DEFAULT])
         for one in self._data.playlists:
             sums.update(playlists.text(one))
+        for spool in self._spools:
+            for block in spool.blocks():
+                sums.update(block)
         return sums.hex()[DEFAULT]
 
     def place(self, row: int) -> tuple[str, int]:
         return shard_of(self._data, self._parts[0], row)
+
+
+# values of --input whose rows a shard format reads -> the format
+_SHARD_FORMATS = {"tar": STREAMED, "files": FALLBACK}
 
 
 def open_source(
@@ -256,29 +267,49 @@ def open_source(
     rows: str | None = None,
     exact: bool = True,
     dialect: Dialect = DIALECT,
+    kind: str | None = None,
+    null_separated: bool = False,
     object_name: str = "",
     object_columns: StoredColumns | None = None,
     **index_options: Any,
 ) -> Source:
-    """Open an index (a table, a list of tables, or `-`), a folder of files, or a dataset.
+    """Open an index (a table, a list of tables, or a stream), a folder of files, or a dataset.
 
-    text           CSV columns that are always read as text
-    columns        columns to pack; for a folder, the file extensions that form a row
-    streams, rows  streams to read, and rows such as `10:20`; only for a dataset
-    exact          whether numbers that a dataset stores as text stay text
-    dialect        dialect of CSV files
-    object_name    class of a Python object whose rows were saved; empty for addresses
-    object_columns the columns of a flare dataset whose rows were saved
-    index_options  further options for `ingest.open_index`
-    raises         UsageError for streams or rows of an index; the errors of opening a source
+    text            CSV columns that are always read as text
+    columns         columns to pack; for a folder, the file extensions that form a row
+    streams, rows   streams to read, and rows such as `10:20`; only for a dataset
+    exact           whether numbers that a dataset stores as text stay text
+    dialect         dialect of CSV files
+    kind            value of --input; None: determined by names, and by the content of a stream
+    null_separated  whether addresses in a list end with a NUL
+    object_name     class of a Python object whose rows were saved; empty for addresses
+    object_columns  the columns of a flare dataset whose rows were saved
+    index_options   further options for `ingest.open_index`
+    raises          UsageError for streams or rows of an index; the errors of opening a source
     """
     addresses = address_texts(sources)
-    expanded, skipped = _expanded(addresses, guard)
-    shown, name = " ".join(map(redact, addresses)), source_name(addresses, expanded)
-    if expanded and all(ingest.is_index(address) for address in expanded):
+    shown = " ".join(map(redact, addresses))
+    if null_separated and kind not in (None, "lines"):
+        raise UsageError(f"-0 needs a list of addresses (--input lines), got --input {kind}")
+    opened, skipped = _expanded(ingest.open_streams(addresses, is_opaque=kind == "files"), guard)
+    expanded = list(map(str, opened))
+    name = source_name(addresses, expanded)
+    spools = [one for one in opened if isinstance(one, ingest.Spool)]
+    kinds = {kind} if kind else {ingest.sniff(one, dialect, null_separated) for one in spools}
+    format = next((_SHARD_FORMATS[one] for one in kinds if one in _SHARD_FORMATS), None)
+    is_index = kind is not None or all(
+        isinstance(one, ingest.Spool) or ingest.is_index(one) for one in opened
+    )
+    if expanded and format is None and is_index:
         check_no_rows(shown, streams, rows)
         index = ingest.open_index(
-            expanded, guard=guard, text=text, dialect=dialect, **index_options
+            opened,
+            guard=guard,
+            text=text,
+            dialect=dialect,
+            kind=kind,
+            null_separated=null_separated,
+            **index_options,
         )
         if object_name:
             # relative paths and local files are allowed, as in code that uses the object
@@ -291,21 +322,55 @@ def open_source(
         source.notes = (*skipped, *index.notes)
         return source
     dialect.check_used(False, shown)
-    resolved = read.resolve(expanded, guard=guard, maps=False, expanded=True)
-    if len(expanded) == 1 and is_plain_folder(expanded[0], resolved, guard):
+    if spools and (format is None or len(kinds) > 1):
+        raise UsageError(
+            "the sources have different kinds",
+            where=shown,
+            hint="Pack tables, tar archives and datasets separately.",
+        )
+    if spools:
+        resolved = [
+            playlist
+            for one in opened
+            for playlist in (
+                [_playlist_of(one, format or FALLBACK)]
+                if isinstance(one, ingest.Spool)
+                else read.resolve([one], format=kind and format, guard=guard, expanded=True)
+            )
+        ]
+    else:
+        resolved = read.resolve(expanded, format=format, guard=guard, maps=False, expanded=True)
+    if (
+        kind is None
+        and not spools
+        and len(expanded) == 1
+        and is_plain_folder(expanded[0], resolved, guard)
+    ):
         check_no_rows(shown, streams, rows)
         folder = ingest.open_folder(expanded[0], guard=guard, columns=columns)
         return _IndexSource(shown, name, folder, guard)
     parts, max_bytes = read.select_streams(resolved, streams), guard.limits.max_bytes
-    source = _DatasetSource(shown, name, parts, resolved, rows, exact, max_bytes)
-    source.notes = (*skipped, *(_single_file(resolved[0].streams[0]) if len(expanded) == 1 else ()))
+    source = _DatasetSource(shown, name, parts, resolved, rows, exact, max_bytes, spools)
+    is_single = kind is None and len(expanded) == 1
+    source.notes = (*skipped, *(_single_file(resolved[0].streams[0]) if is_single else ()))
     return source
 
 
-def _expanded(addresses: Sequence[str], guard: Guard) -> tuple[list[str], list[str]]:
-    """Expand wildcards; return the matching data files, and notes about skipped files."""
-    expanded, notes = list[str](), list[str]()
-    for address in addresses:
+def _playlist_of(spool: ingest.Spool, format: str) -> Playlist:
+    """Return a playlist with one shard, the content of a stream."""
+    at = spool.location
+    return Playlist((Stream("data", at.folder, format, [at.name]),))
+
+
+def _expanded(
+    sources: Sequence[str | ingest.Spool], guard: Guard
+) -> tuple[list[str | ingest.Spool], list[str]]:
+    """Expand wildcards; return the streams, the matching data files, and notes about other files."""
+    expanded, notes = list[str | ingest.Spool](), list[str]()
+    for address in sources:
+        if isinstance(address, ingest.Spool):
+            expanded.append(address)
+            continue
         matches = read.expand(address, guard)
         if matches != [address] and any(sign in address for sign in WILDCARDS):
             data, skipped = ingest.data_among(matches)

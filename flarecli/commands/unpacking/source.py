@@ -93,15 +93,23 @@ def open_source(
     raises        UsageError if `rows` is set for an index; the errors of opening a source
     """
     format, rows, where = options.format, options.rows, options.where
-    addresses = [one for source in sources for one in read.expand(source, guard)]
+    if all(map(ingest.is_stream, sources)) and format is None:
+        addresses = list(sources)
+        opened: Sequence[str | ingest.Spool] = ingest.open_streams(sources)
+    else:
+        opened = addresses = [one for source in sources for one in read.expand(source, guard)]
     if format is not None and tar_stream.is_stdin(addresses):
         return _open_stdin(format, options, guard)
     named = source_name(sources, addresses)
     shown = " ".join(redact(one) for one in sources)
     makes_rows = where is not None and sql.is_statement(where)
-    if format is None and addresses and all(ingest.is_index(one) for one in addresses):
+    if (
+        format is None
+        and addresses
+        and all(isinstance(one, ingest.Spool) or ingest.is_index(one) for one in opened)
+    ):
         check_no_rows(shown, options.streams, rows)
-        table = ingest.open_index(addresses, guard=guard, text=text_columns)
+        table = ingest.open_index(opened, guard=guard, text=text_columns)
         for note in table.details:
             progress.note(note, verbose=True)
         source = RowSource(

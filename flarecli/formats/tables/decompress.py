@@ -1,4 +1,4 @@
-"""Sequential reader for text indexes; files ending in `.gz`, `.zst` or `.zstd` are decompressed.
+"""Sequential reader for text indexes; compressed files (`.gz`, `.bz2`, `.zst`) are decompressed.
 
 Memory is bounded by a few blocks. Checksums are verified. Truncated files are errors, and so are
 files whose decompressed size exceeds the limits in `flarecli.expansion`.
@@ -18,10 +18,11 @@ from flarecli.expansion import check_decoded
 from flarecli.storage import Location
 from flarecli.storage.local import LocalStore
 
-__all__ = ["Blocks", "TextFile", "split_compression"]
+__all__ = ["Blocks", "TextFile", "compression_of", "decompressed", "split_compression"]
 
 BLOCK_BYTES = 4 << 20
-_SUFFIXES = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
+_SUFFIXES = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".zstd": "zstd"}
+_MAGIC = {b"\x1f\x8b\x08": "gzip", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
 class Blocks(Protocol):
@@ -43,6 +44,11 @@ def split_compression(name: str) -> tuple[str, str]:
     return name, ""
 
 
+def compression_of(head: bytes) -> str:
+    """Return the compression that the first bytes of a file indicate, or an empty string."""
+    return next((kind for magic, kind in _MAGIC.items() if head.startswith(magic)), "")
+
+
 @dataclass(frozen=True, slots=True)
 class TextFile:
     """A text file, which may be compressed."""
@@ -60,7 +66,7 @@ class TextFile:
                 excessive decompressed size
         """
         if self.compression:
-            yield from self._decompressed()
+            yield from decompressed(self.location.blocks(), self.compression, self.location)
             return
         store, path = self.location.store, self.location.path
         if isinstance(store, LocalStore):  # keep the file open, because its path may be replaced
@@ -74,33 +80,40 @@ class TextFile:
         for start in range(0, size, BLOCK_BYTES):
             yield self.location.read(start, min(start + BLOCK_BYTES, size))
 
-    def _decompressed(self) -> Iterator[bytes]:
-        source = _BlockFile(self.location.blocks())
-        size = 0
-        file = pa.PythonFile(source, mode="r")
-        with pa.CompressedInputStream(file, self.compression) as stream:
-            while True:
-                try:
-                    data = stream.read(BLOCK_BYTES)
-                except (pa.ArrowException, OSError) as error:
-                    if source.error is not None:
-                        raise source.error from None
-                    raise self._format_error(str(error)) from None
-                if not data:
-                    return
-                size += len(data)
-                check_decoded(size, source.size, self.location)
-                yield data
 
-    def _format_error(self, reason: str) -> FormatError:
-        if "runcated" in reason:
-            return FormatError(
-                f"the {self.compression} file is truncated",
-                where=self.location,
-                hint="The file was cut short; download it again.",
-            )
-        reason = reason.splitlines()[0].rpartition(": ")[2][:100].lower()
-        return FormatError(f"not valid {self.compression}: {reason}", where=self.location)
+def decompressed(blocks: Iterator[bytes], compression: str, where: object) -> Iterator[bytes]:
+    """Yield decompressed data, up to 4 MB at a time.
+
+    raises  FormatError for invalid or truncated data, a wrong checksum, or an excessive
+            decompressed size; the errors of `blocks`
+    """
+    source = _BlockFile(blocks)
+    size = 0
+    file = pa.PythonFile(source, mode="r")
+    with pa.CompressedInputStream(file, compression) as stream:
+        while True:
+            try:
+                data = stream.read(BLOCK_BYTES)
+            except (pa.ArrowException, OSError) as error:
+                if source.error is not None:
+                    raise source.error from None
+                raise _format_error(str(error), compression, where) from None
+            if not data:
+                return
+            size += len(data)
+            check_decoded(size, source.size, where)
+            yield data
+
+
+def _format_error(reason: str, compression: str, where: object) -> FormatError:
+    if "runcated" in reason:
+        return FormatError(
+            f"the {compression} file is truncated",
+            where=where,
+            hint="The file was cut short; download it again.",
+        )
+    reason = reason.splitlines()[0].rpartition(": ")[2][:100].lower()
+    return FormatError(f"not valid {compression}: {reason}", where=where)
 
 
 class _BlockFile(io.RawIOBase):

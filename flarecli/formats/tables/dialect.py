@@ -4,7 +4,8 @@ The user sets the dialect with `--csv KEY=VALUE`. If the encoding is not set, a 
 with a UTF-16 byte order mark is UTF-16, and every other file is UTF-8. If the delimiter is not set,
 the suffix determines the delimiter. A `.csv` file may use a semicolon, a tab or `|` instead of the
 comma. Such a delimiter is detected if it occurs equally often in each of the first records and the
-comma does not.
+comma does not. If no delimiter does, and the header has no comma, a delimiter that occurs in the
+header and equally often in most records is used, so that the other records are reported.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from flarecli.errors import FormatError, UsageError
 from flarecli.formats.tables.decompress import Blocks
-from flarecli.formats.tables.text_records import records
+from flarecli.formats.tables.text_records import BOM, records
 from flarecli.names import escape
 from flarecli.storage import Location
 from flarecli.suggest import choose
@@ -26,8 +27,11 @@ __all__ = [
     "DELIMITERS",
     "Dialect",
     "Recoded",
+    "decoded",
+    "detect_delimiter",
     "detected",
-    "looks_like_table",
+    "first_bytes",
+    "first_line",
     "without_quoted",
 ]
 
@@ -130,10 +134,10 @@ def detected(source: Blocks, dialect: Dialect, delimiter: str) -> tuple[Blocks, 
     delimiter  delimiter that the file suffix implies
     raises     FormatError for an empty file
     """
-    head = _head(source)
+    head = first_bytes(source)
     if not head:
         raise FormatError("file is empty", where=source)
-    source, head = _as_utf8(source, head, dialect.encoding)
+    source, head = decoded(source, head, dialect.encoding)
     if not dialect.delimiter:
         found = delimiter
         if delimiter == DELIMITERS[0]:
@@ -142,40 +146,47 @@ def detected(source: Blocks, dialect: Dialect, delimiter: str) -> tuple[Blocks, 
     return source, dialect
 
 
-def _as_utf8(source: Blocks, head: bytes, encoding: str) -> tuple[Blocks, bytes]:
-    """Return a file and its first bytes, both converted to UTF-8."""
+def decoded(source: Blocks, head: bytes, encoding: str = "") -> tuple[Blocks, bytes]:
+    """Return a file and its first bytes, both converted to UTF-8.
+
+    encoding  encoding of the file; empty: UTF-16 if the file has a UTF-16 byte order mark
+    """
     encoding = encoding or _UTF16.get(head[:2], "")
     if not encoding:
         return source, head
     decoder = codecs.getincrementaldecoder(encoding)("replace")
-    return Recoded(source, encoding), decoder.decode(head).encode()
+    return Recoded(source, encoding), decoder.decode(head).encode("utf-8", "replace")
 
 
-def _head(source: Blocks) -> bytes:
+def first_bytes(source: Blocks) -> bytes:
+    """Return the first bytes of a file, which determine its kind, encoding and delimiter."""
     return next(iter(source.blocks()), b"")[:_HEAD_BYTES]
 
 
-def looks_like_table(source: Blocks) -> bool:
-    """Return whether a text file is a table rather than a list of addresses.
+def first_line(head: bytes) -> bytes:
+    """Return the first line with text in the first bytes of a file, without surrounding blanks."""
+    return head.removeprefix(BOM).lstrip(b"\r\n").partition(b"\n")[0].strip()
 
-    The first line of a table contains a tab.
+
+def detect_delimiter(head: bytes, quote: str, default: str, strict: bool = False) -> str:
+    """Detect the delimiter in the first bytes of a file; return `default` if none matches.
+
+    strict  whether the delimiter must occur equally often in all records, and not only in most
     """
-    _, head = _as_utf8(source, _head(source), "")
-    return b"\t" in head.partition(b"\n")[0].strip()
-
-
-def detect_delimiter(head: bytes, quote: str, default: str) -> str:
-    """Detect the delimiter in the first bytes of a file; return `default` if none matches."""
     lines: list[bytes] = []
     for _, start, end in records(head, quote):
         if len(lines) == _HEAD_RECORDS or (end == len(head) == _HEAD_BYTES):
             break  # the last record may be incomplete
         lines.append(without_quoted(head[start:end], quote))
-    counts = {one: {line.count(one.encode()) for line in lines} for one in DELIMITERS}
-    fitting = [one for one in DELIMITERS if len(counts[one]) == 1 and counts[one] != {0}]
+    counts = {one: [line.count(one.encode()) for line in lines] for one in DELIMITERS}
+    in_header = [one for one in DELIMITERS if lines and counts[one][0]]
+    fitting = [one for one in in_header if len(set(counts[one])) == 1]
+    if not fitting and not strict and default not in in_header:
+        common = {one: counts[one].count(counts[one][0]) for one in in_header}
+        fitting = [one for one in in_header if 2 * common[one] > len(lines)]
     if default in fitting or not fitting:
         return default
-    return max(fitting, key=lambda one: max(counts[one]))
+    return max(fitting, key=lambda one: counts[one][0])
 
 
 def without_quoted(record: bytes, quote: str) -> bytes:

@@ -24,6 +24,7 @@ from flarecli.errors import FormatError
 from flarecli.expansion import MAX_COLUMNS
 from flarecli.formats.tables.base import Part, check_columns
 from flarecli.formats.tables.decompress import Blocks
+from flarecli.formats.tables.dialect import decoded
 from flarecli.formats.tables.text_records import (
     BOM,
     Piece,
@@ -69,10 +70,10 @@ class Json(Part):
     at: Blocks
 
     def __init__(self, source: Blocks) -> None:
-        self.at = source
         head = next(iter(source.blocks()), None)
         if head is None:
             raise FormatError("file is empty", where=source)
+        self.at, head = decoded(source, head)
         self._is_array = head.removeprefix(BOM).lstrip()[:1] == b"["
         first = next(self._pieces(), None)
         if first is None:

@@ -1,4 +1,4 @@
-"""Registry of table readers by file extension."""
+"""Registry of table readers by file extension, or by the value of `--input`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,26 @@ from collections.abc import Callable, Collection
 from flarecli.errors import UsageError
 from flarecli.formats.tables.base import Part
 from flarecli.formats.tables.csv import Delimited
-from flarecli.formats.tables.decompress import TextFile, split_compression
-from flarecli.formats.tables.dialect import DEFAULT, Dialect
+from flarecli.formats.tables.decompress import (
+    Blocks,
+    TextFile,
+    compression_of,
+    split_compression,
+)
+from flarecli.formats.tables.dialect import (
+    DEFAULT,
+    DELIMITERS,
+    Dialect,
+    decoded,
+    first_bytes,
+    first_line,
+)
 from flarecli.formats.tables.ipc import Ipc
 from flarecli.formats.tables.json import Json
 from flarecli.formats.tables.parquet import Parquet
 from flarecli.storage import Location
 
-__all__ = ["is_table", "open_part"]
+__all__ = ["is_table", "open_kind", "open_part", "text_file"]
 
 _LIST = ".txt"
 _TABLES: dict[str, Callable[[Location], Part]] = {
@@ -36,7 +48,7 @@ def is_table(name: str) -> bool:
 
 
 def open_part(at: Location, text: Collection[str], dialect: Dialect = DEFAULT) -> Part:
-    """Open one table without reading its rows.
+    """Open one table without reading its rows; its suffix determines the reader.
 
     text     columns of a CSV or TSV file that are always read as text
     dialect  dialect of a CSV or TSV file; unset fields are detected
@@ -47,7 +59,10 @@ def open_part(at: Location, text: Collection[str], dialect: Dialect = DEFAULT) -
         if name.endswith(suffix):
             return open_table(at)
     if name.endswith(_LIST):
-        return Delimited(TextFile(at), "\t", text, dialect)
+        file = TextFile(at)
+        _, head = decoded(file, first_bytes(file), dialect.encoding)
+        delimiter = "\t" if b"\t" in first_line(head) else DELIMITERS[0]
+        return Delimited(file, delimiter, text, dialect)
     plain, compression = split_compression(name)
     if plain.endswith(_JSON):
         return Json(TextFile(at, compression))
@@ -57,5 +72,35 @@ def open_part(at: Location, text: Collection[str], dialect: Dialect = DEFAULT) -
     raise UsageError(
         "unknown index suffix",
         where=at,
-        hint=f"Use a file with one of the suffixes {', '.join((*_TABLES, *_TEXTS, _LIST))}.",
+        hint=f"Use a file with one of the suffixes {', '.join((*_TABLES, *_TEXTS, _LIST))}, "
+        "or name the kind of the file with --input.",
     )
+
+
+def open_kind(
+    kind: str,
+    at: Location,
+    text: Collection[str],
+    dialect: Dialect = DEFAULT,
+    blocks: Blocks | None = None,
+) -> Part:
+    """Open one table of a given kind without reading its rows.
+
+    kind    arrow, parquet, jsonl, csv or tsv
+    blocks  bytes of the table; None: the file, decompressed if its suffix or its first bytes name
+            a compression
+    """
+    if kind == "parquet":
+        return Parquet(at)
+    if kind == "arrow":
+        return Ipc(at)
+    blocks = text_file(at) if blocks is None else blocks
+    if kind == "jsonl":
+        return Json(blocks)
+    return Delimited(blocks, "\t" if kind == "tsv" else DELIMITERS[0], text, dialect)
+
+
+def text_file(at: Location) -> TextFile:
+    """Return a text file, decompressed if its suffix or its first bytes name a compression."""
+    _, compression = split_compression(at.name.lower())
+    return TextFile(at, compression or compression_of(at.read(0, min(at.size(), 4))))

@@ -227,7 +227,8 @@ def _check_keys(table: Table, where: object) -> None:
         row = _first(keys, lambda key: seen.setdefault(key, len(seen)) != len(seen) - 1)
         key = keys[row].as_py()
         hint = (
-            "The members of the sample are not consecutive; create the tar again with sorted names."
+            "The members of the sample are not consecutive; create the tar again with sorted names, "
+            "such as with `tar --sort=name`."
         )
         raise FormatError(
             f"duplicate key {escape(key)!r:.80}, first used in row {seen[key]}",
