@@ -21,10 +21,16 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.servers import end, free_port, stop_server, wait_until_it_answers
+from tests.properties import examples
+from tests.servers import end, end_by_stdin, free_port, stop_server, wait_until_it_answers
 
-settings.register_profile("clockless", deadline=None)  # the time of a call depends on the machine
+# The time of a call depends on the machine.
+settings.register_profile("clockless", deadline=None, max_examples=examples(100))
 settings.load_profile("clockless")
+
+# Tests start many processes that import the same modules, so write bytecode also where the environment disables it.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # In memory, because packs wait for fsync: on a disk the suite takes twice as long.
 MEMORY, MIN_FREE_BYTES = "/dev/shm", 4 << 30
@@ -185,11 +191,13 @@ def forked_flare():
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
-        with server:
+        try:
             assert server.stdout.readline() == b"listening\n"
             # Without site and PYTHON* variables the client starts in 15 ms.
             yield [sys.executable, "-I", "-S", program, path]
-            server.stdin.close()
+        finally:
+            server.stdout.close()
+            end_by_stdin(server)
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from flarecli.braces import compile_pattern, expand_braces
 from flarecli.errors import UsageError
+from tests.properties import examples
 
 LISTED = {
     "a.mds": ["a.mds"],
@@ -132,7 +133,7 @@ def test_many_unmatched_braces_are_kept():
 
 
 @given(st.text("ab*?", min_size=1, max_size=9), st.text("ab", max_size=9))
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=examples(500))
 def test_patterns_match_as_in_fnmatch(part, name):
     if part.strip("*"):  # `**` matches any number of folders
         assert bool(compile_pattern([part]).fullmatch(name)) == fnmatch.fnmatchcase(name, part)

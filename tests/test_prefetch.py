@@ -24,6 +24,7 @@ from flarecli.errors import ReachError
 from flarecli.prefetch import OrderedQueue, ordered_map, run_interruptibly, submit
 from flarecli.write.shard_queue import ShardQueue
 from tests.pool import is_idle
+from tests.properties import examples
 
 
 class Meter:
@@ -44,7 +45,7 @@ class Meter:
         return item * item
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.integers(0, 60),
     st.integers(0, 6),
@@ -98,7 +99,7 @@ def test_results_are_in_order_and_within_all_bounds(
             assert before == 0 or held - weigh(taken_then) <= max_bytes
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.integers(1, 40), st.integers(0, 39), st.integers(0, 4), st.integers(1, 8))
 def test_an_error_is_raised_in_order(count, failing, workers, max_items):
     def call(item):

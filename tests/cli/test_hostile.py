@@ -15,6 +15,7 @@ from PIL import Image
 
 from flarecli.__main__ import main
 from flarecli.write import Writer
+from tests.properties import examples
 
 ACTIVE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]"
@@ -45,7 +46,7 @@ PARTS = [
 ]
 HOSTILE = st.lists(st.sampled_from(PARTS), min_size=1, max_size=6).map("".join)
 FEW = settings(
-    max_examples=4,
+    max_examples=examples(4),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     phases=[Phase.explicit, Phase.reuse, Phase.generate],

@@ -15,6 +15,7 @@ from flarecli.__main__ import main
 from flarecli.formats.tables import decompress
 from flarecli.names import escape, shell_quoted
 from flarecli.write import Writer
+from tests.properties import examples
 
 BASH = shutil.which("bash")
 NAMES = [
@@ -53,7 +54,7 @@ def quoted_commands(text):
     return re.findall(r"`(flare .*)`", text)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12))
 def test_a_shell_restores_a_quoted_name(name):
     quoted = shell_quoted(name)

@@ -16,6 +16,7 @@ from flarecli.commands import cat, unpack
 from flarecli.commands import row_order as rows_of
 from flarecli.errors import FormatError, RowsError, UsageError
 from flarecli.write import Writer
+from tests.properties import examples
 
 
 def ids(address, **options) -> list[int]:
@@ -137,7 +138,7 @@ def test_a_sample_is_reproducible_and_in_row_order(plain):
     assert ids(plain, sample=np.float32(0.2)) == ids(plain, sample=7)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.integers(1, 400),
     st.one_of(st.none(), st.integers(0, 500), st.floats(0, 1)),

@@ -16,6 +16,7 @@ from PIL import Image
 from flarecli.encodings import coerce, decode, encode, lookup, stored, typed
 from flarecli.errors import ValueFitError
 from flarecli.formats import find, names
+from tests.properties import examples
 
 ALL = names(writable=True)
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -132,7 +133,7 @@ def values_of(array, encoding):
 
 
 @pytest.mark.parametrize("encoding", VALUES)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(data=st.data())
 def test_substitutes_of_every_format_keep_the_values(encoding, data):
     values = data.draw(st.lists(VALUES[encoding], max_size=4))
@@ -196,7 +197,7 @@ def test_substitutes_of_every_format_keep_the_values(encoding, data):
         ("json", "int[]"),
     ],
 )
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(data=st.data())
 def test_converting_a_column_equals_encoding_each_value(source, encoding, data):
     values = data.draw(
@@ -555,7 +556,7 @@ def test_every_arrow_type_is_converted_or_fails_with_a_reason_for_each_value(arr
         ]
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.lists(st.none() | st.text(max_size=5), max_size=30), st.data())
 def test_slices_of_text_columns_are_converted_completely(values, data):
     start = data.draw(st.integers(0, len(values)))

@@ -14,6 +14,7 @@ from flarecli.errors import ValueFitError
 from flarecli.formats import find, names
 from flarecli.model import Settings
 from flarecli.write import Writer
+from tests.properties import examples
 
 COMPRESSIONS, COMPRESSED = (
     (None, "br", "bz2", "gz", "snappy", "zstd"),
@@ -124,7 +125,7 @@ def can_hold(encoding, form):
     ("form", "encoding"),
     [(form, encoding) for form in WRITTEN for encoding in VALUES if can_hold(encoding, form)],
 )
-@settings(max_examples=2, deadline=None)
+@settings(max_examples=examples(2), deadline=None)
 @given(data=st.data())
 def test_a_value_is_the_same_on_every_access_path(data, encoding, form, tmp_path_factory):
     compression = data.draw(st.sampled_from(COMPRESSIONS)) if form in COMPRESSED else None

@@ -17,6 +17,7 @@ from flarecli.formats import find
 from flarecli.model import Chunk, Settings
 from flarecli.storage import Location
 from flarecli.storage.memory import MemoryStore
+from tests.properties import examples
 
 FORMATS = [name for name in formats.names() if name != "files"]
 KNOWS_SIZES = ("ffrecord", "granular", "granular-refs", "mds", "webdataset")  # before reading
@@ -278,7 +279,9 @@ def test_a_truncated_file_is_never_read_as_complete(name):
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(60),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(data=st.data())
 def test_damage_is_an_error_or_a_value_in_bounded_memory(name, data):

@@ -17,6 +17,7 @@ from flarecli.formats.tfrecord import masked_crc
 from flarecli.model import Chunk, File, Settings
 from flarecli.storage import Location, locate
 from flarecli.storage.memory import MemoryStore
+from tests.properties import examples
 
 GOLDEN = Path(__file__).parents[2] / "fixtures" / "tfrecord" / "peer.tfrecord"
 DAMAGED = "The file was damaged or cut short; fetch or pack it again."
@@ -206,7 +207,7 @@ KINDS = {
 }
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.data(), st.sampled_from([None, "gz"]))
 def test_values_and_nulls_are_read_back(data, compression):
     columns = tuple(column(f"c{i}", name) for i, name in enumerate(KINDS))

@@ -16,6 +16,7 @@ from flarecli.ingest import open_index
 from flarecli.storage import Location
 from flarecli.storage.memory import MemoryStore
 from tests.ingest.samples import rows_of
+from tests.properties import examples
 
 QUOTES = 'Put the whole field in quotes, and double each quote inside it: "5"" pipe".'
 UTF8 = "Save the file as UTF-8 text."
@@ -108,7 +109,7 @@ def test_all_line_ends_and_a_byte_order_mark_are_accepted(tmp_path, end, mark):
     ]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     st.data(),
     st.integers(1, 4),
@@ -135,7 +136,7 @@ def test_rows_that_the_csv_module_writes_are_read_as_the_csv_module_reads_them(
     assert [list(row.values()) for row in rows_of(found)] == rows
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(st.text(st.sampled_from('a",\n\r '), max_size=30), st.integers(1, 9))
 def test_pieces_are_whole_records_and_misplaced_quotes_are_refused(content, block):
     """The expected result is from a state machine for RFC 4180 that reads one character at a time."""
@@ -171,7 +172,7 @@ def test_pieces_are_whole_records_and_misplaced_quotes_are_refused(content, bloc
     assert caught or found == content
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.tuples(FIELD, st.booleans()), min_size=1, max_size=8))
 def test_errors_name_the_line_where_a_record_starts(fields):
     content, starts, lines = "", [], 0

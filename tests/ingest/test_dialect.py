@@ -16,6 +16,7 @@ from flarecli.formats.tables.decompress import TextFile
 from flarecli.formats.tables.dialect import DELIMITERS, detect_delimiter
 from flarecli.ingest import Dialect, open_index
 from flarecli.storage import locate
+from tests.properties import examples
 
 TEXT = st.text(st.sampled_from("aé \"'.-"), min_size=1, max_size=5)
 
@@ -29,7 +30,7 @@ def notes(path, *settings):
     return open_index(str(path), dialect=Dialect.parse(settings)).notes
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     rows=st.lists(st.tuples(TEXT, TEXT, TEXT), min_size=1, max_size=5),
     kind=st.sampled_from(
@@ -56,7 +57,7 @@ def test_a_file_of_the_csv_module_is_read_without_options(
     assert [tuple(row.values()) for row in read(path)] == rows
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     rows=st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=5),
     delimiter=st.sampled_from([*DELIMITERS, " ", "#", ":"]),
@@ -80,7 +81,7 @@ def test_a_file_is_read_by_its_dialect(tmp_path_factory, rows, delimiter, quote,
     assert [tuple(map(str, row.values())) for row in found] == rows
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.binary(max_size=200), st.sampled_from(["", '"', "'"]), st.sampled_from(["", *DELIMITERS]))
 def test_any_bytes_have_a_delimiter_or_the_default(head, quote, default):
     assert detect_delimiter(head, quote, default) in (default, *DELIMITERS)

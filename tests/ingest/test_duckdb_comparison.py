@@ -20,6 +20,7 @@ from flarecli.formats.tables.parquet_metadata import valid_leaves
 from flarecli.ingest import open_index
 from flarecli.sql import bounds, select
 from flarecli.storage import locate
+from tests.properties import examples
 
 TEXT = st.text(
     st.characters(exclude_categories=["Cs"], exclude_characters="\0\r"), max_size=6
@@ -73,7 +74,7 @@ def duckdb_rows(query: str) -> list[dict]:
         return con.sql(query).to_arrow_table().to_pylist()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     table=tables(),
     groups=st.integers(1, 5),
@@ -95,7 +96,7 @@ def test_parquet(tmp_path_factory, table, groups, version, page):
     assert found == duckdb_rows(f"SELECT * FROM read_parquet('{path}')")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     table=tables(),
     groups=st.integers(1, 5),
@@ -112,7 +113,7 @@ def test_arrow(tmp_path_factory, table, groups, is_file, compression):
     assert flare_rows([path]) == table.to_pylist()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     table=tables(IN_JSON), compression=st.sampled_from(["", ".gz", ".zst"]), is_array=st.booleans()
 )
@@ -145,7 +146,7 @@ def test_json(tmp_path_factory, table, compression, is_array):
     )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     table=tables(("int", "float", "text", "flag")), compression=st.sampled_from(["", ".gz", ".zst"])
 )
@@ -182,7 +183,7 @@ def test_csv(tmp_path_factory, table, compression):
             ]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.lists(tables(("int", "small", "text", "day", "nest")), min_size=2, max_size=3))
 def test_several_files_with_missing_columns(tmp_path_factory, parts):
     folder = tmp_path_factory.mktemp("x")
@@ -257,7 +258,7 @@ def conditions(draw, names):
     return " AND ".join(out)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.data())
 def test_skipped_row_groups_have_no_row_that_the_condition_selects(tmp_path_factory, data):
     names = data.draw(st.lists(st.sampled_from(list(POOLS)), min_size=1, max_size=3, unique=True))

@@ -14,6 +14,7 @@ from flarecli.ingest.folder import Folder, groups
 from flarecli.storage import Entry, Location
 from flarecli.storage.memory import MemoryStore
 from tests.ingest.samples import error_of, images, rows_of, write_files
+from tests.properties import examples
 
 
 def opened(names, columns=None) -> Folder:
@@ -109,7 +110,7 @@ def model(names: set[str]) -> dict[str, str]:
     }
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.sets(NAME, min_size=1, max_size=14))
 def test_every_file_is_in_exactly_one_row(names):
     wanted = model(names)
@@ -194,7 +195,7 @@ NAME = st.lists(
 ).map("/".join)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.sets(NAME, max_size=12))
 def test_files_are_grouped_by_key(names):
     wanted: dict[str, dict[str, str]] = {}

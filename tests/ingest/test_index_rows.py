@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flarecli.ingest import open_index
+from tests.properties import examples
 
 ROWS = 57
 
@@ -25,7 +26,7 @@ def addresses(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [str(folder / name) for name in ("a.parquet", "b.csv", "c.parquet")]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(start=st.integers(0, ROWS + 5), stop=st.integers(0, ROWS + 5) | st.none())
 def test_rows_from_start_to_stop_are_a_slice_of_all_rows(
     addresses: list[str], start: int, stop: int | None
@@ -38,7 +39,7 @@ def test_rows_from_start_to_stop_are_a_slice_of_all_rows(
     assert places == ids
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(start=st.integers(0, ROWS), stop=st.integers(0, ROWS), least=st.integers(0, ROWS))
 def test_a_condition_skips_no_row_that_it_selects(
     addresses: list[str], start: int, stop: int, least: int

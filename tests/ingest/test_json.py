@@ -15,6 +15,7 @@ from flarecli.formats.tables.text_records import json_array_pieces
 from flarecli.ingest import open_index
 from flarecli.storage import Location
 from flarecli.storage.memory import MemoryStore
+from tests.properties import examples
 
 
 def text(data: bytes | str) -> TextFile:
@@ -50,7 +51,7 @@ VALUES = {
 }
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     st.lists(st.fixed_dictionaries(VALUES), min_size=1, max_size=8),
     st.sampled_from([None, 0, 2]),

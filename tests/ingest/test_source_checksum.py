@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from flarecli.ingest import SourceChecksum, open_index
 from flarecli.storage import locate
+from tests.properties import examples
 
 CONTENTS = [bytes(range(256)) * 5, b"", b"last" * 100]
 ALL = b"".join(CONTENTS)
@@ -68,7 +69,7 @@ def test_only_a_state_of_the_same_bytes_matches(files):
     assert resumed.total() == checksum_of(ALL)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1500)), max_size=12))
 def test_any_order_of_reads_gives_the_checksum_of_a_prefix(files, reads):
     checksum, starts, end = SourceChecksum(files, ""), [0, 1280, 1280], 0

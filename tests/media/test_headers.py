@@ -19,6 +19,7 @@ from flarecli import commands, read
 from flarecli.commands.packing.media import MediaOptions
 from flarecli.errors import MissingLibraryError, ValueFitError
 from flarecli.media import MediaInfo, Resize, check_header, ffprobe, probe
+from tests.properties import examples
 
 MEDIA = Path(__file__).parents[2] / "fixtures" / "media"
 
@@ -417,7 +418,7 @@ def test_files_of_other_codecs_are_probed_too(av, container, codec, kind):
         assert info == MediaInfo(kind, 64, 48, 10, pytest.approx(0.4, abs=0.05))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     name=st.sampled_from(WITHOUT_FRAMES),
     place=st.floats(0, 1, exclude_max=True),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from flarecli.errors import FormatError
 from flarecli.playlists.read import read_document, read_yaml
 from flarecli.storage import locate
+from tests.properties import examples
 
 # the package exports a function with the name of this module
 playlist_reader = importlib.import_module("flarecli.playlists.read")
@@ -112,7 +113,7 @@ def test_what_only_looks_like_a_list_is_what_it_is(text):
     assert outcome(read_document, text, AT) == outcome(alone, text)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.integers(0, 1 << 32))
 def test_any_text_of_such_lines_means_the_same(seed):
     rng = random.Random(seed)

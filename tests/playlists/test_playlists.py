@@ -14,6 +14,7 @@ from flarecli.errors import FormatError
 from flarecli.model import Column, File, Playlist, Stream
 from flarecli.storage import Location, locate
 from flarecli.storage.memory import MemoryStore
+from tests.properties import examples
 
 READ = importlib.import_module("flarecli.playlists.read")  # `playlists.read` is the function
 
@@ -241,7 +242,7 @@ def streams(draw):
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(streams(), max_size=3, unique_by=lambda s: s.name))
 def test_what_is_written_is_read_back(values):
     data = playlists.text(Playlist(tuple(values)))
@@ -261,7 +262,7 @@ def test_what_is_written_is_read_back(values):
         assert (one.rows is None and two.rows is None) or (one.rows == two.rows).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(streams(), min_size=1, max_size=2, unique_by=lambda s: s.name))
 def test_another_yaml_reader_sees_the_flare_shape(values):
     read = yaml.safe_load(playlists.text(Playlist(tuple(values))))

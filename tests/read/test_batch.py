@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import flarecli as flare
 from flarecli.errors import FormatError
 from flarecli.model import Settings
+from tests.properties import examples
 
 COLUMNS = {"body": "bytes", "box": "ndarray:float32:2,3", "n": "int", "name": "str"}
 ROWS = 1500
@@ -48,7 +49,7 @@ def as_list(samples: list[dict]) -> list[dict]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("maps", [True, False])
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(data=st.data())
 def test_batches_equal_their_rows(
     folders: dict[str, str], kind: str, maps: bool, data: st.DataObject

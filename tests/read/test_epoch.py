@@ -11,6 +11,7 @@ import flarecli
 from flarecli.errors import UsageError
 from flarecli.model import Cursor, Settings
 from flarecli.read.epoch_order import ORDERS
+from tests.properties import examples
 
 ROWS = 103
 
@@ -51,7 +52,7 @@ def test_the_block_size_does_not_change_the_steps(data, monkeypatch, order, bloc
         assert [parts[step % ranks][step // ranks] for step in range(ROWS)] == whole
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.data())
 def test_a_run_resumes_with_any_number_of_ranks(data, draw):
     data_, order = data, draw.draw(st.sampled_from(ORDERS))

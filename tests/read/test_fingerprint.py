@@ -15,6 +15,7 @@ import flarecli as flare
 from flarecli.errors import FlareError, UsageError
 from flarecli.model import Cursor, Settings
 from flarecli.read import listing_checksum
+from tests.properties import examples
 
 ROWS = 40
 OPEN = "Open the data with which the position was saved."
@@ -208,7 +209,7 @@ ANY = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(
     st.dictionaries(
         st.sampled_from(
@@ -245,7 +246,7 @@ def test_a_loader_refuses_a_state_or_yields_exactly_the_remaining_rows(data, cha
     assert [n for batch in batches(loader) for n in batch] == expected
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(
     st.builds(
         Cursor,

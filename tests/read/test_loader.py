@@ -17,6 +17,7 @@ import flarecli as flare
 from flarecli.errors import TransformError, UsageError
 from flarecli.model import Settings
 from tests.pool import is_idle
+from tests.properties import examples
 
 ROWS = 103
 
@@ -124,7 +125,7 @@ def test_a_loop_continues_where_the_previous_one_stopped(data):
     assert is_idle()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.data())
 def test_a_loader_resumes_with_other_ranks_and_workers(data, draw):
     seed, batch = draw.draw(st.integers(0, 1 << 40)), draw.draw(st.integers(1, 9))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import flarecli as flare
 from flarecli.errors import RowsError, UsageError
 from flarecli.model import Settings
+from tests.properties import examples
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,7 @@ def test_a_block_has_exactly_the_share_of_each(parts):
     assert flare.mix(dict.fromkeys(parts, 1)).quotas.tolist() == [3334, 3333, 3333]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(
     st.integers(0, 1 << 40),
     st.integers(0, 50),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from flarecli.errors import FormatError, UsageError
 from flarecli.sql import Bound, bounds, select
+from tests.properties import examples
 
 SCHEMA = pa.schema(
     [pa.field("n", pa.int64()), pa.field("text", pa.large_string(), metadata={b"encoding": b"str"})]
@@ -49,7 +50,7 @@ def error_of(expression: str, schema: pa.Schema = SCHEMA, batches=()) -> UsageEr
     return caught.value
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     st.lists(
         st.lists(

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from flarecli.errors import ReachError
 from flarecli.storage import direct_io as sink
 from flarecli.storage import locate
+from tests.properties import examples
 
 BUFFER = 16384
 
@@ -73,7 +74,7 @@ def test_written_bytes_and_checksums_are_correct(tmp_path, size, step):
     assert written.size == size
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(pieces=st.lists(st.integers(0, 40_000), max_size=12), seed=st.integers(0, 99))
 def test_pieces_of_any_size_are_joined(tmp_path_factory, pieces, seed):
     folder = tmp_path_factory.mktemp("pieces")

@@ -24,6 +24,7 @@ from flarecli.errors import (
 from flarecli.storage import Guard, Location, local, locate
 from flarecli.storage.local import LocalStore, is_special
 from flarecli.write import Writer
+from tests.properties import examples
 
 
 @pytest.fixture
@@ -358,7 +359,7 @@ PARTS = [
 ]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     st.sampled_from(["", "sub"]),
     st.sampled_from(["", "/", "//", "/t/data/", "/t/", "file://", "file:///t/data/", "FILE:///"]),

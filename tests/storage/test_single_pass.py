@@ -12,6 +12,7 @@ from flarecli.errors import FormatError, ReachError
 from flarecli.hashes import Sums
 from flarecli.storage import locate
 from flarecli.storage import single_pass as passing
+from tests.properties import examples
 
 DATA = bytes(i * i % 251 for i in range(700_001))
 
@@ -35,7 +36,7 @@ def file(tmp_path_factory):
     ),
     st.sampled_from([1, 1000, 300_000]),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_parts_are_correct_and_every_byte_is_hashed_once_in_any_order(file, asked, room):
     sums = Sums(["sha1"])
     with pytest.MonkeyPatch.context() as patch:

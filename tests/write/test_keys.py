@@ -21,6 +21,7 @@ from flarecli.errors import FormatError
 from flarecli.read import open as open_dataset
 from flarecli.write import Keys
 from flarecli.write import keys as keys_module
+from tests.properties import examples
 
 LIMITS = ("_MEMORY_RECORDS", "_PAGE_RECORDS", "_LOG_MEMORY_BYTES", "_FAN_IN", "_SEARCHED_KEYS")
 TINY = {"_MEMORY_RECORDS": 4, "_PAGE_RECORDS": 2, "_LOG_MEMORY_BYTES": 8, "_FAN_IN": 2}
@@ -73,7 +74,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(data=st.data())
 def test_the_first_row_of_each_key_is_found(kind, data):
     """Draw the batches, the row numbers (in any order, as after a shuffle) and the limits."""
@@ -89,7 +90,7 @@ def test_the_first_row_of_each_key_is_found(kind, data):
         assert found_rows(batches, rows, type_) == expected_rows(batches, rows)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     batches=st.lists(st.lists(st.none() | st.integers(0, 60).map(str), max_size=12), max_size=24),
     hashes=st.integers(1, 5),

@@ -28,6 +28,7 @@ from flarecli.errors import (
 from flarecli.model import Settings
 from flarecli.storage import locate
 from flarecli.write import Failure, Writer
+from tests.properties import examples
 
 COLUMNS = {"n": "int", "t": "str"}
 
@@ -65,7 +66,7 @@ def rule(sizes, base, limit):
     return [*shards, count] if count else shards
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(
     st.lists(st.integers(0, 300), min_size=1, max_size=80),
     st.integers(300, 900),

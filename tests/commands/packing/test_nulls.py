@@ -16,6 +16,7 @@ import flarecli as flare
 from flarecli import formats
 from flarecli.commands.packing.nulls import NullValues
 from flarecli.errors import UsageError, ValueFitError
+from tests.properties import examples
 
 NULL_HINT = (
     "Use --null COL=VALUE or --null fill to store a value in place of a null, or --on-error skip "
@@ -126,7 +127,7 @@ def test_a_wrong_value_leaves_an_unfinished_pack_as_it_is(pack, tmp_path, null):
     assert sorted(path.name for path in (tmp_path / "out").rglob("*")) == before
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.none() | st.integers(-(2**31), 2**31 - 1), min_size=1), st.integers(-9, 9))
 def test_numbers_are_filled_as_arrow_fills_them(values, value):
     array = pa.array(values, pa.int32())

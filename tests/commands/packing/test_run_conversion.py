@@ -15,6 +15,7 @@ from flarecli import commands, encodings, formats
 from flarecli.errors import FlareError, UsageError, ValueFitError
 from flarecli.model import Settings
 from flarecli.write import Writer
+from tests.properties import examples
 
 FORMATS = [name for name in formats.names() if name != "files"]
 SEPARATED = {"csv": ",", "tsv": "\t", "xsv": "|"}
@@ -107,7 +108,7 @@ def expected(columns):
 
 
 @settings(
-    max_examples=150,
+    max_examples=examples(150),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )

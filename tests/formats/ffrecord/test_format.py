@@ -31,6 +31,7 @@ from flarecli.formats.ffrecord import table as ffrecord_table
 from flarecli.model import Chunk, Column, File, Settings
 from flarecli.storage import Location, locate
 from flarecli.storage.memory import MemoryStore
+from tests.properties import examples
 
 ffrecord = find("ffrecord")
 
@@ -395,7 +396,7 @@ def test_hostile_tables_are_refused_in_little_memory(tmp_path):
     ]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.binary(max_size=120), st.integers(0, 4), st.booleans())
 def test_any_bytes_are_read_or_refused(data, rows, is_old):
     """Arbitrary bytes follow a valid header, so that later checks are reached."""
@@ -422,7 +423,7 @@ def test_any_bytes_are_read_or_refused(data, rows, is_old):
 # -- written files
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.binary(max_size=64)), st.randoms(use_true_random=False))
 def test_written_rows_are_read_back(records, random):
     chunk, data = written(records)

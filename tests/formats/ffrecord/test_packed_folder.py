@@ -21,6 +21,7 @@ from flarecli.formats.ffrecord.table import packed_table
 from flarecli.model import Chunk
 from flarecli.storage import Location, locate
 from flarecli.storage.memory import MemoryStore
+from tests.properties import examples
 
 ffrecord = find("ffrecord")
 
@@ -284,7 +285,7 @@ def test_a_damaged_list_is_reported():
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.data())
 def test_arbitrary_bytes_are_a_list_or_refused(data):
     listed = bytearray(
@@ -300,7 +301,7 @@ def test_arbitrary_bytes_are_a_list_or_refused(data):
     assert all(0 <= row < 2 for _, row in packed_folder.files(tree))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     st.lists(
         st.sampled_from(
@@ -334,7 +335,7 @@ def test_arbitrary_opcodes_are_a_list_or_refused(codes):
 # -- writing
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(trees)
 def test_packed_folders_are_listed_and_equal_a_pickle_of_the_tree(tree):
     files = [path for path, _ in packed_folder.files(tree)]

@@ -22,6 +22,7 @@ from flarecli.formats.granular import spec as granular_spec
 from flarecli.model import Chunk, Finding, Settings
 from flarecli.storage import Location
 from flarecli.storage.memory import MemoryStore
+from tests.properties import examples
 
 granular = find("granular")
 granular_refs = find("granular-refs")
@@ -301,7 +302,7 @@ def test_any_damage_is_an_error_or_a_valid_row(make):
 # -- parsers
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(st.binary(max_size=12), max_size=20), st.booleans())
 def test_tables_of_every_version_locate_their_records(records, with_zero):
     body = b"".join(records)
@@ -316,7 +317,7 @@ def test_tables_of_every_version_locate_their_records(records, with_zero):
         assert granular.read_batch(shard, 0, len(records)).column("record").to_pylist() == records
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.binary(max_size=80))
 def test_arbitrary_bytes_are_a_bag_or_a_format_error(data):
     try:
@@ -357,7 +358,7 @@ def by_msgpack(number):
     return bytes([{1: 0xCC, 2: 0xCD, 4: 0xCE, 8: 0xCF}[width]]) + number.to_bytes(width, "big")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(refs())
 def test_refs_are_packed_as_messagepack_and_read_back_in_both_ways(given_refs):
     lists, taken = given_refs
@@ -388,7 +389,7 @@ def test_refs_are_packed_as_messagepack_and_read_back_in_both_ways(given_refs):
         assert count.tolist() == wanted_count.tolist()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     st.lists(
         st.one_of(
@@ -425,7 +426,7 @@ def test_both_readers_of_refs_agree_on_any_bytes(rows, lists):
         pass
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     st.one_of(
         st.binary(max_size=40),

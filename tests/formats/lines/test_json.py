@@ -18,6 +18,7 @@ from flarecli.model import Settings
 from flarecli.storage import Location
 from flarecli.storage.memory import MemoryStore
 from tests.formats.lines.samples import batch_of, columns_of, shard_of, write_rows
+from tests.properties import examples
 
 json_shards = find("json")
 
@@ -49,7 +50,7 @@ NAMES = {
 }
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     st.lists(st.fixed_dictionaries(VALUES), min_size=1, max_size=12),
     st.sampled_from(["\n", "\r\n", "", " \t"]),
@@ -87,7 +88,7 @@ STYLES = st.sampled_from(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(
     st.lists(
         st.tuples(st.fixed_dictionaries({"a": ANY_JSON, "s": ANY_JSON}), STYLES, st.booleans()),
@@ -138,7 +139,7 @@ PIECES = [
 ]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(
     st.lists(st.lists(st.sampled_from(PIECES), max_size=12).map("".join), min_size=1, max_size=4)
 )

@@ -21,6 +21,7 @@ from flarecli.storage import Location, locate
 from flarecli.storage.memory import MemoryStore
 from flarecli.write import Writer
 from tests.formats.lines.samples import batch_of, columns_of, shard_of, write_rows
+from tests.properties import examples
 
 json_shards = find("json")
 
@@ -62,7 +63,7 @@ ENDS = st.sampled_from(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     st.lists(
         st.tuples(*[st.text(alphabet="ab,|<>#→é\n\t x", max_size=5)] * 3), min_size=1, max_size=10
@@ -101,7 +102,7 @@ def test_written_lines_equal_a_split_or_are_refused(rows, ends):
     assert list(find("xsv").verify_shard(shard, values=True)) == []
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(st.text(alphabet="ab|x1", max_size=8), min_size=1, max_size=8))
 def test_lines_of_any_writer_are_split_at_separators(lines):
     shard = xsv_shard(*(line + "\n" for line in lines))
@@ -462,7 +463,7 @@ def test_a_row_larger_than_a_shard_is_reported_before_it_is_joined():
         )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.data())
 def test_any_damage_is_an_error_or_harmless(data):
     form, names = data.draw(

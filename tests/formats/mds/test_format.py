@@ -24,6 +24,7 @@ from flarecli.model import Chunk, File, Settings
 from flarecli.storage import Location, locate
 from flarecli.storage.memory import MemoryStore
 from flarecli.write import Writer
+from tests.properties import examples
 
 mds = find("mds")
 
@@ -315,7 +316,7 @@ def test_invalid_utf8_is_reported_with_its_row(shard_bytes):
     assert str(caught.value) == "s.mds[2]: column 'a': str is not UTF-8"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.data())
 def test_any_damage_is_an_error_or_harmless(data):
     columns = (encodings.column("a", "str"), encodings.column("n", "int"))
@@ -483,7 +484,7 @@ def test_a_pickle_is_copied_and_not_decoded():
 COLUMNS = {"s": "str", "b": "bytes", "i": "int", "u": "uint8", "f": "float32", "j": "json"}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(
         st.fixed_dictionaries(

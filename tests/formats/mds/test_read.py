@@ -13,6 +13,7 @@ from flarecli.formats.mds import read as mds_read
 from flarecli.formats.mds.read import find_columns, read_rows
 from flarecli.model import Chunk, Settings, Shard
 from flarecli.storage import locate
+from tests.properties import examples
 
 mds = find("mds")
 
@@ -50,7 +51,7 @@ def stored(row, name):
     return value.encode() if name == "e" else value
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.data())
 def test_every_column_is_read_from_its_position(tmp_path_factory, data):
     names = sorted(data.draw(st.sets(st.sampled_from(sorted(SIZES)), min_size=1)))
@@ -91,7 +92,7 @@ def test_every_column_is_read_from_its_position(tmp_path_factory, data):
         )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.sets(st.sampled_from(sorted(SIZES)), min_size=1), st.data())
 def test_columns_of_large_rows_are_read_alone(tmp_path_factory, names, data):
     rows = [

@@ -38,6 +38,7 @@ from tests.formats.webdataset.samples import (
     webdataset,
     write_batches,
 )
+from tests.properties import examples
 
 
 @pytest.mark.parametrize("maps", [True, False])
@@ -263,7 +264,7 @@ def test_damage_is_reported_with_row_and_byte():
     assert str(caught.value) == "t.tar[1]: header checksum mismatch at byte 2048"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.data())
 def test_damage_of_a_tar_is_an_error_or_a_value(data):
     raw = bytearray(

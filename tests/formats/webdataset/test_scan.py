@@ -35,6 +35,7 @@ from tests.formats.webdataset.samples import (
     tar_of,
     webdataset,
 )
+from tests.properties import examples
 
 
 @pytest.mark.parametrize(
@@ -172,7 +173,7 @@ def test_names_are_split_as_webdataset_splits_them():
     ]
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(st.text("a.b/_\n", max_size=12))
 def test_names_are_split_by_the_rule_of_webdataset(name):
     found = re.fullmatch(
@@ -302,7 +303,7 @@ members = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     members,
     st.booleans(),
@@ -389,7 +390,7 @@ def odd_headers(draw):
     return bytes(block) + b"." * size + bytes(-size % 512)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(odd_headers(), min_size=1, max_size=12), st.booleans())
 def test_unusual_headers_are_read_or_refused_the_same_from_every_source(blocks, is_cut):
     table_of_every_source(b"".join(blocks) + (b"" if is_cut else tar.END))

@@ -18,6 +18,7 @@ from flarecli.formats import byte_ranges
 from flarecli.formats.webdataset import tar
 from flarecli.storage import Location
 from flarecli.storage.memory import MemoryStore
+from tests.properties import examples
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 names = st.text(
@@ -70,7 +71,7 @@ def message(data, source=byte_ranges.MappedSource):
     return str(caught.value)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(st.tuples(names, st.binary(max_size=1300)), max_size=8), st.sampled_from(FORMATS))
 def test_tars_of_tarfile_are_read(files, format):
     try:
@@ -81,7 +82,7 @@ def test_tars_of_tarfile_are_read(files, format):
         assert read(source, data) == files
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(st.tuples(names, st.binary(max_size=1300)), max_size=8))
 def test_written_tars_are_read_by_tarfile(files):
     data = (

@@ -29,6 +29,7 @@ from tests.formats.webdataset.samples import (
     write_batches,
     write_rows,
 )
+from tests.properties import examples
 
 COLUMNS = columns_of(__key__="str", jpg="jpeg", label="int", caption="str", meta="json")
 
@@ -42,7 +43,7 @@ keys = st.lists(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(keys, st.data())
 def test_written_samples_are_read_back_by_flare_and_tarfile(keys, data):
     row = st.tuples(
