@@ -2,7 +2,8 @@
 .DEFAULT_GOAL := help
 PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13; do $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>&- && echo $$p && break; done)
 BIN := .venv/bin
-SPREAD := --numprocesses=auto --maxprocesses=4 --dist=worksteal
+# four workers also on 2 cores, because tests wait for disks, servers and processes
+SPREAD := --numprocesses=4 --dist=worksteal
 PORTABLE := $(CURDIR)/tests/portable
 
 help:   ## list the targets
@@ -12,6 +13,8 @@ demo: .venv/installed  ## pack 500 photographs over HTTP, inspect, verify, unpac
 test: .venv/dev  ## unit tests; they use no network but the loopback interface
 	$(BIN)/pytest $(SPREAD)
 	PYTHONPATH=$(PORTABLE) $(BIN)/pytest $(SPREAD) tests/commands/packing/test_run.py tests/commands/verifying/test_command.py tests/read/test_dataset.py
+properties: .venv/dev  ## property tests with all their examples; `make test` draws a quarter of the examples
+	PROPERTY_EXAMPLES=all $(BIN)/pytest $(SPREAD) -m hypothesis
 portable: .venv/dev  ## all unit tests with the Linux-only names of Python's modules removed, as on macOS
 	PYTHONPATH=$(PORTABLE) $(BIN)/pytest $(SPREAD)
 interop: .venv/interop  ## tests with the original libraries and training frameworks; installs them (2 GB)
@@ -46,4 +49,4 @@ bench: .venv/installed  ## start-up, speed and memory; for PEER_PYTHON=… and o
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
-.PHONY: help demo test portable interop originals check lint types prose bench
+.PHONY: help demo test properties portable interop originals check lint types prose bench
