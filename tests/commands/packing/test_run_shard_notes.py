@@ -25,7 +25,15 @@ def large(tmp_path_factory):
     """An index with two rows that are larger than 64 MiB, and one small row."""
     path = tmp_path_factory.mktemp("large") / "large.parquet"
     values = [b"a" * 100, bytes((1 << 26) + 1), bytes((1 << 26) + 2)]
-    pq.write_table(pa.table({"data": pa.array(values, pa.large_binary())}), path)
+    table = pa.table({"data": pa.array(values, pa.large_binary())})
+    pq.write_table(
+        table,
+        path,
+        row_group_size=1,
+        use_dictionary=False,
+        compression="zstd",
+        write_statistics=False,
+    )
     return path
 
 
