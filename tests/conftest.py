@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import random
 import re
 import shutil
 import signal
@@ -87,7 +88,7 @@ class _Handler(BaseHTTPRequestHandler):
             )
             times = web.asked[path]
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            web.pages.get(path, lambda handler, times: handler.answer(404, b"no"))(self, times)
+            web.pages.get(path, web.other_page)(self, times)
 
     do_HEAD = do_PUT = do_GET
 
@@ -143,6 +144,10 @@ class Web:
         self.thread = threading.Thread(target=self.server.serve_forever, daemon=True)
         self.thread.start()
 
+    def other_page(self, handler, times):
+        """Answer a request for a path that is not in `pages`."""
+        handler.answer(404, b"no")
+
     def url(self, path, user="", host="127.0.0.1"):
         return f"http://{user + '@' if user else ''}{host}:{self.port}{path}"
 
@@ -178,6 +183,34 @@ class Web:
         stop_server(self.server)
         self.thread.join()
         self.server.server_close()
+
+
+class NumberedImages(Web):
+    """HTTP server of images: `/N` is a random image with seed N.
+
+    answer     number -> status and content type
+    stuck      number of an image whose response waits until `may_end` is set
+    requested  numbers of requested images; `sent` has the numbers of sent images
+    """
+
+    def __init__(self, image_bytes, answer=lambda number: (200, "image/jpeg"), stuck=None):
+        self.image_bytes, self.answer, self.stuck = image_bytes, answer, stuck
+        self.may_end, self.requested, self.sent = threading.Event(), [], []
+        super().__init__()
+
+    def other_page(self, handler, times):
+        number = int(handler.path[1:].partition("?")[0])
+        self.requested.append(number)
+        if number == self.stuck:
+            self.may_end.wait(60)
+        data = b"\xff\xd8\xff\xe0" + random.Random(number).randbytes(self.image_bytes)
+        status, content_type = self.answer(number)
+        handler.answer(status, data, Content_Type=content_type)
+        self.sent.append(number)
+
+    def close(self):
+        self.may_end.set()
+        super().close()
 
 
 @pytest.fixture(scope="session")

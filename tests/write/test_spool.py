@@ -3,20 +3,17 @@
 import contextlib
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from flarecli.__main__ import main
-from tests.servers import stop_server
+from tests.conftest import NumberedImages
 
 ROWS, STUCK = 60, 40  # the object of row STUCK is sent only after an event
 FETCHED = {row for row in range(ROWS) if row % 9 != 8 and row != STUCK}
@@ -32,53 +29,23 @@ def files(folder):
     }
 
 
-class _Objects(BaseHTTPRequestHandler):
-    """Serve images of 150 kB; every ninth image is missing, and some are declared as HTML."""
-
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-
-    def do_GET(self):
-        row = int(self.path[1:].partition("?")[0])
-        self.server.asked.append(row)
-        if row == STUCK:
-            self.server.may_end.wait(60)
-        data = b"\xff\xd8\xff\xe0" + random.Random(row).randbytes(150_000)
-        self.send_response(404 if row % 9 == 8 else 200)
-        if row % 7:
-            self.send_header("Content-Type", "text/html" if row % 5 == 1 else "image/jpeg")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        with contextlib.suppress(OSError):
-            self.wfile.write(data)
-            self.server.sent.append(row)
-
-    def log_message(self, *_):
-        pass
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 128
-
-    def handle_error(self, *_):
-        """Ignore clients that were killed."""
+def answer(row):
+    """Every ninth image is missing; of some images, the content type is unknown or wrong."""
+    content_type = ("text/html" if row % 5 == 1 else "image/jpeg") if row % 7 else None
+    return 404 if row % 9 == 8 else 200, content_type
 
 
 @pytest.fixture(scope="module")
 def running():
-    with _Server(("127.0.0.1", 0), _Objects) as server:
-        server.may_end, server.asked, server.sent = threading.Event(), [], []
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield server
-        server.may_end.set()
-        stop_server(server)
+    images = NumberedImages(150_000, answer, STUCK)
+    yield images
+    images.close()
 
 
 @pytest.fixture
 def server(running):
     running.may_end.clear()
-    running.asked.clear()
+    running.requested.clear()
     running.sent.clear()
     return running
 
@@ -86,13 +53,13 @@ def server(running):
 @pytest.fixture
 def index(tmp_path, server):
     path = tmp_path / "index.csv"
-    rows = [f"k{row},http://127.0.0.1:{server.server_port}/{row}\n" for row in range(ROWS)]
+    rows = [f"k{row},http://127.0.0.1:{server.port}/{row}\n" for row in range(ROWS)]
     path.write_text("id,url\n" + "".join(rows))
     return path
 
 
 def argv(index, out, server, *more):
-    host = f"127.0.0.1:{server.server_port}"
+    host = f"127.0.0.1:{server.port}"
     return ["pack", str(index), str(out), *OPTIONS, "--allow-host", host, *more]
 
 
@@ -168,7 +135,9 @@ def run_until_signal(arguments, server, number, saves_soon=False):
 def fetched_again(server):
     """Return the rows that were requested twice, except failed rows and STUCK."""
     return [
-        row for row, count in sorted(Counter(server.asked).items()) if count > 1 and row in FETCHED
+        row
+        for row, count in sorted(Counter(server.requested).items())
+        if count > 1 and row in FETCHED
     ]
 
 

@@ -6,9 +6,7 @@ import random
 import signal
 import subprocess
 import sys
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,7 +19,7 @@ from flarecli.errors import FormatError, ReachError, UsageError, ValueFitError
 from flarecli.progress import Progress
 from flarecli.storage import locate
 from flarecli.write.journal import Journal
-from tests.servers import stop_server
+from tests.conftest import Web
 
 SECRET = "hunter2"
 
@@ -30,46 +28,27 @@ def body(number):
     return b"\xff\xd8\xff\xe0" + random.Random(number).randbytes(200 + 37 * number % 3000)
 
 
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
+class Images(Web):
+    """Answers in any order: `/N.jpg` is an image, all other paths are missing."""
 
-    def log_message(self, *_):
-        pass
-
-    def do_GET(self):
-        name = self.path.partition("?")[0].rpartition("/")[2].partition(".")[0]
-        time.sleep(self.server.delay * random.random())
+    def other_page(self, handler, times):
+        time.sleep(0.005 * random.random())
+        name = handler.path.partition("?")[0].rpartition("/")[2].partition(".")[0]
         if not name.isdecimal():
-            self.send_error(404)
-            return
-        data = body(int(name))
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(data)))
-        self.send_header("Content-Type", "image/jpeg")
-        self.end_headers()
-        self.wfile.write(data)
-
-
-class Server(ThreadingHTTPServer):
-    request_queue_size = (
-        128  # otherwise the kernel drops simultaneous connections, which costs a second
-    )
+            return handler.answer(404, b"no")
+        return handler.answer(200, body(int(name)), Content_Type="image/jpeg")
 
 
 @pytest.fixture(scope="module")
 def server():
-    with Server(("127.0.0.1", 0), Handler) as one:
-        one.delay = 0.005
-        threading.Thread(target=one.serve_forever, daemon=True).start()
-        one.url = f"http://127.0.0.1:{one.server_address[1]}"
-        yield one
-        stop_server(one)
+    images = Images()
+    yield images
+    images.close()
 
 
 def index(folder, server, rows=120, bad=()):
     path = Path(folder) / "index.parquet"
-    urls = [f"{server.url}/{'gone' if i in bad else i}.jpg" for i in range(rows)]
+    urls = [f"{server.url('')}/{'gone' if i in bad else i}.jpg" for i in range(rows)]
     table = {
         "data_id": [f"k{i:04d}" for i in range(rows)],
         "data_url": urls,
@@ -358,7 +337,7 @@ def test_relative_links_start_at_the_index_and_may_not_leave_its_folder(tmp_path
 
 
 def test_secrets_in_links_are_not_in_the_output(tmp_path, server, capfd):
-    port = server.server_address[1]
+    port = server.port
     (tmp_path / "i.csv").write_text(
         f"url\nhttp://user:{SECRET}@127.0.0.1:{port}/gone.jpg?X-Amz-Signature={SECRET}\nhttp://127.0.0.1:{port}/1.jpg?sig={SECRET}\n"
     )
@@ -451,7 +430,7 @@ def test_the_column_of_links_may_be_the_key(tmp_path, server):
     assert [(line["row"], line["kind"]) for line in lines] == [
         (i, "missing" if i == 2 else "value") for i in range(9) if i % 7
     ]
-    assert lines[1]["key"] == f"{server.url}/gone.jpg"
+    assert lines[1]["key"] == server.url("/gone.jpg")
 
 
 def test_links_of_unselected_columns_are_not_fetched(tmp_path, server):

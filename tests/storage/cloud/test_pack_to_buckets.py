@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,7 +22,7 @@ from flarecli.storage import locate
 from flarecli.storage.cloud.store import NoConditionalWrites, ObjectStore
 from flarecli.storage.fsspec_store import FsspecStore
 from flarecli.write import Failure, Writer, bucket_target, lease
-from tests.servers import stop_server
+from tests.conftest import NumberedImages
 
 ROWS = 400
 
@@ -591,39 +590,15 @@ def test_the_owner_of_a_concurrent_pack_is_named(s3, monkeypatch):
 SPOOLED_ROWS, STUCK = 40, 30
 
 
-class _Objects(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-
-    def do_GET(self):
-        row = int(self.path[1:])
-        self.server.asked.append(row)
-        if row == STUCK:
-            self.server.may_end.wait(60)
-        data = b"\xff\xd8\xff\xe0" + random.Random(row).randbytes(200_000)
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-        self.server.sent.append(row)
-
-    def log_message(self, *_):
-        pass
-
-
 @pytest.fixture
 def server():
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Objects) as server:
-        server.daemon_threads = True
-        server.may_end, server.asked, server.sent = threading.Event(), [], []
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield server
-        server.may_end.set()
-        stop_server(server)
+    images = NumberedImages(200_000, stuck=STUCK)
+    yield images
+    images.close()
 
 
 def test_a_resumed_pack_into_a_bucket_downloads_nothing_twice(s3, server, tmp_path):
-    host = f"127.0.0.1:{server.server_port}"
+    host = f"127.0.0.1:{server.port}"
     (tmp_path / "index.csv").write_text(
         "url\n" + "".join(f"http://{host}/{row}\n" for row in range(SPOOLED_ROWS))
     )
@@ -646,6 +621,6 @@ def test_a_resumed_pack_into_a_bucket_downloads_nothing_twice(s3, server, tmp_pa
     assert len(kept) == 2
     server.may_end.set()
     assert main(command("out", "--resume")[3:]) == 0
-    assert sorted(server.asked) == sorted([*range(SPOOLED_ROWS), STUCK])
+    assert sorted(server.requested) == sorted([*range(SPOOLED_ROWS), STUCK])
     assert main(command("whole")[3:]) == 0
     assert objects(f"{s3}/out") == objects(f"{s3}/whole")
