@@ -35,6 +35,7 @@ __all__ = [
     "UInt64Array",
     "ByteArray",
     "BoolArray",
+    "column_of",
     "finding_of",
     "total",
 ]
@@ -58,14 +59,28 @@ ENCODING = b"encoding"  # key for a column's encoding in the metadata of an Arro
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column. `size` is the number of bytes per value, or None if values differ in size."""
+    """A column.
+
+    size       number of bytes per value, or None if values differ in size
+    extension  extension of the files whose contents are the values, such as `jpg`; `{NAME}` if the
+               column NAME contains the extension of each row; empty if the values were not files
+    """
 
     name: str
     encoding: str
     size: int | None = None
+    extension: str = field(default="", compare=False)
 
 
 Columns: TypeAlias = tuple[Column, ...]
+
+
+def column_of(extension: str) -> str:
+    """Return the column that contains the extension of each row; empty for a fixed extension.
+
+    extension  a `Column.extension`
+    """
+    return extension[1:-1] if extension.startswith("{") else ""
 
 
 @dataclass(frozen=True, slots=True)

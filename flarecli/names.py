@@ -17,6 +17,7 @@ __all__ = [
     "name_fault",
     "collision_key",
     "escape",
+    "is_extension",
     "is_url",
     "local_path",
     "scheme_of",
@@ -36,6 +37,7 @@ _DRIVE = "[A-Za-z]:"
 _PART_DRIVE = "/[A-Za-z]:"  # on Windows, a drive replaces the preceding path
 # Windows drops dots and spaces at the end of a name, so `.. ` is the parent folder.
 _DOTS_AND_SPACES = "(?:^|/)[. ]+(?:/|$)"
+_EXTENSION = r"[^{}/\\\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,63}"
 # C0, DEL, C1, and lone surrogates except those of `surrogateescape`
 _CONTROL = "[\x00-\x1f\x7f-\x9f\ud800-\udc7f\udd00-\udfff]"
 # C0, DEL, C1, bidirectional controls, line and paragraph separators, byte order mark, surrogates
@@ -107,6 +109,11 @@ def name_fault(name: str) -> str:
 def _short(name: str) -> str:
     text = escape(name)
     return f"'{text}'" if len(text) <= 80 else f"'{text[:77]}…'"
+
+
+def is_extension(text: str) -> bool:
+    """Return whether a text from data can be the extension of a file name, such as `jpg`."""
+    return re.fullmatch(_EXTENSION, text) is not None
 
 
 def collision_key(name: str) -> str:

@@ -356,7 +356,15 @@ class PackOptions(_DownloadOptions, _TableOptions, _WriteOptions, _StreamOptions
         False,
         Option(
             group="Rows",
-            help="Use nulls for columns that are missing in some files of an index.",
+            help="Use nulls for columns that are missing in some files of an index, or for some keys.",
+        ),
+    )
+    folder_column: str | None = option(
+        None,
+        Option(
+            group="Rows",
+            metavar="NAME",
+            help="Add a column with the first folder of each file, such as a class name.",
         ),
     )
     allow_empty: bool = option(False, Option(group="Links", help="Accept downloads of 0 bytes."))

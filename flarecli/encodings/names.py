@@ -241,9 +241,13 @@ def add_custom(name: str, custom: CustomEncoding) -> None:
     CUSTOM[name] = custom
 
 
-def column(name: str, encoding: str) -> Column:
+def column(name: str, encoding: str, extension: str = "") -> Column:
     """Return a column with an encoding, and with the size of the encoding's values.
+
+    The extension is ignored for numbers and lists, which are not the contents of files.
 
     Raises UsageError for an unknown encoding.
     """
-    return Column(name, encoding, lookup(encoding).size)
+    found = lookup(encoding)
+    is_file = found.item is None and found.kind in (_TEXT, _BINARY)
+    return Column(name, encoding, found.size, extension if is_file else "")

@@ -123,6 +123,7 @@ class Format:
                       extensions. Empty if samples have no key
     default_key       the column with the file names that `unpack` uses by default
     holds_null        True if values may be null
+    max_columns       maximum number of columns; None if any number of columns can be stored
     record_checksums  the hash that protects each record inside a shard; empty if there is none
     is_listed         True if a folder of shards needs no index, because it is listed in name order
     is_plain          True if every file, of any content, is a shard with one row
@@ -151,6 +152,7 @@ class Format:
     key_column: ClassVar[str] = ""
     default_key: ClassVar[str] = ""
     holds_null: ClassVar[bool] = False
+    max_columns: ClassVar[int | None] = None
     record_checksums: ClassVar[str] = ""
     is_listed: ClassVar[bool] = False
     is_plain: ClassVar[bool] = False
@@ -299,6 +301,13 @@ class Format:
                 return value
         return "bytes"
 
+    def storable_keys(self, keys: pa.Array) -> pa.Array:
+        """Return keys without characters that separate the key from the extension in this format.
+
+        keys  text [rows]; keys that are invalid for another reason are unchanged
+        """
+        return keys
+
     def stored_column(self, one: Column) -> Column:
         """Return a column as this format stores it.
 
@@ -314,7 +323,9 @@ class Format:
                 f"{self.name} cannot store {one.encoding}",
                 hint="Select the columns to pack with -c.",
             ).of_column(one.name)
-        return one if instead == one.encoding else encodings.column(one.name, instead)
+        if instead == one.encoding:
+            return one
+        return encodings.column(one.name, instead, one.extension)
 
     def arrange(self, columns: Iterable[Column]) -> Columns:
         """Return columns in the order in which the format stores them, with their stored encodings.

@@ -1,16 +1,24 @@
-"""Folder index: files with the same key form a row, and each extension is a column.
+"""Folder index: files with the same key form a row, and the files of each kind are a column.
 
-    a/000.jpg  a/000.txt  a/000.meta.json    row `a/000` with columns `jpg`, `txt`, `meta.json`
+    a/000.jpg  a/000.txt  a/000.meta.json    row `a/000`: columns `image`, `text`, `meta.json`
+    a/001.PNG  a/001.md   a/001.meta.json    row `a/001`
 
 The key is the path up to the last dot of the file name, and the extension is the text after this
-dot, in lower case. A compound extension such as `meta.json` starts with a letter, and most keys
-with this extension must also have a file with a plain extension. Therefore, `IMG_2024.01.02.jpg`
-has the key `IMG_2024.01.02`.
+dot. A compound extension such as `meta.json` starts with a letter, and most keys with this extension
+must also have a file with a plain extension. Therefore, `IMG_2024.01.02.jpg` has the key
+`IMG_2024.01.02`.
+
+The extensions of images are the column `image`, and those of audio, video and text files are the
+columns `audio`, `video` and `text`. If a key has two files of one of these categories, such as
+`a.jpg` and `a.png`, both extensions are separate columns. Any other extension, in lower case, is a
+column. If the files of a column have several extensions (or one in several spellings), an
+additional column such as `image_extension` contains the extension of each row.
 
 Every data file is part of a row. If a key has no file for a column, the value is null. A file whose
-extension is not a column becomes a row that has the file name as its key and only null values.
-`flare pack` reports both types of rows as failed. Hidden files, desktop files such as Thumbs.db,
-and README and LICENSE files in a media folder are not data; `notes` lists how many were skipped.
+extension is not a column becomes a row that has the file name as its key and only null values. So
+does a key without a metadata row, and a metadata row without a file (`folder_metadata.py`).
+`flare pack` reports all of these rows as failed. Hidden files, desktop files such as Thumbs.db, and
+README and LICENSE files in a media folder are not data; `notes` lists how many were skipped.
 
 Columns contain file names; a file is read when its row is needed. The folder is listed once to find
 the columns and the number of rows, and again to read the rows. Compound extensions require an
@@ -28,16 +36,19 @@ import pyarrow as pa
 from flarecli.errors import FormatError, UsageError
 from flarecli.formats.tables.base import Part
 from flarecli.hashes import DEFAULT, Sums
-from flarecli.media import is_media, kind_of
-from flarecli.names import escape
+from flarecli.ingest.folder_metadata import Metadata, Rows, is_metadata
+from flarecli.media import category_of, is_media, kind_of
+from flarecli.model import column_of
+from flarecli.names import escape, is_extension
 from flarecli.storage import Entry, Location
 from flarecli.suggest import choose
 from flarecli.units import format_count
 
-__all__ = ["Folder", "Group", "Rules", "data_among", "groups"]
+__all__ = ["Folder", "FolderOptions", "Group", "Rules", "data_among", "groups"]
 
 _ROWS = 8192
-_SYNONYMS = {"jpeg": "jpg", "jpg": "jpeg", "text": "txt"}
+_MEDIA = frozenset({"image", "audio", "video"})
+_VERSION = b"columns of categories\n"  # part of the checksum; changed whenever the columns change
 MAX_COLUMNS = 1000
 MAX_COMBINATIONS = 10_000  # maximum number of distinct extension sets
 MAX_COMPOUNDS = 10_000  # maximum number of compound extension candidates in memory
@@ -48,6 +59,7 @@ _DOCUMENT_SUFFIXES = frozenset(
     {"readme", "license", "licence", "md", "markdown", "rst", "txt", "html", "pdf"}
 )
 _HIDDEN, _SYSTEM, _DOCUMENT = "hidden file", "desktop file", "README or LICENSE file"
+_METADATA = "metadata file"
 
 
 class Skipped:
@@ -73,10 +85,12 @@ class Rules(NamedTuple):
 
     compounds       compound extensions to recognize
     with_documents  whether README and LICENSE files are data
+    tables          files that are named like metadata files but are data
     """
 
     compounds: frozenset[str] = frozenset()
     with_documents: bool = False
+    tables: frozenset[str] = frozenset()
 
 
 _FIRST_RULES = Rules()
@@ -141,6 +155,8 @@ def groups(
         while open_groups and not name.startswith(f"{open_groups[-1].key}."):
             yield open_groups.pop()
         reason = _reason_to_skip(name, rules.with_documents)
+        if not reason and is_metadata(name) and name not in rules.tables:
+            reason = _METADATA
         if reason:
             if skipped is not None:
                 skipped.add(reason, name)
@@ -254,10 +270,6 @@ def _shown(name: str) -> str:
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
-def _is_media(extension: str) -> bool:
-    return is_media(kind_of(f".{extension}"))
-
-
 class _CheckedEntries:
     """An iterable of entries that computes a checksum of their names and sizes."""
 
@@ -282,18 +294,19 @@ class _Survey:
     """Statistics about the files in a folder, from one listing.
 
     skipped       files that are not data
+    metadata      files that may be metadata files
     combinations  set of extensions -> number of keys with exactly these extensions
     names         set of extensions -> first keys with exactly these extensions
-    counts        extension -> number of keys
+    spellings     extension -> the extension as in all file names; empty if file names differ
     checksum      checksum of the listing
-    media         media extensions that at least half of the keys have
     compounds     compound extensions
     """
 
     def __init__(self, at: Location, rules: Rules) -> None:
-        self.at, self.skipped = at, Skipped()
+        self.at, self.skipped, self.metadata = at, Skipped(), list[str]()
         self.combinations = Counter[frozenset[str]]()
         self.names: dict[frozenset[str], list[str]] = {}
+        self.spellings: dict[str, str] = {}
         entries, candidates = _CheckedEntries(at.list()), _Candidates(at)
         for group in groups(self._counted(entries, candidates), rules, self.skipped, at):
             combination = frozenset(group.files)
@@ -307,108 +320,292 @@ class _Survey:
                     where=at,
                     hint="Pack a smaller folder, or only the tables of the folder.",
                 )
-        self.counts = Counter[str]()
-        for combination, count in self.combinations.items():
-            for name in combination:
-                self.counts[name] += count
+            for extension, name in group.files.items():
+                spelling = name[len(group.key) + 1 :]
+                if self.spellings.setdefault(extension, spelling) != spelling:
+                    self.spellings[extension] = ""
         self.checksum = entries.checksum()
-        half = sum(count for combination, count in self.combinations.items() if combination) / 2
-        self.media = [
-            name for name, count in self.counts.items() if _is_media(name) and count >= half
-        ]
         self.compounds = candidates.found()
 
-    @staticmethod
-    def _counted(entries: Iterable[Entry], candidates: _Candidates) -> Iterator[Entry]:
+    def _counted(self, entries: Iterable[Entry], candidates: _Candidates) -> Iterator[Entry]:
         for entry in entries:
             if not _reason_to_skip(entry.name):
-                candidates.add(entry.name)
+                if is_metadata(entry.name):
+                    self.metadata.append(entry.name)
+                else:
+                    candidates.add(entry.name)
             yield entry
+
+
+class _FileColumns:
+    """The columns of files in a folder.
+
+    of          extension -> column
+    counts      column -> number of keys with a file for this column
+    media       media columns that at least half of the keys have
+    extensions  column -> `Column.extension`
+    notes       notes about categories that are several columns
+    """
+
+    def __init__(self, survey: _Survey) -> None:
+        self.notes = list[str]()
+        self.of = self._named(survey)
+        self.counts = Counter[str]()
+        for combination, count in survey.combinations.items():
+            self.counts.update(dict.fromkeys({self.of[one] for one in combination}, count))
+        half = sum(survey.combinations.values()) - survey.combinations[frozenset()]
+        self.media = {
+            name
+            for name, count in self.counts.items()
+            if 2 * count >= half
+            and (name in _MEDIA or category_of(name.rpartition(".")[2]) in _MEDIA)
+        }
+        spellings: dict[str, set[str]] = {}
+        for extension, column in self.of.items():
+            spellings.setdefault(column, set()).add(survey.spellings[extension])
+        self.extensions = {
+            column: next(iter(found))
+            if len(found) == 1 and is_extension(*found)
+            else f"{{{column}_extension}}"
+            for column, found in spellings.items()
+        }
+
+    def _named(self, survey: _Survey) -> dict[str, str]:
+        separate = set[str]()
+        for combination in survey.combinations:
+            by_category: dict[str, list[str]] = {}
+            for extension in combination:
+                if (category := category_of(extension)) is not None:
+                    by_category.setdefault(category, []).append(extension)
+            for category, own in by_category.items():
+                if len(own) > 1 and not separate.issuperset(own):
+                    separate.update(own)
+                    names = " and ".join(sorted(own))
+                    key = escape(survey.names[combination][0])
+                    self.notes.append(
+                        f"{key} has {names} files, so {names} are separate columns, not {category}"
+                    )
+        return {
+            extension: extension if extension in separate else category_of(extension) or extension
+            for combination in survey.combinations
+            for extension in combination
+        }
+
+    def of_files(self, files: dict[str, str]) -> dict[str, str]:
+        """Return column -> file name for extension -> file name."""
+        return {self.of[extension]: name for extension, name in files.items()}
+
+    def encodings(self) -> dict[str, str]:
+        """Return column -> encoding, for columns whose encoding does not depend on the first row.
+
+        Text is `str`. A column of files of several types, such as jpeg and png, is `bytes`.
+        """
+        kinds: dict[str, set[str | None]] = {}
+        for extension, column in self.of.items():
+            kinds.setdefault(column, set()).add(
+                "str" if category_of(extension) == "text" else kind_of(f".{extension}")
+            )
+        return {
+            column: next(iter(found)) or "" if len(found) == 1 else "bytes"
+            for column, found in kinds.items()
+            if len(found) > 1 or found <= {"str", "json"}
+        }
+
+
+class FolderOptions(NamedTuple):
+    """Options for reading a folder.
+
+    columns        columns to read; None: columns that at least half of the keys with the main
+                   column have
+    folder_column  name of a column with the first folder of each file; empty: no such column
+    allow_missing  whether incomplete rows have nulls instead of being failures; every extension is
+                   then a column
+    """
+
+    columns: Sequence[str] | None = None
+    folder_column: str = ""
+    allow_missing: bool = False
+
+
+_NO_OPTIONS = FolderOptions()
 
 
 class Folder(Part):
     """The files of a folder, grouped by key.
 
-    columns     extensions to read; None: extensions that at least half of the keys with the main
-                extension have
-    extensions  the selected columns
-    main        main extension: the most frequent one, or a media extension that at least half
-                of the keys have
+    files       the selected columns of files
+    main        main column: the most frequent one, or a media column that at least half of the
+                keys have
     key         name of the key column
+    extensions  selected column of files -> `Column.extension`
+    encodings   selected column of files -> encoding, unless the first row determines it
     notes       notes on skipped files, and on keys without any of the requested columns
     raises      MissingError if the folder does not exist; FormatError if it has no data files;
-                UsageError if no file has a requested extension
+                UsageError for a column that does not exist
     """
 
     at: Location
 
-    def __init__(self, at: Location, columns: Sequence[str] | None = None) -> None:
-        self.at = at
-        rules = _FIRST_RULES
-        survey = _Survey(at, rules)
-        if survey.compounds:
-            rules = Rules(survey.compounds)
-            survey = _Survey(at, rules)
-        if survey.skipped.counts[_DOCUMENT] and not survey.media:
-            rules = Rules(rules.compounds, with_documents=True)
-            survey = _Survey(at, rules)
-        self._rules, self._checksum, combinations = rules, survey.checksum, survey.combinations
-        if not survey.counts:
+    def __init__(self, at: Location, options: FolderOptions = _NO_OPTIONS) -> None:
+        self.at, self._options = at, options
+        survey, columns = self._surveyed()
+        if not columns.counts:
             notes = [*survey.skipped.notes(), *_no_extension(survey)]
             raise FormatError("no data files with extensions", where=at, hint=_sentence(notes))
-        self.key = "key" if "key" not in survey.counts else "__key__"
-        requested = None if columns is None else [name for name in columns if name != self.key]
-        self.main = _main(survey, requested)
-        self._has_requested = columns is not None
-        with_main = Counter[str]()
-        for combination, count in combinations.items():
-            if self.main in combination:
-                with_main.update(dict.fromkeys(combination, count))
-        chosen = (
-            [name for name, count in with_main.items() if 2 * count >= with_main[self.main]]
-            if requested is None
-            else requested
-        )
-        if len(chosen) > MAX_COLUMNS:
+        self._columns, self._checksum = columns, survey.checksum
+        self.key = "key" if "key" not in columns.counts else "__key__"
+        folder_column = options.folder_column
+        self._check_other_columns()
+        others = [*([folder_column] if folder_column else []), *self._metadata.schema.names]
+        others += [column_of(one) for one in columns.extensions.values() if column_of(one)]
+        requested = None
+        if options.columns is not None:
+            requested = [name for name in options.columns if name not in (self.key, *others)]
+        self.main = self._main(survey, requested)
+        self._has_requested = requested is not None
+        self.files = sorted(set(self._chosen(survey) if requested is None else requested))
+        if len(self.files) > MAX_COLUMNS:
             raise FormatError(
                 f"more than {MAX_COLUMNS} extensions",
                 where=at,
                 hint="Use -c to select the columns to pack.",
             )
-        self.extensions = sorted(set(chosen))
-        self.schema = pa.schema([(name, pa.string()) for name in (self.key, *self.extensions)])
-        self.rows = sum(
-            count * len(self._rows(Group("", dict.fromkeys(combination, ""))))
-            for combination, count in combinations.items()
+        self._main_columns = self.files or [self.main]
+        self.extensions = {name: columns.extensions[name] for name in self.files}
+        self.encodings = {
+            name: encoding for name, encoding in columns.encodings().items() if name in self.files
+        }
+        # column of extensions -> column of files
+        self._extension_columns = {
+            column_of(one): name for name, one in self.extensions.items() if column_of(one)
+        }
+        texts = [self.key, *self.files, *([folder_column] if folder_column else [])]
+        self.schema = pa.schema(
+            [
+                *(pa.field(name, pa.string()) for name in texts),
+                *self._metadata.schema,
+                *(pa.field(name, pa.string()) for name in self._extension_columns),
+            ]
         )
-        self.notes = (*survey.skipped.notes(), *self._keys_without_columns(survey))
+        self._problems: dict[str, tuple[str, str]] = {}
+        self.rows = None
+        if not self._metadata:
+            self.rows = sum(
+                count * len(self._rows(Group("", dict.fromkeys(combination, ""))))
+                for combination, count in survey.combinations.items()
+            )
+        self.notes = (
+            *survey.skipped.notes(),
+            *columns.notes,
+            *self._keys_without_columns(survey),
+        )
 
-    def flaw(self, column: str, is_alone: bool) -> tuple[str, str]:
+    def _surveyed(self) -> tuple[_Survey, _FileColumns]:
+        """List the folder as often as needed to find the rules for its names."""
+        at, self._rules = self.at, _FIRST_RULES
+        survey = _Survey(at, self._rules)
+        self._metadata = Metadata(at, survey.metadata)
+        tables = frozenset(survey.metadata) - set(self._metadata.names)
+        if survey.compounds or tables:
+            self._rules = Rules(survey.compounds, tables=tables)
+            survey = _Survey(at, self._rules)
+        columns = _FileColumns(survey)
+        if survey.skipped.counts[_DOCUMENT] and not columns.media:
+            self._rules = self._rules._replace(with_documents=True)
+            survey = _Survey(at, self._rules)
+            columns = _FileColumns(survey)
+        del survey.skipped.counts[_METADATA]
+        return survey, columns
+
+    def _check_other_columns(self) -> None:
+        """Raise an error if the columns of folders, metadata and extensions are not distinct."""
+        own = {self.key, *self._columns.counts}
+        own |= set(map(column_of, self._columns.extensions.values())) - {""}
+        for name in self._metadata.schema.names:
+            if name in own:
+                raise FormatError(
+                    f"column {name!r} is also a column of the folder",
+                    where=self.at / self._metadata.names[0],
+                    hint="Rename the column in the metadata.",
+                    column=name,
+                )
+        if self._options.folder_column in (*own, *self._metadata.schema.names):
+            raise UsageError(
+                f"--folder-column: column {self._options.folder_column!r} already exists",
+                where=self.at,
+                hint="Choose another name.",
+            )
+
+    def _chosen(self, survey: _Survey) -> list[str]:
+        """Return the columns of most keys that have a file in the main column."""
+        if self._options.allow_missing:
+            return list(self._columns.counts)
+        with_main = Counter[str]()
+        for combination, count in survey.combinations.items():
+            names = {self._columns.of[one] for one in combination}
+            if self.main in names:
+                with_main.update(dict.fromkeys(names, count))
+        return [name for name, count in with_main.items() if 2 * count >= with_main[self.main]]
+
+    def _main(self, survey: _Survey, requested: Sequence[str] | None) -> str:
+        """Return the most frequent column, among the requested columns or among all.
+
+        A media column that at least half of the keys have takes precedence. Names break ties.
+        """
+        counts, media = self._columns.counts, self._columns.media
+        for name in requested or ():
+            if name not in counts:
+                column = self._columns.of.get(name.lower())
+                raise UsageError(
+                    f"no column {name!r}",
+                    where=self.at,
+                    hint=f"The .{name} files are in column {column!r}."
+                    if column is not None
+                    else choose(name, sorted(counts), "Choose from"),
+                    column=name,
+                )
+        return min(
+            requested or counts,
+            key=lambda name: (name not in media, -counts[name], name),
+        )
+
+    def flaw(self, column: str, is_alone: bool, key: str) -> tuple[str, str] | None:
         """Return the error kind and message for a row that has no file for a column.
 
-        is_alone  whether the row contains only a file whose extension is not a column
+        is_alone  whether the row has no files at all
+        return    None if the row is valid, because its other files suffice
         """
+        if key in self._problems and is_alone:
+            return self._problems[key]
+        if not is_alone and self._options.allow_missing:
+            return None
         if not is_alone or self._has_requested:
             return "incomplete", f"no {escape(column)} file for this key"
-        shown = ", ".join(escape(name) for name in self.extensions[:MAX_SHOWN])
-        more = ", …" if len(self.extensions) > MAX_SHOWN else ""
+        shown = ", ".join(escape(name) for name in self.files[:MAX_SHOWN])
+        more = ", …" if len(self.files) > MAX_SHOWN else ""
         return "column", f"no column for this file (columns: {shown}{more})"
 
     def blocks(self) -> Iterator[bytes]:
         """Yield the names and sizes of the files as bytes, for the checksum."""
-        return (_line(entry) for entry in self.at.list())
+        yield _VERSION
+        yield from (_line(entry) for entry in self.at.list())
+        yield from self._metadata.blocks()
 
     def batches(self, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
-        """Yield batches of keys and file names, with null for missing files.
+        """Yield batches of keys, file names and metadata, with null for missing files.
 
         Raises FormatError if the folder changed after it was opened.
         """
         schema = self.selected(columns)
-        entries, rows = _CheckedEntries(self.at.list()), list[Group]()
+        metadata = self._metadata.rows() if self._metadata else None
+        entries, rows = _CheckedEntries(self.at.list()), list[_Row]()
         for group in groups(entries, self._rules, where=self.at):
-            rows += self._rows(group)
+            if metadata is None:
+                rows += self._rows(group)
+            else:
+                rows += self._described(group, metadata)
             if len(rows) >= _ROWS:
-                yield self._batch(rows, schema)
+                yield self._batch(rows, schema, metadata)
                 rows = []
         if entries.checksum() != self._checksum:
             raise FormatError(
@@ -416,36 +613,80 @@ class Folder(Part):
                 where=self.at,
                 hint="Run the command again when no other process is writing to the folder.",
             )
-        if rows:
-            yield self._batch(rows, schema)
+        if metadata is not None:
+            for place, kind, message in (*metadata.problems, *metadata.unused()):
+                rows.append(self._failing(place, kind, message))
+        for start in range(0, len(rows), _ROWS):
+            yield self._batch(rows[start : start + _ROWS], schema, metadata)
 
-    def _rows(self, group: Group) -> list[Group]:
+    def _rows(self, group: Group) -> list[_Row]:
         """Return the rows for a key: a row for the columns, and a row for each unmatched file."""
-        columns = self.extensions or [self.main]
-        fits = [group] if any(name in group.files for name in columns) else []
+        files = self._columns.of_files(group.files)
+        has_file = any(name in files for name in self._main_columns)
+        fits = [_Row(group.key, files)] if has_file else []
+        needs_folder = self._options.folder_column and not self._options.allow_missing
+        if fits and group.key and needs_folder and "/" not in group.key:
+            message = f"no folder for the column {self._options.folder_column!r}"
+            fits = [self._failing(group.key, "incomplete", message)]
         if self._has_requested:
             return fits
         if not group.files:
-            return [group]
+            return [_Row(group.key, {})]
         return [
             *fits,
-            *(Group(name, {}) for key, name in group.files.items() if key not in self.extensions),
+            *(_Row(name, {}) for column, name in files.items() if column not in self.files),
         ]
 
-    def _batch(self, rows: list[Group], schema: pa.Schema) -> pa.RecordBatch:
-        values = [
-            [group.key if name == self.key else group.files.get(name) for group in rows]
-            for name in schema.names
-        ]
-        return pa.RecordBatch.from_arrays(
-            [pa.array(column, pa.string()) for column in values], schema=schema
-        )
+    def _described(self, group: Group, metadata: Rows) -> list[_Row]:
+        """Return the rows for a key, with its metadata row."""
+        found = metadata.take(list(group.files.values()) or [group.key])
+        rows = self._rows(group)
+        if not rows or not rows[0].files:
+            return rows
+        if len(found) > 1:
+            places = " and ".join(metadata.place(row) for row in sorted(found))
+            rows[0] = self._failing(
+                group.key, "metadata", f"{places} describe files of the same key"
+            )
+        elif found:
+            rows[0] = rows[0]._replace(metadata=found[0])
+        elif not self._options.allow_missing:
+            names = ", ".join(self._metadata.names[:MAX_SHOWN])
+            rows[0] = self._failing(group.key, "incomplete", f"no row in {names} for this key")
+        return rows
+
+    def _failing(self, key: str, kind: str, message: str) -> _Row:
+        """Return a row without files that `flaw` reports with this message."""
+        self._problems[key] = kind, message
+        return _Row(key, {})
+
+    def _batch(self, rows: list[_Row], schema: pa.Schema, metadata: Rows | None) -> pa.RecordBatch:
+        arrays = list[pa.Array]()
+        places = None
+        for field in schema:
+            name = field.name
+            if name == self.key:
+                arrays.append(pa.array([row.key for row in rows], pa.string()))
+            elif name in self._columns.counts:
+                arrays.append(pa.array([row.files.get(name) for row in rows], pa.string()))
+            elif name in self._extension_columns:
+                column = self._extension_columns[name]
+                arrays.append(pa.array([row.extension(column) for row in rows], pa.string()))
+            elif name == self._options.folder_column:
+                arrays.append(pa.array([row.folder for row in rows], pa.string()))
+            elif metadata is not None:
+                if places is None:
+                    places = pa.array([row.metadata for row in rows], pa.int64())
+                arrays.append(metadata.table.column(name).take(places).combine_chunks())
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def _keys_without_columns(self, survey: _Survey) -> Iterator[str]:
         """Yield a note if keys without any of the requested columns were skipped."""
-        columns = self.extensions or [self.main]
+        columns = self._main_columns
         without_columns = [
-            combination for combination in survey.combinations if combination.isdisjoint(columns)
+            combination
+            for combination in survey.combinations
+            if {self._columns.of[one] for one in combination}.isdisjoint(columns)
         ]
         count = sum(survey.combinations[combination] for combination in without_columns)
         if self._has_requested and count:
@@ -454,22 +695,27 @@ class Folder(Part):
             yield f"skipped {format_count(count, 'key')} without {without}: {_first_names(names, count)}"
 
 
-def _main(survey: _Survey, requested: Sequence[str] | None) -> str:
-    """Return the most frequent extension, among the requested extensions or among all.
+class _Row(NamedTuple):
+    """A row of the folder.
 
-    A media extension that at least half of the keys have takes precedence. Names break ties.
+    files     column -> file name
+    metadata  row in the metadata; None if there is none
     """
-    for name in requested or ():
-        if name not in survey.counts:
-            raise UsageError(
-                f"no file has the extension {name!r}",
-                where=survey.at,
-                hint=choose(name, sorted(survey.counts), "Choose from", _SYNONYMS),
-            )
-    return min(
-        requested or survey.counts,
-        key=lambda name: (name not in survey.media, -survey.counts[name], name),
-    )
+
+    key: str
+    files: dict[str, str]
+    metadata: int | None = None
+
+    @property
+    def folder(self) -> str | None:
+        """The first folder in the key; None if the files are not in a folder."""
+        folder, slash, _ = self.key.partition("/")
+        return folder if slash and self.files else None
+
+    def extension(self, column: str) -> str | None:
+        """Return the extension of the file for a column, as in its name."""
+        name = self.files.get(column)
+        return None if name is None else name[len(self.key) + 1 :]
 
 
 def _no_extension(survey: _Survey) -> Iterator[str]:

@@ -6,7 +6,7 @@ import sys
 import threading
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,7 +26,7 @@ from flarecli.formats.tables.parquet import Parquet
 from flarecli.formats.tables.registry import open_kind, open_part, text_file
 from flarecli.formats.tables.schema_merge import align, merge
 from flarecli.hashes import DEFAULT, Sums
-from flarecli.ingest.folder import Folder
+from flarecli.ingest.folder import Folder, FolderOptions
 from flarecli.ingest.read_files import Flaw, contents
 from flarecli.ingest.registry import ListedFile, expand_lists
 from flarecli.ingest.source_checksum import SourceChecksum
@@ -68,6 +68,8 @@ class Index:
              source is a folder
     is_list  whether the rows are a list of addresses, which may name any file; the names in `links`
              of other sources are relative to `at`
+    extensions  column of files -> `Column.extension`
+    encodings   column of files -> encoding, unless the first row determines it
     """
 
     address: str
@@ -79,8 +81,10 @@ class Index:
     key: str | None = None
     notes: tuple[str, ...] = ()
     details: tuple[str, ...] = ()
-    flaw: Callable[[str, bool], tuple[str, str]] | None = None
+    flaw: Callable[[str, bool, str], tuple[str, str] | None] | None = None
     is_list: bool = False
+    extensions: Mapping[str, str] = field(default_factory=dict)
+    encodings: Mapping[str, str] = field(default_factory=dict)
     # for the parts that were read: part number -> number of the part's first row in the index
     _firsts: dict[int, int] = field(default_factory=dict, compare=False)
 
@@ -468,25 +472,34 @@ def _open_list(shown: str, file: ListedFile | Spool, guard: Guard, null_separate
 
 
 def open_folder(
-    address: str, *, guard: Guard | None = None, columns: Sequence[str] | None = None
+    address: str,
+    *,
+    guard: Guard | None = None,
+    columns: Sequence[str] | None = None,
+    folder_column: str = "",
+    allow_missing: bool = False,
 ) -> Index:
-    """Open a folder as an index: files with the same key form a row; each extension is a column.
+    """Open a folder as an index: files with the same key form a row; each kind of file is a column.
 
-    columns  extensions to read, and optionally `key`; keys without these extensions are skipped
-    raises   the errors of `Folder`; UsageError for an address that cannot be listed
+    columns        columns to read; keys without files for these columns are skipped
+    folder_column  name of a column with the first folder of each file; empty: no such column
+    allow_missing  whether incomplete rows have nulls
+    raises         the errors of `Folder`; UsageError for an address that cannot be listed
     """
     at = locate(address, guard)
-    folder = Folder(at, columns)
+    folder = Folder(at, FolderOptions(columns, folder_column, allow_missing))
     return Index(
         redact(address),
         at,
         folder.schema,
         folder.rows,
         (folder,),
-        tuple(folder.extensions),
+        tuple(folder.files),
         folder.key,
         folder.notes,
         flaw=folder.flaw,
+        extensions=folder.extensions,
+        encodings=folder.encodings,
     )
 
 

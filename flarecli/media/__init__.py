@@ -11,7 +11,15 @@ from flarecli.media.headers import (
     probe,
 )
 from flarecli.media.images import MODES, Resize, resize, resize_image, thumbnail
-from flarecli.media.kinds import extension_of, is_image, is_media, kind_of, mismatch, sniff
+from flarecli.media.kinds import (
+    category_of,
+    extension_of,
+    is_image,
+    is_media,
+    kind_of,
+    mismatch,
+    sniff,
+)
 from flarecli.media.sandbox import Sandbox
 from flarecli.media.sandbox_worker import FORMATS
 
@@ -22,6 +30,7 @@ __all__ = [
     "MediaInfo",
     "Resize",
     "Sandbox",
+    "category_of",
     "check_header",
     "extension_of",
     "ffprobe",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["extension_of", "is_image", "is_media", "kind_of", "mismatch", "sniff"]
+__all__ = ["category_of", "extension_of", "is_image", "is_media", "kind_of", "mismatch", "sniff"]
 
 # File type -> extensions; flare uses the first extension for writing.
 _EXTENSIONS = {
@@ -39,6 +39,19 @@ _EXTENSIONS = {
 _MEDIA = frozenset(list(_EXTENSIONS)[: list(_EXTENSIONS).index("npy")])
 _IMAGES = frozenset(list(_EXTENSIONS)[: list(_EXTENSIONS).index("mp4")])
 _KINDS = {extension: kind for kind, extensions in _EXTENSIONS.items() for extension in extensions}
+# Category of files -> extensions. In a folder, the files of a category are one column.
+_CATEGORIES = {
+    "image": (
+        *("jpg", "jpeg", "jpe", "jfif", "png", "apng", "webp", "gif", "tif", "tiff", "bmp"),
+        *("avif", "heic", "heif"),
+    ),
+    "audio": ("wav", "flac", "mp3", "ogg", "oga", "opus", "m4a", "aac", "aif", "aiff"),
+    "video": ("mp4", "m4v", "mov", "webm", "mkv", "ogv", "avi", "mpg", "mpeg"),
+    "text": ("txt", "text", "md", "markdown", "rst"),
+}
+_CATEGORY_OF = {
+    extension: category for category, extensions in _CATEGORIES.items() for extension in extensions
+}
 # Sets of file types with the same magic numbers.
 _SAME = [{"mkv", "webm"}, {"mp4", "mov"}, {"mp4", "m4a"}, {"npz", "zip"}, {"avif", "heic"}]
 _STARTS = (
@@ -130,6 +143,11 @@ def kind_of(name: str) -> str | None:
     path = name.partition("#")[0].partition("?")[0] if "://" in name else name
     _, dot, extension = path.rpartition("/")[2].rpartition(".")
     return _KINDS.get(extension.lower()) if dot else None
+
+
+def category_of(extension: str) -> str | None:
+    """Return the category of a file extension in lower case: image, audio, video, text or None."""
+    return _CATEGORY_OF.get(extension)
 
 
 def is_media(kind: str | None) -> bool:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from flarecli.encodings import column
@@ -25,6 +25,7 @@ from flarecli.model import Columns, File, IntArray, Playlist, Stream
 from flarecli.names import bare
 from flarecli.playlists.schema import (
     COUNTS,
+    EXTENSIONS,
     Fault,
     Map,
     Steps,
@@ -242,14 +243,14 @@ def _stream(name: str, value: Any, at: Location, mark: int) -> Stream:
         raise _fault(at, place_of(value, steps) or mark, message)
     headers, urls = split_stream(value)
     hashes = {key: headers[key] for key in sorted(_HASHES) if key in headers}
-    parsed = {"format", "columns", "files", "parts", *COUNTS, *hashes}
+    parsed = {"format", "columns", EXTENSIONS, "files", "parts", *COUNTS, *hashes}
     files, parts = headers.get("files") or {}, headers.get("parts") or ()
     return Stream(
         name,
         at.folder,
         headers.get("format"),
         [bare(url) for url in urls] if any(url.startswith("./") for url in urls) else urls,
-        _columns(headers.get("columns")),
+        _columns(headers.get("columns"), headers.get(EXTENSIONS) or {}),
         rows=_counts(headers.get("rows")),
         sizes=_counts(headers.get("bytes")),
         hashes=hashes,
@@ -269,10 +270,12 @@ def _stream_faults(name: str, value: Any) -> Iterator[Fault]:
         yield ("headers", *steps), message
 
 
-def _columns(columns: Map | None) -> Columns | None:
+def _columns(columns: Map | None, extensions: Mapping[str, str]) -> Columns | None:
     if columns is None:
         return None
-    return tuple(column(name, encoding) for name, encoding in columns.items())
+    return tuple(
+        column(name, encoding, extensions.get(name, "")) for name, encoding in columns.items()
+    )
 
 
 def _counts(values: Any) -> IntArray | None:

@@ -9,9 +9,11 @@ from flarecli import encodings
 from flarecli.errors import UsageError
 from flarecli.expansion import MAX_COLUMNS
 from flarecli.hashes import known
+from flarecli.names import is_extension
 
 __all__ = [
     "COUNTS",
+    "EXTENSIONS",
     "SCHEMA",
     "Map",
     "Steps",
@@ -25,6 +27,7 @@ __all__ = [
 ]
 
 SCHEMA = "schema"  # header: column -> Arrow type in the packed table, in the order of the table
+EXTENSIONS = "extensions"  # header: column -> `Column.extension`
 COUNTS = ("rows", "bytes", "raw_bytes")  # headers that are lists of counts, parallel to content
 _HASHES = frozenset(known())
 
@@ -121,6 +124,7 @@ def header_faults(headers: Map, count: int) -> Iterator[Fault]:
         yield ("format",), f"format {form!r:.60} is not text"
     yield from _column_faults(headers)
     yield from _schema_faults(headers)
+    yield from _extension_faults(headers)
     yield from _file_faults(headers, count)
 
 
@@ -195,6 +199,23 @@ def _schema_faults(headers: Map) -> Iterator[Fault]:
             encodings.parse_type(header)
         except UsageError as error:
             yield (SCHEMA, name), f"column {name!r:.60}: {error.message}"
+
+
+def _extension_faults(headers: Map) -> Iterator[Fault]:
+    """Check the file extensions of the columns."""
+    extensions, columns = headers.get(EXTENSIONS), headers.get("columns")
+    if extensions is None:
+        return
+    if not isinstance(extensions, Map) or not isinstance(columns, Map):
+        yield (EXTENSIONS,), f"{EXTENSIONS} is not a mapping of columns to file extensions"
+        return
+    for name, extension in extensions.items():
+        if name not in columns:
+            yield (EXTENSIONS, name), f"{EXTENSIONS} has the unknown column {name!r:.60}"
+        elif not isinstance(extension, str) or not (
+            is_extension(extension) or (extension[:1] == "{" and extension[1:-1] in columns)
+        ):
+            yield (EXTENSIONS, name), f"column {name!r:.60}: invalid extension {extension!r:.60}"
 
 
 def _file_faults(headers: Map, count: int) -> Iterator[Fault]:

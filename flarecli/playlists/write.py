@@ -11,7 +11,7 @@ from typing import Any
 from flarecli.hashes import DEFAULT, Sums
 from flarecli.model import File, Playlist, Stream
 from flarecli.playlists.read import FLOAT
-from flarecli.playlists.schema import COUNTS, SCHEMA
+from flarecli.playlists.schema import COUNTS, EXTENSIONS, SCHEMA
 from flarecli.storage import Location, Written
 
 __all__ = ["text", "write"]
@@ -59,6 +59,9 @@ def _headers(stream: Stream) -> dict[str, Any]:
         headers["format"] = stream.format
     if stream.columns is not None:
         headers["columns"] = {column.name: column.encoding for column in stream.columns}
+        extensions = {column.name: column.extension for column in stream.columns}
+        if any(extensions.values()):
+            headers[EXTENSIONS] = {name: one for name, one in extensions.items() if one}
     for key, counts in zip(COUNTS, (stream.rows, stream.sizes, stream.raw_sizes), strict=True):
         if counts is not None:
             headers[key] = [None if count < 0 else count for count in counts.tolist()]

@@ -111,8 +111,13 @@ _ERRORS: dict[str, type[FlareError]] = {
     "value": ValueFitError,
     "incomplete": FormatError,
     "column": FormatError,
+    "metadata": FormatError,
     "unsafe": UnsafeError,
 }
+_MISSING_HINT = (
+    "Complete the rows, use --allow-missing to store nulls, or use --on-error skip to omit such rows "
+    "and list them in failed.jsonl."
+)
 _COLUMNS_HINT = (
     "Select the columns to pack with -c, or use --on-error skip to omit such rows and list "
     "them in failed.jsonl."
@@ -128,7 +133,9 @@ def error_of(failure: Failure, address: object, hint: str = SKIP_HINT) -> FlareE
     named = f"{failure.key}: " if failure.key else ""
     if failure.kind == "robots" or (failure.kind == "unsafe" and "--allow-" in failure.hint):
         hint = f"{failure.hint.rstrip('.')}, or --on-error skip to omit such rows."
-    elif failure.kind in ("column", "incomplete"):
+    elif failure.kind == "incomplete":
+        hint = _MISSING_HINT
+    elif failure.kind == "column":
         hint = _COLUMNS_HINT
     elif failure.kind == "null" and failure.hint:
         hint = failure.hint

@@ -1,10 +1,11 @@
 """The journal of a pack, with one JSON line per step. Each line is durable before the next step.
 
     {"flare": VERSION, "format": …, "source": …, "options": …}     source and options
-    {"columns": [[name, encoding], …], "schema": {…}}              once known
+    {"columns": [[name, encoding], …], "schema": {…}, "extensions": {…}}  once known
     {"shard": …, "rows": …, "next": …, "files": […], "failed": …}  a durable shard
 
-`schema` is the playlist header `schema`, and is missing if the playlist has no such header.
+`schema` and `extensions` are the playlist headers of the same names, and are missing if the playlist
+has no such header.
 `next` is the first row of the next shard in the selection; `failed` is the state of `failed.jsonl`.
 If the checksum of the source is computed while the source is read, `source` in the first line is
 the checksum of the source's sizes and footers. Each later line then has a key `source` with the
@@ -17,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from flarecli.errors import FormatError, UsageError
@@ -39,6 +41,7 @@ class Journal:
               contain the checksum of the complete source instead
     columns   (name, encoding) of each column; None if unknown
     schema    playlist header with the Arrow types of the packed table; None without such a header
+    extensions  playlist header with the file extensions of the columns
     shards    one entry for each finished shard, in order
     raises    UsageError if a different pack wrote the journal; FormatError if the journal is
               damaged; ReachError if the journal cannot be written
@@ -51,6 +54,7 @@ class Journal:
         self._log = open_log(at / f"{SCRATCH}/journal")
         self.columns: list[tuple[str, str]] | None = None
         self.schema: Mapping[str, Any] | None = None
+        self.extensions: Mapping[str, str] = {}
         self.shards: list[dict[str, Any]] = []
         self.is_kept = False  # True keeps the folder for a resume even without a finished shard
         try:
@@ -80,6 +84,7 @@ class Journal:
             if "columns" in entry:
                 self.columns = [(name, encoding) for name, encoding in entry["columns"]]
                 self.schema = entry.get("schema")
+                self.extensions = entry.get("extensions", {})
             elif _has_files(entry, sizes):
                 self.shards.append(entry)
             else:
@@ -113,13 +118,19 @@ class Journal:
         return state is None if self._checksum is None else self._checksum.matches(state)
 
     def record_columns(
-        self, columns: list[tuple[str, str]], schema: Mapping[str, Any] | None = None
+        self,
+        columns: list[tuple[str, str]],
+        schema: Mapping[str, Any] | None = None,
+        extensions: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Record the columns, and the playlist header with their Arrow types."""
-        self.columns, self.schema = columns, schema
-        self._note(
-            {"columns": columns} if schema is None else {"columns": columns, "schema": schema}
-        )
+        """Record the columns, and the playlist headers with their Arrow types and extensions."""
+        self.columns, self.schema, self.extensions = columns, schema, extensions
+        entry: dict[str, Any] = {"columns": columns}
+        if schema is not None:
+            entry["schema"] = schema
+        if extensions:
+            entry["extensions"] = dict(extensions)
+        self._note(entry)
 
     def record_shard(
         self, rows: int, next: int, files: tuple[File, ...], failed: Mapping[str, Any]

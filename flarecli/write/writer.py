@@ -159,7 +159,8 @@ class Writer:
         )
         if self._journal.columns is not None:
             self.columns = tuple(
-                encodings.column(name, encoding) for name, encoding in self._journal.columns
+                encodings.column(name, encoding, self._journal.extensions.get(name, ""))
+                for name, encoding in self._journal.columns
             )
 
     def _listed_rows(self) -> int:
@@ -186,17 +187,25 @@ class Writer:
                 else "Open another Writer.",
             )
 
-    def _arranged(self, columns: Mapping[str, str] | Columns) -> Columns:
+    def _arranged(
+        self, columns: Mapping[str, str] | Columns, extensions: Mapping[str, str] | None = None
+    ) -> Columns:
+        known = extensions or {}
         return formats.arranged(
             self._format,
-            (encodings.column(name, encoding) for name, encoding in _column_pairs(columns)),
+            (
+                encodings.column(name, encoding, known.get(name, ""))
+                for name, encoding in _column_pairs(columns)
+            ),
         )
 
     def _name_columns(self, columns: Columns, schema: Mapping[str, Any] | None) -> None:
         if self.columns is None:
             self.columns = columns
             self._journal.record_columns(
-                [(column.name, column.encoding) for column in columns], schema
+                [(column.name, column.encoding) for column in columns],
+                schema,
+                {column.name: column.extension for column in columns if column.extension},
             )
         elif columns != self.columns:
             raise UsageError(
@@ -231,13 +240,17 @@ class Writer:
         return sum(file.size or 0 for chunk in self._chunks for file in chunk.files)
 
     def name_columns(
-        self, columns: Mapping[str, str] | Columns, types: Mapping[str, pa.DataType] | None = None
+        self,
+        columns: Mapping[str, str] | Columns,
+        types: Mapping[str, pa.DataType] | None = None,
+        extensions: Mapping[str, str] | None = None,
     ) -> Columns:
         """Set the columns, and return them in the order of the format.
 
-        types  for the playlist: column -> Arrow type, in the order of the source
+        types       for the playlist: column -> Arrow type, in the order of the source
+        extensions  column -> `Column.extension`, for the contents of files
         """
-        arranged = self._arranged(columns)
+        arranged = self._arranged(columns, extensions)
         header = None
         if types is not None:
             header = schema_header(arranged, types, self._format.key_column)

@@ -115,9 +115,9 @@ def run_line(place, monkeypatch, capfd):
             "Name another folder: --overwrite replaces only output of `flare unpack`.",
         ),
         (
-            "pack files new -c jpeg",
-            "files: no file has the extension 'jpeg'",
-            "Did you mean jpg? Choose from jpg, txt.",
+            "pack files new -c jpg",
+            "files: no column 'jpg'",
+            "The .jpg files are in column 'image'.",
         ),
         (
             "cat out --to json",

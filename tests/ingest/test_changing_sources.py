@@ -100,9 +100,9 @@ def test_a_deleted_file_of_a_folder_is_a_flaw_of_its_row(tmp_path):
     rows = list(found.batches())
     (tmp_path / "1.jpg").unlink()
     ((batch, flaws),) = found.filled(rows, found.links)
-    assert batch.column("jpg").to_pylist() == [b"0", None, b"2"]
+    assert batch.column("image").to_pylist() == [b"0", None, b"2"]
     assert [(flaw.row, flaw.column, str(flaw.error)) for flaw in flaws] == [
-        (1, "jpg", f"{tmp_path}/1.jpg: no such file or folder")
+        (1, "image", f"{tmp_path}/1.jpg: no such file or folder")
     ]
 
 

@@ -9,23 +9,25 @@ from flarecli.errors import (
     MissingError,
     UsageError,
 )
-from flarecli.ingest import data_among, filled, folder, open_folder
-from flarecli.ingest.folder import Folder, groups
+from flarecli.ingest import data_among, filled, folder, folder_metadata, open_folder
+from flarecli.ingest.folder import Folder, FolderOptions, groups
 from flarecli.storage import Entry, Location
 from flarecli.storage.memory import MemoryStore
 from tests.ingest.samples import error_of, images, rows_of, write_files
 from tests.properties import examples
 
 
-def opened(names, columns=None) -> Folder:
-    return Folder(Location(MemoryStore(dict.fromkeys(names, b"x"))), columns)
+def opened(names, columns=None, **options) -> Folder:
+    files = names if isinstance(names, dict) else dict.fromkeys(names, b"x")
+    return Folder(Location(MemoryStore(files)), FolderOptions(columns, **options))
 
 
 def keys(names) -> dict[str, set[str]]:
     """Return key -> columns for which the key has a file."""
+    found = opened(names)
     return {
-        row["key"]: {name for name, value in row.items() if value is not None} - {"key"}
-        for row in rows_of(opened(names))
+        row["key"]: {name for name in found.files if row[name] is not None}
+        for row in rows_of(found)
     }
 
 
@@ -34,39 +36,39 @@ def keys(names) -> dict[str, set[str]]:
     [
         (
             ["IMG_2024.01.01.jpg", "IMG_2024.01.02.jpg"],
-            {"IMG_2024.01.01": {"jpg"}, "IMG_2024.01.02": {"jpg"}},
+            {"IMG_2024.01.01": {"image"}, "IMG_2024.01.02": {"image"}},
         ),
         (
             ["a.b/1.jpg", "a.b/1.txt", "a.b/2.jpg", "a.b/2.txt"],
-            {"a.b/1": {"jpg", "txt"}, "a.b/2": {"jpg", "txt"}},
+            {"a.b/1": {"image", "text"}, "a.b/2": {"image", "text"}},
         ),
         (
             ["1.jpg", "1.seg.png", "2.jpg", "2.seg.png", "3.jpg", "3.seg.png"],
-            {"1": {"jpg", "seg.png"}, "2": {"jpg", "seg.png"}, "3": {"jpg", "seg.png"}},
+            {"1": {"image", "seg.png"}, "2": {"image", "seg.png"}, "3": {"image", "seg.png"}},
         ),
         (  # dots in the key, and an extension of two parts
             ["v1.2.jpg", "v1.2.seg.png", "v1.3.jpg", "v1.3.seg.png"],
-            {"v1.2": {"jpg", "seg.png"}, "v1.3": {"jpg", "seg.png"}},
+            {"v1.2": {"image", "seg.png"}, "v1.3": {"image", "seg.png"}},
         ),
         (  # no `John.jpg`: the dot is part of the name
             ["John.Smith.jpg", "John.Doe.jpg"],
-            {"John.Smith": {"jpg"}, "John.Doe": {"jpg"}},
+            {"John.Smith": {"image"}, "John.Doe": {"image"}},
         ),
         (  # half of the keys are not most
             ["1.seg.png", "2.png", "2.seg.png"],
-            {"1.seg": {"png"}, "2": {"png"}, "2.seg": {"png"}},
+            {"1.seg": {"image"}, "2": {"image"}, "2.seg": {"image"}},
         ),
         (  # a part that starts with a digit belongs to the key
             ["1.jpg", "1.2x.jpg", "2.jpg", "2.2x.jpg"],
-            {"1": {"jpg"}, "1.2x": {"jpg"}, "2": {"jpg"}, "2.2x": {"jpg"}},
+            {"1": {"image"}, "1.2x": {"image"}, "2": {"image"}, "2.2x": {"image"}},
         ),
         (
             ["John.Smith.jpg", "John.Smith.meta.json", "Jane.Doe.jpg", "Jane.Doe.meta.json"],
-            {"John.Smith": {"jpg", "meta.json"}, "Jane.Doe": {"jpg", "meta.json"}},
+            {"John.Smith": {"image", "meta.json"}, "Jane.Doe": {"image", "meta.json"}},
         ),
         (
             ["1.JPG", "1.Meta.JSON"],
-            {"1": {"jpg", "meta.json"}},
+            {"1": {"image", "meta.json"}},
         ),
     ],
 )
@@ -122,12 +124,9 @@ def test_every_file_is_in_exactly_one_row(names):
     rows = rows_of(found)
     assert len(rows) == found.rows
     used = [
-        (value, row["key"])
-        for row in rows
-        for name, value in row.items()
-        if name != "key" and value is not None
+        (row[name], row["key"]) for row in rows for name in found.files if row[name] is not None
     ]
-    alone = [row["key"] for row in rows if all(row[name] is None for name in found.extensions)]
+    alone = [row["key"] for row in rows if all(row[name] is None for name in found.files)]
     assert sorted([name for name, _ in used] + alone) == sorted(names)
     assert all(wanted[name] == key for name, key in used)
 
@@ -151,18 +150,18 @@ def test_a_readme_is_data_among_texts():
     found = opened(["README.md", "a.md", "LICENSE.md", "desktop.ini"])
     assert found.notes == ("skipped 1 desktop file: desktop.ini",)
     assert rows_of(found) == [
-        {"key": "LICENSE", "md": "LICENSE.md"},
-        {"key": "README", "md": "README.md"},
-        {"key": "a", "md": "a.md"},
+        {"key": "LICENSE", "text": "LICENSE.md"},
+        {"key": "README", "text": "README.md"},
+        {"key": "a", "text": "a.md"},
     ]
 
 
 def test_a_rare_extension_is_not_a_column():
     names = [f"{n}.{kind}" for n in range(9) for kind in ("jpg", "txt")]
     found = opened([*names, "3.npy"])
-    assert found.extensions == ["jpg", "txt"]
+    assert found.files == ["image", "text"]
     assert [row for row in rows_of(found) if None in row.values()] == [
-        {"key": "3.npy", "jpg": None, "txt": None}
+        {"key": "3.npy", "image": None, "text": None}
     ]
 
 
@@ -181,7 +180,7 @@ def test_a_wildcard_skips_files_that_are_not_data():
 def test_last_names_in_file_names_are_not_extensions(monkeypatch):
     monkeypatch.setattr(folder, "MAX_COMPOUNDS", 5)
     assert keys([f"First.L{n:02}.jpg" for n in range(40)]) == {
-        f"First.L{n:02}": {"jpg"} for n in range(40)
+        f"First.L{n:02}": {"image"} for n in range(40)
     }
     with pytest.raises(FormatError) as caught:
         opened(["First.jpg", *(f"First.L{n:02}.jpg" for n in range(40))])
@@ -218,9 +217,9 @@ def test_files_with_the_same_key_are_one_row(tmp_path):
     write_files(tmp_path, images())
     found = open_folder(str(tmp_path))
     assert (found.schema.names, found.rows, found.links, found.key, found.notes) == (
-        ["key", "jpg", "meta.json", "txt"],
+        ["key", "image", "meta.json", "text"],
         6,
-        ("jpg", "meta.json", "txt"),
+        ("image", "meta.json", "text"),
         "key",
         (),
     )
@@ -230,7 +229,9 @@ def test_files_with_the_same_key_are_one_row(tmp_path):
     assert batch.to_pylist() == [
         {
             "key": f"{folder}/{n:03}",
-            **{kind: f"{folder} {n} {kind}".encode() for kind in ("jpg", "meta.json", "txt")},
+            "image": f"{folder} {n} jpg".encode(),
+            "meta.json": f"{folder} {n} meta.json".encode(),
+            "text": f"{folder} {n} txt".encode(),
         }
         for folder in "ab"
         for n in range(3)
@@ -240,17 +241,17 @@ def test_files_with_the_same_key_are_one_row(tmp_path):
         for name in batch.schema.names
     } == {
         "key": None,
-        "jpg": None,
+        "image": None,
         "meta.json": b"json",
-        "txt": b"str",
+        "text": b"str",
     }
 
 
 def test_only_requested_columns_determine_the_rows_and_are_read(tmp_path):
     write_files(tmp_path, {**images(2), "c/0.txt": "alone", "d/0.png": "other"})
-    found = open_folder(str(tmp_path), columns=["txt", "key"])
-    assert (found.schema.names, found.rows) == (["key", "txt"], 5)
-    assert found.notes == ("skipped 1 key without txt: d/0",)
+    found = open_folder(str(tmp_path), columns=["text", "key"])
+    assert (found.schema.names, found.rows) == (["key", "text"], 5)
+    assert found.notes == ("skipped 1 key without text: d/0",)
 
 
 def test_keys_without_the_requested_columns_are_counted_and_named(tmp_path):
@@ -276,7 +277,13 @@ def test_keys_without_the_requested_columns_are_counted_and_named(tmp_path):
         "c",
         "d",
     ]
-    assert rows_of(found)[0] == {"key": "A", "jpg": "A.JPG", "meta.json": None, "txt": None}
+    assert rows_of(found)[0] == {
+        "key": "A",
+        "image": "A.JPG",
+        "meta.json": None,
+        "text": None,
+        "image_extension": "JPG",
+    }
 
 
 @pytest.mark.parametrize(
@@ -297,8 +304,36 @@ def test_keys_without_the_requested_columns_are_counted_and_named(tmp_path):
         (
             {"a.jpg": "x", "a.txt": "x"},
             ["png"],
-            "d: no file has the extension 'png'",
-            "Choose from jpg, txt.",
+            "d: no column 'png'",
+            "Choose from image, text.",
+        ),
+        (
+            {"a.jpg": "x", "a.txt": "x"},
+            ["jpg"],
+            "d: no column 'jpg'",
+            "The .jpg files are in column 'image'.",
+        ),
+        (
+            {"a.jpg": "x", "metadata.csv": "file_name,image\na.jpg,1\n"},
+            None,
+            "d/metadata.csv: column 'image' is also a column of the folder",
+            "Rename the column in the metadata.",
+        ),
+        (
+            {
+                "a.jpg": "x",
+                "metadata.csv": "file_name,n\na.jpg,1\n",
+                "metadata.jsonl": '{"file_name": "a.jpg", "n": 1}',
+            },
+            None,
+            "d: metadata.csv and metadata.jsonl describe the same folder",
+            "Delete one of the files.",
+        ),
+        (
+            {"a.jpg": "x", "metadata.jsonl": '{"file_name": 3}'},
+            None,
+            "d/metadata.jsonl: column 'file_name' is int64, not text",
+            "",
         ),
     ],
 )
@@ -326,7 +361,7 @@ def test_a_column_may_be_called_key(tmp_path):
     found = open_folder(str(tmp_path))
     assert (found.key, rows_of(found)) == (
         "__key__",
-        [{"__key__": "a", "jpg": "a.jpg", "key": "a.key"}],
+        [{"__key__": "a", "image": "a.jpg", "key": "a.key"}],
     )
 
 
@@ -343,3 +378,178 @@ def test_missing_folders_and_addresses_that_cannot_be_listed_are_errors(tmp_path
         open_folder(str(tmp_path / "no") + "/")
     with pytest.raises(UsageError):
         open_folder(web.url("/d/"))
+
+
+# -- columns of categories
+
+
+def extensions(names) -> tuple[dict[str, str], list[dict]]:
+    """Return the extensions of the columns, and the rows."""
+    found = opened(names)
+    return found.extensions, rows_of(found)
+
+
+def test_extensions_of_one_category_are_one_column():
+    assert extensions(["a.jpg", "b.PNG", "c.webp"]) == (
+        {"image": "{image_extension}"},
+        [
+            {"key": "a", "image": "a.jpg", "image_extension": "jpg"},
+            {"key": "b", "image": "b.PNG", "image_extension": "PNG"},
+            {"key": "c", "image": "c.webp", "image_extension": "webp"},
+        ],
+    )
+    for category, names in {
+        "image": ["a.jpeg", "b.jpeg"],
+        "audio": ["a.wav", "b.flac", "c.mp3"],
+        "video": ["a.mp4", "b.mov"],
+        "text": ["a.txt", "b.md"],
+        "json": ["a.json", "b.json"],
+        "npy": ["a.npy"],
+    }.items():
+        assert opened(names).files == [category]
+
+
+def test_a_single_extension_is_recorded_without_a_column():
+    names = ["a.JPG", "a.seg.PNG", "a.txt", "b.JPG", "b.seg.PNG", "b.txt"]
+    found = opened(names)
+    assert found.extensions == {"image": "JPG", "seg.png": "seg.PNG", "text": "txt"}
+    assert found.schema.names == ["key", "image", "seg.png", "text"]
+
+
+def test_two_files_of_a_category_with_one_key_are_separate_columns():
+    found = opened(["a.jpg", "a.png", "b.jpg", "b.png", "a.txt", "b.txt"])
+    assert found.extensions == {"jpg": "jpg", "png": "png", "text": "txt"}
+    assert found.notes == (
+        "a has jpg and png files, so jpg and png are separate columns, not image",
+    )
+    assert rows_of(found)[0] == {"key": "a", "jpg": "a.jpg", "png": "a.png", "text": "a.txt"}
+
+
+def test_a_column_of_several_file_types_is_bytes():
+    assert opened(["a.jpg", "b.jpeg"]).encodings == {}
+    assert opened(["a.jpg", "b.png"]).encodings == {"image": "bytes"}
+    assert opened(["a.txt", "b.md", "a.json", "b.json"]).encodings == {
+        "text": "str",
+        "json": "json",
+    }
+
+
+def test_an_extension_that_a_name_must_not_contain_is_in_a_column():
+    assert opened(["a.{x}", "b.{x}"]).extensions == {"{x}": "{{x}_extension}"}
+
+
+def test_the_first_folder_is_a_column():
+    found = opened(["cat/1.jpg", "dog/x/1.jpg"], folder_column="label")
+    assert rows_of(found) == [
+        {"key": "cat/1", "image": "cat/1.jpg", "label": "cat"},
+        {"key": "dog/x/1", "image": "dog/x/1.jpg", "label": "dog"},
+    ]
+    found = opened(["1.jpg", "dog/1.jpg"], folder_column="label")
+    assert rows_of(found)[0] == {"key": "1", "image": None, "label": None}
+    assert found.flaw("image", True, "1") == ("incomplete", "no folder for the column 'label'")
+    found = opened(["1.jpg", "dog/1.jpg"], folder_column="label", allow_missing=True)
+    assert rows_of(found)[0] == {"key": "1", "image": "1.jpg", "label": None}
+    with pytest.raises(UsageError) as caught:
+        opened(["dog/1.jpg"], folder_column="image")
+    assert caught.value.message == "--folder-column: column 'image' already exists"
+
+
+def test_incomplete_rows_are_valid_if_files_may_be_missing():
+    names = ["a.jpg", "b.jpg", "c.jpg", "c.npy", "README.md"]
+    found = opened(names)
+    assert found.files == ["image"]
+    found = opened(names, allow_missing=True)
+    assert found.files == ["image", "npy"]
+    assert [(row["key"], row["npy"]) for row in rows_of(found)] == [
+        ("a", None),
+        ("b", None),
+        ("c", "c.npy"),
+    ]
+    assert found.flaw("npy", False, "a") is None
+
+
+# -- metadata files
+
+
+def test_metadata_is_joined_by_file_name():
+    found = opened(
+        {
+            **dict.fromkeys(["1.jpg", "train/1.jpg", "train/2.jpg", "train/2.txt"], b"x"),
+            "metadata.csv": b"file_name,caption\n1.jpg,one\n",
+            "train/metadata.jsonl": b'{"n": 1, "file_name": "./2.txt"}\n'
+            b'{"n": 2, "file_name": "1.jpg", "caption": "two"}\n',
+        },
+        columns=["image", "caption", "n"],
+    )
+    assert found.rows is None
+    assert rows_of(found) == [
+        {"key": "1", "image": "1.jpg", "caption": "one", "n": None},
+        {"key": "train/1", "image": "train/1.jpg", "caption": "two", "n": 2},
+        {"key": "train/2", "image": "train/2.jpg", "caption": None, "n": 1},
+    ]
+
+
+def test_metadata_rows_and_files_that_do_not_match_are_failed_rows():
+    rows = [
+        "1.jpg,a",
+        "../1.jpg,leaves",
+        "/etc/passwd,absolute",
+        "http://host/1.jpg,address",
+        "1.jpg,again",
+        "9.jpg,missing",
+        ",empty",
+        ".hidden.jpg,hidden",
+    ]
+    files = {
+        **dict.fromkeys(["d/1.jpg", "d/2.jpg", "d/.hidden.jpg", "d/3.jpg", "d/3.png"], b"x"),
+        "d/metadata.csv": "\n".join(
+            ["file_name,caption", *rows, "3.jpg,b", "3.png,c", ""]
+        ).encode(),
+    }
+    found = opened(files)
+    failed = {
+        row["key"]: found.flaw("jpg", True, row["key"])
+        for row in rows_of(found)
+        if row["jpg"] is None
+    }
+    assert failed == {
+        "d/2": ("incomplete", "no row in d/metadata.csv for this key"),
+        "d/3": (
+            "metadata",
+            "d/metadata.csv[8] and d/metadata.csv[9] describe files of the same key",
+        ),
+        "d/3.png": ("column", "no column for this file (columns: jpg)"),
+        "d/metadata.csv[1]": ("unsafe", "file_name '../1.jpg' leaves the folder"),
+        "d/metadata.csv[2]": ("unsafe", "file_name '/etc/passwd' is not relative"),
+        "d/metadata.csv[3]": ("unsafe", "file_name 'http://host/1.jpg' is a URL"),
+        "d/metadata.csv[4]": ("metadata", "file_name '1.jpg' is also in d/metadata.csv[0]"),
+        "d/metadata.csv[5]": ("metadata", "no data file 'd/9.jpg'"),
+        "d/metadata.csv[6]": ("metadata", "file_name is empty"),
+        "d/metadata.csv[7]": ("metadata", "no data file 'd/.hidden.jpg'"),
+    }
+    kept = [row for row in rows_of(opened(files, allow_missing=True)) if row["key"] == "d/2"]
+    assert kept == [{"key": "d/2", "jpg": "d/2.jpg", "png": None, "caption": None}]
+
+
+def test_a_metadata_file_without_file_names_is_data():
+    found = opened({"metadata.csv": b"a,b\n1,2\n", "x.csv": b"y"})
+    assert rows_of(found) == [
+        {"key": "metadata", "csv": "metadata.csv"},
+        {"key": "x", "csv": "x.csv"},
+    ]
+
+
+def test_the_size_of_metadata_is_limited(monkeypatch):
+    monkeypatch.setattr(folder_metadata, "MAX_BYTES", 100)
+    rows = "".join(f"{n}.jpg,{'x' * 20}\n" for n in range(10)).encode()
+    found = opened({"1.jpg": b"x", "metadata.csv": b"file_name,caption\n" + rows})
+    with pytest.raises(FormatError) as caught:
+        rows_of(found)
+    assert caught.value.message == "metadata is larger than 100 B"
+
+
+def test_the_checksum_changes_with_the_metadata(tmp_path):
+    write_files(tmp_path, {"1.jpg": "x", "metadata.csv": "file_name,n\n1.jpg,1\n"})
+    before = open_folder(str(tmp_path)).sum()
+    (tmp_path / "metadata.csv").write_text("file_name,n\n1.jpg,2\n")
+    assert open_folder(str(tmp_path)).sum() != before

@@ -281,21 +281,21 @@ def test_files_that_fit_no_column_are_rows_with_nulls(tmp_path):
     found = open_folder(str(tmp_path))
     rows = [row for batch in found.batches() for row in batch.to_pylist()]
     assert (found.rows, found.notes) == (14, ())
-    assert sorted(row["key"] for row in rows if row["jpg"] is None) == sorted(
+    assert sorted(row["key"] for row in rows if row["image"] is None) == sorted(
         [*(f"{n}.txt" for n in "abcdef"), "plain\x1b[31m", "\\xff.jpg"]
     )
-    chosen = open_folder(str(tmp_path), columns=["jpg"])
+    chosen = open_folder(str(tmp_path), columns=["image"])
     assert (chosen.rows, chosen.notes) == (
         6,
-        ("skipped 8 keys without jpg: \\xff.jpg, a, b, c, d, …",),
+        ("skipped 8 keys without image: \\xff.jpg, a, b, c, d, …",),
     )
 
 
 def test_an_image_extension_is_the_main_one_if_half_of_the_keys_have_it(tmp_path):
     write_files(tmp_path, {"a.jpg": "x", "a.txt": "x", "b.txt": "x"})
-    assert open_folder(str(tmp_path)).schema.names == ["key", "jpg", "txt"]
+    assert open_folder(str(tmp_path)).schema.names == ["key", "image", "text"]
     write_files(tmp_path, {"c.txt": "x"})
-    assert open_folder(str(tmp_path)).schema.names == ["key", "txt"]
+    assert open_folder(str(tmp_path)).schema.names == ["key", "text"]
 
 
 def test_too_many_combinations_of_extensions_are_refused(tmp_path, monkeypatch):

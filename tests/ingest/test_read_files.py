@@ -20,11 +20,11 @@ def test_a_file_that_cannot_be_read_is_a_flaw_of_its_row(tmp_path):
     found = open_folder(str(tmp_path))
     ((batch, flaws),) = found.contents(limits=Limits(max_bytes=500))
     assert [(flaw.row, flaw.column, type(flaw.error)) for flaw in flaws] == [
-        (1, "jpg", UnsafeError),
-        (2, "txt", ReachError),
+        (1, "image", UnsafeError),
+        (2, "text", ReachError),
     ]
     assert str(flaws[1].error) == f"{tmp_path}/b/000.txt: object is 1.0 kB; the maximum is 500 B"
-    assert [row["jpg"] is None for row in batch.to_pylist()] == [False, True, False, False]
+    assert [row["image"] is None for row in batch.to_pylist()] == [False, True, False, False]
 
 
 def test_files_are_read_in_order_with_bounded_read_ahead(tmp_path):

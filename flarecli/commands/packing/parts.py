@@ -16,7 +16,7 @@ from typing import Any
 
 from flarecli import __version__, encodings, ingest, sql
 from flarecli.commands.options import PackOptions
-from flarecli.commands.packing.plan import PackTask, Plan, check_keys
+from flarecli.commands.packing.plan import DOTS_NOTE, PackTask, Plan, check_keys
 from flarecli.commands.packing.run import (
     Estimate,
     Packed,
@@ -115,7 +115,7 @@ def pack_parts(task: PackTask, progress: Progress) -> Packed:
         )
         keep = True
         tasks = _PartTasks(common, str(target.at), part_rows, rows)
-        done = _run(options, tasks, rows, progress, source.notes)
+        done = _run(options, tasks, rows, progress, (*source.notes, DOTS_NOTE))
         if not any(done.has_rows):
             raise NoRowsError(
                 "no rows to pack",

@@ -30,15 +30,18 @@ from flarecli.commands.row_order import first_rows
 from flarecli.errors import FormatError, UnsafeError, UsageError, format_place
 from flarecli.formats import Format, find, with_option
 from flarecli.ingest import Dialect, SourceChecksum
-from flarecli.model import Settings
-from flarecli.names import shell_quoted
+from flarecli.model import Settings, column_of
+from flarecli.names import escape, shell_quoted
 from flarecli.progress import Progress
 from flarecli.storage import Guard, Limits
 from flarecli.write import Failure, Keys, Spool, fetch_links, is_empty_key, key_text, too_large
 from flarecli.write.columns import check_names
 
-__all__ = ["PackTask", "Plan", "check_keys", "fetched", "parse_link", "selected"]
+__all__ = ["DOTS_NOTE", "PackTask", "Plan", "check_keys", "fetched", "parse_link", "selected"]
 
+DOTS_NOTE = (
+    "keys contain dots, which are stored as '_', because the extension starts at the first dot"
+)
 _NAME_OF = "name of the file in "  # prefix of internal columns that contain file names
 
 
@@ -158,6 +161,7 @@ class PackTask:
             exact=options.where is None,
             allow_missing=options.allow_missing,
             null_separated=options.from0,
+            folder_column=options.folder_column or "",
             dialect=self.dialect,
             kind=options.input,
             object_name=self.object_name,
@@ -196,6 +200,7 @@ class PackTask:
             "on_duplicate": options.on_duplicate,
             "allow_empty": options.allow_empty,
             "allow_missing": options.allow_missing,
+            **({"folder_column": options.folder_column} if options.folder_column else {}),
             **({} if self.rows is None else {"rows": list(self.rows)}),
             **self.media.recorded_options(),
             **(access if options.on_error == "skip" else {}),
@@ -241,6 +246,7 @@ class Plan:
     names       columns to pack, in the order of the source or of `-c`
     links       link columns to fetch, if their downloads are in `names`
     duplicates  number of rows that were skipped because an earlier row has the same key
+    has_dots_note  whether dots in keys were reported
     """
 
     def __init__(self, task: PackTask, source: Source, progress: Progress) -> None:
@@ -250,6 +256,7 @@ class Plan:
         self.stop: int | None = task.rows[1] if task.rows else None
         self.links = task.links
         self.duplicates = 0
+        self.has_dots_note = False
         self.names = _checked_names(self)
         self.links = tuple(link for link in task.links if link.name in self.names)
 
@@ -300,6 +307,20 @@ class Plan:
         names = sql.columns_of(where, self.source.schema.names)
         return [name for name in self.source.files if self.is_statement or name in names]
 
+    @cached_property
+    def extensions(self) -> dict[str, str]:
+        """Packed column -> `Column.extension`, for columns with unchanged contents of files."""
+        if self.is_statement:
+            return {}
+        links = {link.name for link in self.links}
+        texts = [one.name for one in self.source.schema if encodings.is_text(one.type)]
+        known = {"", *texts} & {"", *self.names}
+        return {
+            name: extension
+            for name, extension in self.source.extensions.items()
+            if name in self.names and name not in links and column_of(extension) in known
+        }
+
     def renamed(self, name: str) -> str:
         """Return the name of a source column after selection."""
         return self.row_name or name if name == self._source_key else name
@@ -338,6 +359,10 @@ def _checked_names(plan: Plan) -> list[str]:
                 hint="Rename the fetched column: --fetch COLUMN:NAME.",
             )
     names = after if task.columns is None else [plan.renamed(name) for name in task.columns]
+    if task.columns is not None and task.format.max_columns is None and not plan.is_statement:
+        # the columns that contain the extensions of the selected files
+        extras = [column_of(plan.source.extensions.get(name, "")) for name in task.columns]
+        names += [name for name in extras if name in after and name not in names]
     key = task.format.key_column
     if key and plan.row_name in after and plan.row_name not in names:
         names = [key, *names]  # the format needs a key for each sample
@@ -377,8 +402,12 @@ def _media(plan: Plan, names: Sequence[str]) -> tuple[list[MediaColumn], dict[st
 
 
 def check_keys(plan: Plan) -> None:
-    """Raise FormatError for the first duplicate key in the selection, if duplicates are errors."""
-    if plan.key is not None and plan.options.on_duplicate == "error":
+    """Raise FormatError for the first duplicate key in the selection, if duplicates are errors.
+
+    Keys that the format stores as equal keys are errors in any case.
+    """
+    has_changed_keys = plan.row_name is not None and bool(plan.task.format.key_column)
+    if has_changed_keys or (plan.key is not None and plan.options.on_duplicate == "error"):
         for _ in selected(plan, keys_only=True):
             pass
 
@@ -418,6 +447,8 @@ def selected(
         batches = shuffled(batches, options.shuffle)
     if plan.key is not None and options.on_duplicate != "keep":
         batches = _distinct(batches, plan)
+    if plan.row_name and plan.task.format.key_column:
+        batches = _storable_keys(batches, plan)
     for batch in batches:
         dropped = min(skip, batch.num_rows)
         skip -= dropped
@@ -436,11 +467,14 @@ def _unused_columns(plan: Plan) -> list[str]:
 def _needed_columns(plan: Plan, keys_only: bool) -> list[str] | None:
     """Return the source columns to read; None: all."""
     needed = {plan.key, plan.source.key}
+    if plan.task.format.key_column:
+        needed |= set(plan.source.files)  # names of files
     if not keys_only:
         if plan.task.columns is None:
             return None
         links = {link.name: link.source for link in plan.links}
         needed |= {links.get(name, name) for name in plan.task.columns} | set(links.values())
+        needed |= {column_of(one) for one in plan.extensions.values()}
     if plan.options.where is not None:
         needed |= set(sql.columns_of(plan.options.where, plan.source.schema.names))
     return [name for name in plan.source.schema.names if name in needed] or None
@@ -460,7 +494,9 @@ def _with_files(
         if flaws:
             raise flaws[0].error
         if is_complete:
-            for row, (_, _, message) in _missing_files(plan, batch, columns).items():
+            for row, (_, _, message) in _missing_files(
+                plan, batch, columns, plan.source.key
+            ).items():
                 key = f"{key_text(batch.column(plan.source.key)[row])}: " if plan.source.key else ""
                 raise FormatError(
                     f"{key}{message}",
@@ -471,11 +507,12 @@ def _with_files(
 
 
 def _missing_files(
-    plan: Plan, batch: pa.RecordBatch, columns: Sequence[str]
+    plan: Plan, batch: pa.RecordBatch, columns: Sequence[str], key: str | None
 ) -> dict[int, tuple[str, str, str]]:
     """Return the rows that lack a file: row -> column, error kind, message.
 
     columns  columns of file names or contents; a null marks a row without a file
+    key      column that contains the row keys; None if there is none
     """
     rows: dict[int, tuple[str, str, str]] = {}
     if plan.source.flaw is None or not any(batch.column(name).null_count for name in columns):
@@ -485,7 +522,10 @@ def _missing_files(
         missing = [name for name, present in is_present.items() if not present[row]]
         if missing:
             column = missing[0].removeprefix(_NAME_OF)
-            rows[row] = column, *plan.source.flaw(column, len(missing) == len(columns))
+            name = key_text(batch.column(key)[row]) if key in batch.schema.names else ""
+            flaw = plan.source.flaw(column, len(missing) == len(columns), name)
+            if flaw is not None:
+                rows[row] = column, *flaw
     return rows
 
 
@@ -534,6 +574,45 @@ def _duplicate(plan: Plan, key: str, row: int, earlier: int, are_source_rows: bo
         )
     message = f"key {key!r} was used in {place}"
     return FormatError(message, where=file, row=at, hint=hint)
+
+
+def _storable_keys(batches: Iterator[pa.RecordBatch], plan: Plan) -> Iterator[pa.RecordBatch]:
+    """Replace the dots in keys if the format splits names at the first dot, and report this once.
+
+    raises  FormatError if two keys become equal
+    """
+    format, name, row = plan.task.format, plan.key or plan.source.key, 0
+    with Keys() as originals, Keys() as stored:
+        for batch in batches:
+            at = batch.schema.get_field_index(name)
+            keys = batch.column(at) if at >= 0 else None
+            if keys is None or not encodings.is_text(keys.type):
+                yield batch
+                continue
+            changed = format.storable_keys(keys)
+            # rows without files will fail, so their keys are not stored
+            files = [batch.column(one) for one in plan.source.files if one in batch.schema.names]
+            used = np.ones(batch.num_rows, bool)
+            if files:
+                used = np.logical_or.reduce([one.is_valid().to_numpy(False) for one in files])
+            rows = np.arange(row, row + batch.num_rows)[used]
+            row += batch.num_rows
+            before, after = keys.filter(pa.array(used)), changed.filter(pa.array(used))
+            equal = (originals.seen(before, rows) < 0) & (stored.seen(after, rows) >= 0)
+            if equal.any():
+                first = int(np.flatnonzero(equal)[0])
+                raise FormatError(
+                    "two keys that differ only in '.' and '_' are both stored as "
+                    f"{escape(after[first].as_py())!r:.80}",
+                    where=plan.source.address,
+                    hint="Rename one of them, or choose a format whose keys may contain dots.",
+                )
+            if changed is not keys:
+                if not plan.has_dots_note:
+                    plan.progress.note(DOTS_NOTE)
+                plan.has_dots_note = True
+                batch = batch.set_column(at, batch.schema.field(at), changed)
+            yield batch
 
 
 def fetched(
@@ -634,7 +713,7 @@ def _read_files(
             )
             for row, column, error in flaws
         ]
-        missing = _missing_files(plan, batch, [*names_of, *read_already])
+        missing = _missing_files(plan, batch, [*names_of, *read_already], plan.row_name)
         problems += [(row, *missing[row], "") for row in missing]
         for row, column, kind, reason, hint in problems:
             key = "" if keys is None else key_text(keys[row])

@@ -180,7 +180,7 @@ def pack_task(task: PackTask, progress: Progress) -> Packed:
     try:
         with writer:
             if task.encodings is not None:
-                writer.name_columns(task.encodings, task.types)
+                writer.name_columns(task.encodings, task.types, plan.extensions)
             spool = Spool(writer) if plan.links else None
             try:
                 _write(plan, writer, spool, checksum)
@@ -329,11 +329,12 @@ class _InferredColumns(NamedTuple):
 
 def _inferred(plan: Plan, part: fetch_links.Fetched) -> _InferredColumns:
     encode, source = plan.task.encode, plan.source
+    extensions = {name: one.lower() for name, one in plan.extensions.items() if one[0] != "{"}
     chosen = chosen_encodings(
         part.batch,
         plan.names,
-        encode,
-        part.extensions,
+        encode if plan.is_statement else {**source.encodings, **encode},
+        {**extensions, **part.extensions},
         source.stored,
         source.types,
         plan.task.format.holds_null,
@@ -348,7 +349,7 @@ def _named_columns(plan: Plan, writer: Writer, part: fetch_links.Fetched) -> Col
     note_addresses(inferred.addresses, plan.progress)
     for name, encoding in inferred.encodings.items():
         plan.progress.note(f"column {name!r}: {encoding}", verbose=True)
-    columns = writer.name_columns(inferred.encodings, inferred.types)
+    columns = writer.name_columns(inferred.encodings, inferred.types, plan.extensions)
     for note in reader_notes(plan.task.format, columns, inferred.types):
         plan.progress.note(note)
     return columns
@@ -467,7 +468,11 @@ def estimate(plan: Plan, part_rows: int | None = None) -> Estimate:
         if typed is None:
             chosen, types, addresses = _inferred(plan, part)
             columns = formats.arranged(
-                format, (encodings.column(name, one) for name, one in chosen.items())
+                format,
+                (
+                    encodings.column(name, one, plan.extensions.get(name, ""))
+                    for name, one in chosen.items()
+                ),
             )
             typed = ColumnConverter(columns, plan.row_name, format.holds_null)
         batch, numbers, unfit = typed.convert(part.batch, part.rows)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -65,8 +66,11 @@ class Source:
              type of an index, or the original type in the source of a packed dataset
     files    columns of file names in `batches`; `schema` has the types of the file contents
     key      column that contains the row keys; None if the source has none
-    flaw     function that returns the error kind and message for a missing file; None if every row
-             has all files
+    flaw     function that returns the error kind and message for a missing file, given its column,
+             whether the row has no files, and the key; its result is None if the row is valid. None
+             if every row has all files
+    extensions  column -> `Column.extension`
+    encodings   column -> encoding of the contents of files, unless the first row determines it
     is_run   whether row numbers are 0, 1, 2, …
     """
 
@@ -75,7 +79,9 @@ class Source:
     files: tuple[str, ...] = ()
     key: str | None = None
     is_list = False
-    flaw: Callable[[str, bool], tuple[str, str]] | None = None
+    flaw: Callable[[str, bool, str], tuple[str, str] | None] | None = None
+    extensions: Mapping[str, str] = MappingProxyType({})
+    encodings: Mapping[str, str] = MappingProxyType({})
     is_run = True
 
     def __init__(
@@ -122,6 +128,7 @@ class _IndexSource(Source):
         self.notes, self.files, self.types = index.notes, index.links, index.dictionaries
         if index.links:
             self.key, self.flaw, self.is_list = index.key, index.flaw, index.is_list
+            self.extensions, self.encodings = index.extensions, index.encodings
         else:
             self.details = index.details
 
@@ -218,6 +225,9 @@ class _DatasetSource(Source):
         count = len(self._data) if self._order is None else len(self._order)
         super().__init__(address, name, parts[0][0].at, schema, count)
         self.stored = {column.name: column.encoding for column in self._data.columns}
+        self.extensions = {
+            column.name: column.extension for column in self._data.columns if column.extension
+        }
         self.types = self._data.types
         self.is_run = self._order is None
 
@@ -271,7 +281,8 @@ def open_source(
     null_separated: bool = False,
     object_name: str = "",
     object_columns: StoredColumns | None = None,
-    **index_options: Any,
+    folder_column: str = "",
+    allow_missing: bool = False,
 ) -> Source:
     """Open an index (a table, a list of tables, or a stream), a folder of files, or a dataset.
 
@@ -284,8 +295,9 @@ def open_source(
     null_separated  whether addresses in a list end with a NUL
     object_name     class of a Python object whose rows were saved; empty for addresses
     object_columns  the columns of a flare dataset whose rows were saved
-    index_options   further options for `ingest.open_index`
-    raises          UsageError for streams or rows of an index; the errors of opening a source
+    folder_column   name of a column with the first folder of each file; only for a folder
+    allow_missing   whether files of a folder and columns of an index may be missing
+    raises          UsageError for options that do not fit the source; the errors of opening a source
     """
     addresses = address_texts(sources)
     shown = " ".join(map(redact, addresses))
@@ -302,6 +314,7 @@ def open_source(
     )
     if expanded and format is None and is_index:
         check_no_rows(shown, streams, rows)
+        _check_folder_column(folder_column, shown)
         index = ingest.open_index(
             opened,
             guard=guard,
@@ -309,7 +322,7 @@ def open_source(
             dialect=dialect,
             kind=kind,
             null_separated=null_separated,
-            **index_options,
+            allow_missing=allow_missing,
         )
         if object_name:
             # relative paths and local files are allowed, as in code that uses the object
@@ -347,13 +360,29 @@ def open_source(
         and is_plain_folder(expanded[0], resolved, guard)
     ):
         check_no_rows(shown, streams, rows)
-        folder = ingest.open_folder(expanded[0], guard=guard, columns=columns)
+        folder = ingest.open_folder(
+            expanded[0],
+            guard=guard,
+            columns=columns,
+            folder_column=folder_column,
+            allow_missing=allow_missing,
+        )
         return _IndexSource(shown, name, folder, guard)
+    _check_folder_column(folder_column, shown)
     parts, max_bytes = read.select_streams(resolved, streams), guard.limits.max_bytes
     source = _DatasetSource(shown, name, parts, resolved, rows, exact, max_bytes, spools)
     is_single = kind is None and len(expanded) == 1
     source.notes = (*skipped, *(_single_file(resolved[0].streams[0]) if is_single else ()))
     return source
+
+
+def _check_folder_column(name: str, shown: str) -> None:
+    if name:
+        raise UsageError(
+            "--folder-column: the source is not a folder of files",
+            where=shown,
+            hint="Omit --folder-column, or name a folder.",
+        )
 
 
 def _playlist_of(spool: ingest.Spool, format: str) -> Playlist:

@@ -37,7 +37,7 @@ from flarecli.encodings import is_binary, is_text
 from flarecli.errors import FlareError, FormatError, UsageError
 from flarecli.formats import facts
 from flarecli.hashes import DEFAULT
-from flarecli.model import IntArray
+from flarecli.model import IntArray, column_of
 from flarecli.progress import Progress
 from flarecli.storage import Guard
 from flarecli.write import FAILED, Failure, drop_rows, fetch_links, key_text, too_large
@@ -77,9 +77,9 @@ class Unpacked:
 def unpack(options: UnpackOptions) -> Unpacked:
     """Write the values of a dataset, or the downloads of an index, as files, and list the files.
 
-    Byte columns become files; number and text columns are written to the index. If all columns are
-    text, they become files. File names are checked before any file is written; for remote rows,
-    before each batch is written. `out` is a folder that is empty or does not exist, or `-` for a
+    Byte columns and columns that were packed from files become files; other number and text columns
+    are written to the index. If all columns are text, they become files. File names are checked
+    before any file is written; for remote rows, before each batch is written. `out` is a folder that is empty or does not exist, or `-` for a
     tar archive on `stream` (default: stdout). Raises UsageError, ReachError, FormatError or
     UnsafeError, each of which has an exit code.
     """
@@ -152,6 +152,10 @@ def _recorded(options: UnpackOptions, columns: Sequence[str] | None) -> dict[str
     }
 
 
+def _is_file(kind: pa.DataType) -> bool:
+    return bool(is_binary(kind) or is_text(kind))
+
+
 class _Part(NamedTuple):
     """Rows to write, their positions in the selection, and the failures before position `until`."""
 
@@ -194,13 +198,19 @@ class _Unpacking:
                 )
         check_names(columns_after, columns or ())
         chosen = columns_after if columns is None else list(dict.fromkeys(columns))
+        extensions = {name: one for name, one in source.extensions.items() if name not in renamed}
+        if columns is None:  # these columns become part of the file names
+            parts_of_names = set(map(column_of, extensions.values()))
+            chosen = [name for name in chosen if name not in parts_of_names]
         types = dict(zip(columns_after, schema.types, strict=True))
         if key is None:
             key = form.default_key or default_key(schema)
         self.key = key
         texts = [name for name in chosen if is_text(types[name])]
         self.files = [
-            name for name in chosen if name in renamed.values() or is_binary(types[name])
+            name
+            for name in chosen
+            if name in renamed.values() or name in extensions or is_binary(types[name])
         ] or [name for name in texts if name != key]
         if not self.files or self.files == [key]:
             hint = "Select byte or text columns with -c."
@@ -216,6 +226,7 @@ class _Unpacking:
             pa.schema([one for one in schema if one.name not in renamed]),
             self.files,
             max(_MIN_DIGITS, len(str(max(0, (source.rows or 0) - 1)))),
+            extensions,
         )
         reserved = (".flare", FAILED, f"index.{self.index}")
         self.used_names = UsedNames(self.pattern, reserved, len(self.files))

@@ -3,7 +3,8 @@
 {key}     the value of the key column
 {row}     the row number, padded with zeros
 {column}  the column whose value the file contains
-{ext}     the extension, from the encoding of the column, or else from the first bytes
+{ext}     the extension of the packed file; if unknown, the extension is derived from the encoding of
+          the column, or else from the first bytes
 {…}       the value of any other column that does not become a file
 """
 
@@ -11,7 +12,8 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -19,8 +21,15 @@ import pyarrow as pa
 from flarecli.encodings import encoding_of, is_binary, is_text
 from flarecli.errors import FlareError, FormatError, UnsafeError, UsageError, ValueFitError
 from flarecli.media import extension_of, kind_of, sniff
-from flarecli.model import IntArray
-from flarecli.names import DEVICE, check_name, collision_key, name_fault
+from flarecli.model import IntArray, column_of
+from flarecli.names import (
+    DEVICE,
+    check_name,
+    collision_key,
+    escape,
+    is_extension,
+    name_fault,
+)
 from flarecli.suggest import choose
 from flarecli.write import Keys
 
@@ -71,10 +80,12 @@ class NamePattern:
     """Pattern that determines the file names of each row.
 
     pattern  None: `{key}.{ext}`, or `{row}.{ext}` without a key. If a row has several files,
-             `{column}` precedes `.{ext}`; if the column name is the extension, `.{ext}` is omitted,
-             so that the tar member `a.jpg` becomes `a.jpg` again
+             `{column}` precedes `.{ext}`, unless the column was packed from files; if the column
+             name is the extension, `.{ext}` is omitted, so that the tar member `a.jpg` becomes
+             `a.jpg` again
     files    the columns that become files
     digits   minimum number of digits of a row number
+    extensions  column -> `Column.extension`, for columns that were packed from files
     raises   UsageError for an invalid pattern, or for an unknown column in the pattern
     """
 
@@ -85,7 +96,9 @@ class NamePattern:
         schema: pa.Schema,
         files: Sequence[str],
         digits: int,
+        extensions: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
+        self._extensions = {name: one for name, one in extensions.items() if name in files}
         first = "{row}" if key is None else "{key}"
         self.pattern = pattern or (
             f"{first}.{{column}}.{{ext}}" if len(files) > 1 else f"{first}.{{ext}}"
@@ -123,14 +136,19 @@ class NamePattern:
         if reason := name_fault(example):
             hint = "Use a pattern like '{key}.{ext}' or 'a/{key}.{ext}'."
             raise UsageError(f"--name {self.pattern!r}: it {reason}", hint=hint)
-        if len(files) > 1 and "column" not in fields:
+        if len(files) > 1 and "column" not in fields and len(self._extensions) < len(files):
             message = f"--name has the same result for the {len(files)} files of a row"
             raise UsageError(message, hint="Add {column} to the pattern.")
         self._parsed = [
             (text, key if field == "key" and key is not None else field, spec or "")
             for text, field, spec, _ in parsed
         ]
+        # the pattern without `{column}`, for columns that were packed from files
+        self._short = [
+            (text, field, spec) for text, field, spec in self._parsed if field != "column"
+        ]
         used = [field for _, field, _ in self._parsed if field is not None]
+        used += [column_of(one) for one in self._extensions.values()] if "ext" in used else []
         self.columns = tuple(
             dict.fromkeys(
                 name for name in used if name in others and name not in ("row", "ext", "column")
@@ -149,12 +167,11 @@ class NamePattern:
         values = {name: self._texts(batch, name, rows, where) for name in self.columns}
         out = []
         for file in self._files:
-            fixed = _fixed(batch.schema if file in batch.schema.names else self._schema, file)
-            extensions = (
-                [fixed or _UNKNOWN] * len(rows) if fixed or not whole else _extensions(batch, file)
-            )
+            is_packed_file = file in self._extensions
+            extensions = self._extensions_of(batch, file, rows, where, whole)
             parts: list[Sequence[str]] = []
-            for text, field, spec in self._parsed:
+            shortens = self._shortens and is_packed_file
+            for text, field, spec in self._short if shortens else self._parsed:
                 parts.append([text] * len(rows))
                 if field == "row":
                     parts.append([format(row, spec or f"0{self._digits}d") for row in rows])
@@ -167,7 +184,7 @@ class NamePattern:
                         else values[field]
                     )
             filled = ["".join(row) for row in zip(*parts, strict=True)]
-            if self._shortens:
+            if self._shortens and not is_packed_file:
                 filled = [
                     name.removesuffix(f".{one}") if _is_extension(file, one) else name
                     for name, one in zip(filled, extensions, strict=True)
@@ -176,6 +193,31 @@ class NamePattern:
                 [check_name(name, where(row)) for name, row in zip(filled, rows, strict=True)]
             )
         return out
+
+    def _extensions_of(
+        self, batch: pa.RecordBatch, file: str, rows: Sequence[int], where: Where, whole: bool
+    ) -> list[str]:
+        """Return the extension of each value of a column; see `names`."""
+        packed = self._extensions.get(file, "")
+        if packed and not column_of(packed):
+            return [packed] * len(rows)
+        fixed = _fixed(batch.schema if file in batch.schema.names else self._schema, file)
+        if fixed or not whole:
+            extensions = [fixed or _UNKNOWN] * len(rows)
+        else:
+            extensions = _extensions(batch, file)
+        if column_of(packed) not in batch.schema.names:
+            return extensions
+        values = batch.column(column_of(packed)).to_pylist()
+        for value, row in zip(values, rows, strict=True):
+            if value is not None and not (isinstance(value, str) and is_extension(value)):
+                shown = escape(str(value))
+                raise UnsafeError(
+                    f"{shown!r:.80} is not a file extension",
+                    where=where(row),
+                    column=column_of(packed),
+                )
+        return [value or one for value, one in zip(values, extensions, strict=True)]
 
     def invalid_rows(self, batch: pa.RecordBatch, where: Where) -> dict[int, FlareError]:
         """Return the rows without valid file names: position in the batch -> error from `names`."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -53,6 +53,7 @@ class RowSource:
     place     function that returns, for a row number, the index file or shard that contains the
               row, and the row number in this file; None if a query creates the rows
     named     name of the source in outputs
+    extensions  column -> `Column.extension`
     """
 
     address: str
@@ -65,6 +66,7 @@ class RowSource:
     batches: Callable[[Sequence[str], int], Iterator[pa.RecordBatch]]
     place: Callable[[int], tuple[str, int]] | None = None
     named: SourceName = _UNNAMED
+    extensions: Mapping[str, str] = field(default_factory=dict)
 
 
 class RowAddress(Place):
@@ -157,6 +159,7 @@ def open_source(
         batches,
         None if makes_rows else partial(shard_of, data, parts[0]),
         named,
+        {} if makes_rows else {one.name: one.extension for one in data.columns if one.extension},
     )
     files = _packed_files(parts) if rows is None else None
     if files is not None:  # each record of a packed folder is a file with a name
@@ -168,6 +171,7 @@ def open_source(
             rereads=True,
             batches=partial(_read_files, large, data.schema.names, files),
             place=None,
+            extensions={},
         )
     return _select(source, where, options.limit)
 

@@ -83,6 +83,7 @@ class FFRecord(Format):
     name = NAME
     suffixes = (".ffr",)
     record_checksums = "crc32"
+    max_columns = 1
     is_listed = True
     checks_forward = True
     readers = "FFRecord readers"

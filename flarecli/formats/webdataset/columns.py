@@ -10,6 +10,11 @@ extensions, `image` (jpeg) is stored in `KEY.image.jpg`, and `label` (str_int) i
 The name of a `bytes` column is its extension, unless the name is an extension of another encoding.
 
 webdataset's own decoder decodes these extensions to the same values.
+
+A column that was packed from files has the extension of the files, such as `jpg` for `image`
+(`Column.extension`). If the extension differs from row to row, another column contains it. In a tar,
+this other column has no members, because the names of the members contain its values: `KEY.png` is
+a value of `image`, and `png` is the value of `image_extension`.
 """
 
 from __future__ import annotations
@@ -18,9 +23,19 @@ import re
 from collections.abc import Container, Mapping
 from types import MappingProxyType
 
-from flarecli.model import Column, Columns
+from flarecli.media import category_of
+from flarecli.model import Column, Columns, column_of
 
-__all__ = ["KEY", "MAX_EXTENSION_BYTES", "NAME", "encoding_of", "extension_of", "extensions_of"]
+__all__ = [
+    "KEY",
+    "MAX_EXTENSION_BYTES",
+    "NAME",
+    "belongs_to",
+    "encoding_of",
+    "extension_of",
+    "extensions_of",
+    "member_columns",
+]
 
 NAME = "webdataset"
 KEY = "__key__"
@@ -57,20 +72,31 @@ def encoding_of(extension: str) -> str:
     return _ENCODINGS.get(extension.rpartition(".")[2], "bytes")
 
 
+def member_columns(columns: Columns) -> Columns:
+    """Return the columns whose values are members, without the key and the extension columns."""
+    others = {KEY, *(name for one in columns if (name := column_of(one.extension)))}
+    return tuple(one for one in columns if one.name not in others)
+
+
+def belongs_to(extension: str, name: str) -> bool:
+    """Return whether members with an extension may be values of a column with several extensions.
+
+    extension  extension in lower case
+    """
+    return extension == name.lower() or category_of(extension) == name
+
+
 def extension_of(one: Column) -> str:
-    """Return the extension of a column's members.
+    """Return the extension of a column's members; of a column with several extensions, the default.
 
     Characters that are invalid in a file name are escaped, for example as `%2f`.
     """
+    if one.extension and not column_of(one.extension) and _is_allowed(one.extension.lower()):
+        return one.extension
     name = re.sub(_NOT_ALLOWED, lambda match: f"%{ord(match[0]):02x}", one.name).lower()
     own_encoding = encoding_of(name)
-    if (
-        name not in _RESERVED
-        and not name.endswith("__")
-        and (
-            own_encoding == one.encoding
-            or name.rpartition(".")[2] in _EXTENSIONS.get(one.encoding, ())
-        )
+    if _is_allowed(name) and (
+        own_encoding == one.encoding or name.rpartition(".")[2] in _EXTENSIONS.get(one.encoding, ())
     ):
         return name
     default = _EXTENSIONS.get(
@@ -79,13 +105,19 @@ def extension_of(one: Column) -> str:
     return f"{name}.{default}"
 
 
-def extensions_of(columns: Columns, known: Container[str] = ()) -> list[str]:
-    """Return the extension of each column except the key, in column order.
+def _is_allowed(extension: str) -> bool:
+    """Return whether readers accept an extension in lower case."""
+    return extension not in _RESERVED and not extension.endswith("__")
 
-    known  extensions in a tar: if they contain a column's name but not its usual extension, the
-           name is used as the extension
+
+def extensions_of(columns: Columns, known: Container[str] = ()) -> list[str]:
+    """Return the extension of each column with members, in column order.
+
+    known  extensions in a tar, in lower case: if they contain a column's name but not its usual
+           extension, the name is used as the extension
     """
-    named = [(one.name, extension_of(one)) for one in columns if one.name != KEY]
+    named = [(one.name, extension_of(one)) for one in member_columns(columns)]
     return [
-        name if extension not in known and name in known else extension for name, extension in named
+        name if extension.lower() not in known and name in known else extension
+        for name, extension in named
     ]

@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
-from flarecli import compress
+from flarecli import compress, encodings
 from flarecli.bisect import findings_of
 from flarecli.encodings import column, lookup
 from flarecli.errors import (
@@ -61,9 +61,11 @@ from flarecli.formats.webdataset.columns import (
     KEY,
     MAX_EXTENSION_BYTES,
     NAME,
+    belongs_to,
     encoding_of,
     extension_of,
     extensions_of,
+    member_columns,
 )
 from flarecli.formats.webdataset.index import SHARDS, write_index
 from flarecli.formats.webdataset.scan import Table, key_text, read_stream, read_table
@@ -79,9 +81,10 @@ from flarecli.model import (
     Row,
     Shard,
     Stream,
+    column_of,
     finding_of,
 )
-from flarecli.names import check_name
+from flarecli.names import check_name, name_fault
 from flarecli.storage import Location
 
 __all__ = ["WebDataset"]
@@ -160,17 +163,9 @@ class WebDataset(Format):
             table = read_table(source, chunk.at)
         shard_files.check_row_count(chunk, table.rows, "samples")
         if columns is None:
-            columns = (
-                column(KEY, "str"),
-                *(column(one, encoding_of(one)) for one in table.extensions),
-            )
-        table = _arranged(self, table, columns, chunk.at)
-        layout = {
-            "keys": table.keys,
-            "ends": table.ends,
-            "starts": table.starts,
-            "sizes": table.sizes,
-        }
+            names = dict.fromkeys(one.lower() for one in table.extensions)
+            columns = (column(KEY, "str"), *(column(one, encoding_of(one)) for one in names))
+        layout = _arranged(self, table, columns, chunk.at)
         return Shard(chunk, columns, table.rows, layout)
 
     def read_rows(
@@ -189,8 +184,10 @@ class WebDataset(Format):
         for row in rows:
             values: Row = {}
             for name, i in plan:
-                if i < 0:
+                if i == _KEY_PLACE:
                     values[name] = bytes(keys[ends[row - 1] if row else 0 : ends[row]])
+                elif i < 0:
+                    values[name] = _extension(shard, i, row)
                 elif (start := starts[i, row]) < 0:
                     values[name] = None
                 else:
@@ -214,7 +211,7 @@ class WebDataset(Format):
             if places[name] >= 0
         ]
         is_key_first = next(iter(names), "") == KEY
-        if KEY in names and not is_key_first:
+        if (KEY in names and not is_key_first) or len(members) + is_key_first < len(names):
             return super().row_reader(shard, columns)
 
         def read(row: int) -> Row:
@@ -241,19 +238,32 @@ class WebDataset(Format):
         raises  ValueFitError with the first row whose text is not UTF-8
         """
         selected = byte_ranges.selected_columns(shard, columns)
-        order = [one.name for one in shard.columns if one.name != KEY]
-        members = iter(
-            _members(
-                shard, [order.index(one.name) for one in selected if one.name != KEY], start, stop
-            )
-        )
+        places = _places(shard.columns)
+        wanted = [places[one.name] for one in selected if places[one.name] >= 0]
+        members = iter(_members(shard, wanted, start, stop))
         arrays = []
         for one in selected:
             if one.name == KEY:
                 arrays.append(key_text(shard.layout["keys"], shard.layout["ends"], start, stop))
+            elif places[one.name] < 0:
+                numbers = shard.layout["spelled"][-2 - places[one.name]][start:stop]
+                spellings = pa.array(shard.layout["spellings"], encodings.BINARY)
+                raw = spellings.take(pa.array(numbers, mask=numbers < 0))
+                arrays.append(byte_ranges.typed(raw, one, shard.chunk.at, start))
             else:
                 arrays.append(_array(*next(members), one, shard.chunk.at, start, views))
         return byte_ranges.record_batch(selected, arrays, stop - start)
+
+    def storable_keys(self, keys: pa.Array) -> pa.Array:
+        """Return keys with `_` in place of each dot in their last part."""
+        has_dot = pc.match_substring_regex(keys, r"\.[^/]*$").fill_null(False)
+        if not pc.any(has_dot).as_py():
+            return keys
+        return pc.replace_with_mask(
+            keys,
+            has_dot,
+            pa.array(map(_without_dots, keys.filter(has_dot).to_pylist()), keys.type),
+        )
 
     def stored_column(self, one: Column) -> Column:
         """Return a column with the encoding in which a tar stores it; the key is text."""
@@ -268,15 +278,18 @@ class WebDataset(Format):
                 store, or if the key is the only column
         """
         out = tuple(sorted(map(self.stored_column, columns), key=lambda one: one.name != KEY))
-        if all(one.name == KEY for one in out):
+        members = member_columns(out)
+        of_names = {column_of(one.extension) for one in members}
+        out = tuple(column(one.name, "str") if one.name in of_names else one for one in out)
+        if not members:
             raise UsageError(
                 "a sample needs at least one column besides the key",
                 hint=SELECT_COLUMNS,
             )
         check_names(out, "a sample needs at least one column besides the key")
         seen: dict[str, str] = {}
-        for one in out:
-            extension = KEY if one.name == KEY else extension_of(one)
+        for one in members:
+            extension = extension_of(one).lower()
             if len(extension.encode()) > MAX_EXTENSION_BYTES:
                 raise UsageError(
                     f"column {one.name!r}: the extension is {len(extension.encode())} bytes;"
@@ -305,7 +318,7 @@ class WebDataset(Format):
     def large_values(self, shard: Shard, max_bytes: int) -> list[LargeValue]:
         """Return the members larger than `max_bytes`, according to the headers or the index."""
         sizes = shard.layout["sizes"]
-        names = [one.name for one in shard.columns if one.name != KEY]
+        names = [one.name for one in member_columns(shard.columns)]
         places = np.argwhere(sizes > max_bytes).tolist()
         return [LargeValue(row, names[i], int(sizes[i, row])) for i, row in places]
 
@@ -351,11 +364,39 @@ class WebDataset(Format):
 # -- opening and reading
 
 
-def _arranged(form: Format, table: Table, columns: Columns, at: Location) -> Table:
-    """Return the table with one extension per column except the key, in column order.
+_KEY_PLACE = -1  # place of the key in `_places`; extension columns have smaller places
 
-    raises  FormatError for an encoding that a tar cannot store; IntegrityError for an extension
-            without a column
+
+def _places(columns: Columns) -> dict[str, int]:
+    """Return the place of each column: the index of its members, or a negative number.
+
+    The key has the place -1. The extension column of the members at place i has the place -2 - i.
+    """
+    members = member_columns(columns)
+    places = {one.name: i for i, one in enumerate(members)}
+    of_extensions = {
+        name: -2 - i for i, one in enumerate(members) if (name := column_of(one.extension))
+    }
+    return {
+        one.name: places.get(one.name, of_extensions.get(one.name, _KEY_PLACE)) for one in columns
+    }
+
+
+def _extension(shard: Shard, place: int, row: int) -> bytes | None:
+    """Return the value of an extension column."""
+    number = int(shard.layout["spelled"][-2 - place][row])
+    return None if number < 0 else shard.layout["spellings"][number]
+
+
+def _arranged(form: Format, table: Table, columns: Columns, at: Location) -> dict[str, Any]:
+    """Return the layout of a shard: the offsets of the members by column.
+
+    starts, sizes  int64 [columns with members, rows], as in the table
+    spelled        place of a column with several extensions -> number of each row's extension in
+                   `spellings`, -1 if there is none: int64 [rows]
+    raises         FormatError for an encoding that a tar cannot store, and for two members of a
+                   sample that belong to one column; IntegrityError for an extension without a
+                   column
     """
     for one in columns:
         if not _can_store(form, one):
@@ -364,20 +405,44 @@ def _arranged(form: Format, table: Table, columns: Columns, at: Location) -> Tab
                 where=at,
                 column=one.name,
             )
-    extensions = extensions_of(columns, table.extensions)
-    if extra := [one for one in table.extensions if one not in extensions]:
-        hint = "Add the column to the playlist; to read fewer columns, use -c."
-        raise IntegrityError(
-            f"members have the extension .{extra[0]}, but no such column is listed",
-            where=at,
-            hint=hint,
-        )
-    if tuple(extensions) == table.extensions:
-        return table
-    starts, sizes = (np.full((len(extensions), table.rows), -1, np.int64) for _ in range(2))
-    order = [extensions.index(one) for one in table.extensions]
-    starts[order], sizes[order] = table.starts, table.sizes
-    return Table(tuple(extensions), table.keys, table.ends, starts, sizes)
+    layout: dict[str, Any] = {"keys": table.keys, "ends": table.ends}
+    known = [one.lower() for one in table.extensions]
+    members = member_columns(columns)
+    own = [one.lower() for one in extensions_of(columns, known)]
+    places = {extension: i for i, extension in enumerate(own)}
+    of_rows = [(i, one.name) for i, one in enumerate(members) if column_of(one.extension)]
+    for extension in known:
+        if extension not in places:
+            found = [i for i, name in of_rows if belongs_to(extension, name)]
+            if not found:
+                raise IntegrityError(
+                    f"members have the extension .{extension}, but no such column is listed",
+                    where=at,
+                    hint="Add the column to the playlist; to read fewer columns, use -c.",
+                )
+            places[extension] = found[0]
+    if own == known:
+        layout |= {"starts": table.starts, "sizes": table.sizes}
+    else:
+        starts, sizes = (np.full((len(own), table.rows), -1, np.int64) for _ in range(2))
+        for i, extension in enumerate(known):
+            place, is_stored = places[extension], table.starts[i] >= 0
+            if (twice := is_stored & (starts[place] >= 0)).any():
+                raise FormatError(
+                    f"two members belong to the column {members[place].name!r}",
+                    where=at,
+                    row=int(np.flatnonzero(twice)[0]),
+                )
+            starts[place][is_stored] = table.starts[i][is_stored]
+            sizes[place][is_stored] = table.sizes[i][is_stored]
+        layout |= {"starts": starts, "sizes": sizes}
+    if of_rows:
+        layout["spellings"] = [one.encode() for one in table.extensions]
+        layout["spelled"] = {place: np.full(table.rows, -1, np.int64) for place, _ in of_rows}
+        for i, extension in enumerate(known):
+            if extension not in own and (place := places[extension]) in layout["spelled"]:
+                layout["spelled"][place][table.starts[i] >= 0] = i
+    return layout
 
 
 def _can_store(form: Format, one: Column) -> bool:
@@ -387,15 +452,21 @@ def _can_store(form: Format, one: Column) -> bool:
         return False
 
 
+def _without_dots(key: str) -> str:
+    if name_fault(key.removeprefix("./")):
+        return key  # `..` must not become a valid key
+    folder, slash, last = key.rpartition("/")
+    return f"{folder}{slash}{last.replace('.', '_')}"
+
+
 def _row_tables(shard: Shard) -> Any:
     """Return the state for reading single rows, and store it in the shard's memo.
 
-    return  memoryviews of starts, sizes, ends and keys; the mapped tar or None; and column name ->
-            index of its extension, -1 for the key. Indexing a memoryview returns a Python integer,
-            which is faster than indexing a numpy array
+    return  memoryviews of starts, sizes, ends and keys; the mapped tar or None; and the result of
+            `_places`. Indexing a memoryview returns a Python integer, which is faster than indexing
+            a numpy array
     """
-    names = [one.name for one in shard.columns if one.name != KEY]
-    places = {one.name: names.index(one.name) if one.name != KEY else -1 for one in shard.columns}
+    places = _places(shard.columns)
     tables = (memoryview(shard.layout[name]) for name in ("starts", "sizes", "ends", "keys"))
     view = None if byte_ranges.suffix(shard.chunk) else byte_ranges.whole(shard.chunk)
     shard.memo["rows"] = (*tables, view, places)
@@ -413,13 +484,15 @@ def _ranged(shard: Shard, rows: Sequence[int], plan: Any) -> list[Row]:
     parts = iter(byte_ranges.read(shard.chunk, ranges))
     out: list[Row] = []
     for row in rows:
-        key = bytes(keys[ends[row - 1] if row else 0 : ends[row]])
-        out.append(
-            {
-                name: key if i < 0 else bytes(next(parts)) if starts[i, row] >= 0 else None
-                for name, i in plan
-            }
-        )
+        values: Row = {}
+        for name, i in plan:
+            if i == _KEY_PLACE:
+                values[name] = bytes(keys[ends[row - 1] if row else 0 : ends[row]])
+            elif i < 0:
+                values[name] = _extension(shard, i, row)
+            else:
+                values[name] = bytes(next(parts)) if starts[i, row] >= 0 else None
+        out.append(values)
     return out
 
 

@@ -4,7 +4,7 @@ In a file, only the headers are read. A stream that cannot seek is read in one p
 memory.
 
 The rules are those of webdataset 1.0.2. The key of `a/b.seg.PNG` is `a/b`, the name up to the first
-dot after the last slash. The extension is `seg.png`, the text after that dot in lower case. A
+dot after the last slash. The extension is `seg.png`, the text after that dot; its case is ignored. A
 member is ignored if its name has no extension, if it is hidden, or if it is in a top-level folder
 such as `__this__`. Unlike webdataset, flare reports a key that occurs again later as an error,
 because the members of its sample are not consecutive.
@@ -43,7 +43,7 @@ _MAX_CELLS = 64  # maximum table cells per member, to limit the memory of a spar
 class Table:
     """The offsets and sizes of all members, by extension and sample.
 
-    extensions  extensions in lower case, in the order of their first use
+    extensions  extensions as stored, in the order of their first use
     keys, ends  uint8: the keys of all samples, concatenated; int64 [rows]: the end of each key
     starts      int64 [extensions, rows]: data offset of the member in the tar, -1 if it is missing
     sizes       int64 [extensions, rows]: size of the member in bytes, -1 if it is missing
@@ -114,7 +114,7 @@ def key_text(keys: ByteArray, ends: IntArray, start: int = 0, stop: int | None =
 class _Column:
     """The row, data offset and size of each member with a given extension."""
 
-    last: int = -1
+    last: list[int]  # the last row with this extension in any case
     rows: array[int] = field(default_factory=lambda: array("q"))
     starts: array[int] = field(default_factory=lambda: array("q"))
     sizes: array[int] = field(default_factory=lambda: array("q"))
@@ -125,7 +125,8 @@ class _Builder:
 
     def __init__(self) -> None:
         self.columns: dict[str, _Column] = {}
-        self.of: dict[bytes, _Column] = {}  # keys are extensions as stored, not in lower case
+        self.of: dict[bytes, _Column] = {}
+        self.last: dict[str, list[int]] = {}  # extension in lower case -> `_Column.last`
         self.keys, self.ends, self.key = bytearray(), array("q"), b""
         self.row, self.count = -1, 0
 
@@ -147,22 +148,23 @@ class _Builder:
                 self.keys += head
                 self.ends.append(len(self.keys))
             one = self.of.get(extension) or self.column(extension)
-            if one.last == self.row:
+            if one.last[0] == self.row:
                 raise FormatError(
                     f"duplicate member {escape(name.decode('utf-8', 'replace'))!r}"
                     f" at byte {start - tar.BLOCK}"
                 )
-            one.last = self.row
+            one.last[0] = self.row
             one.rows.append(self.row)
             one.starts.append(start)
             one.sizes.append(size)
 
     def column(self, extension: bytes) -> _Column:
         """Return the column for an extension; create the column if it does not exist."""
-        name = _lower(extension)
-        if name not in self.columns and len(self.columns) >= MAX_EXTENSIONS:
+        name = _text(extension)
+        if len(self.columns) >= MAX_EXTENSIONS:
             raise FormatError(f"more than {MAX_EXTENSIONS} extensions")
-        one = self.of[extension] = self.columns.setdefault(name, _Column())
+        one = _Column(self.last.setdefault(name.lower(), [-1]))
+        self.of[extension] = self.columns[name] = one
         return one
 
 
@@ -193,13 +195,13 @@ def read_table(source: byte_ranges.Source, where: object, seen: tar.Seen | None 
     return table
 
 
-def _lower(extension: bytes, error: type[FlareError] = UnsafeError) -> str:
-    """Return an extension as text in lower case. Raises `error` if it is not UTF-8."""
+def _text(extension: bytes, error: type[FlareError] = UnsafeError) -> str:
+    """Return an extension as text. Raises `error` if it is not UTF-8."""
     try:
-        text = extension.decode().lower()
+        text = extension.decode()
     except UnicodeDecodeError:
         raise error(f"the extension {extension[:40]!r} is not UTF-8") from None
-    if text == KEY:
+    if text.lower() == KEY:
         raise FormatError(f"the extension .{KEY} is reserved for the key of a sample")
     return text
 
@@ -292,7 +294,7 @@ def _samples(source: tar.Blocks, where: object) -> Iterator[dict[str, bytes]]:
             if sample and key != sample[KEY]:
                 yield sample
                 sample, row = {}, row + 1
-            extension = _lower(parts[1], FormatError)
+            extension = _text(parts[1], FormatError).lower()
             known.add(extension)
             if len(known) > MAX_EXTENSIONS:  # MAX_BATCH_BYTES does not limit empty members
                 raise FormatError(f"more than {MAX_EXTENSIONS} extensions")
@@ -324,7 +326,7 @@ def _batch(
     samples: list[dict[str, bytes]], columns: Columns, first: int, where: object
 ) -> pa.RecordBatch:
     extensions = iter(extensions_of(columns, {name for sample in samples for name in sample}))
-    names = [KEY if one.name == KEY else next(extensions) for one in columns]
+    names = [KEY if one.name == KEY else next(extensions).lower() for one in columns]
     known, arrays = {KEY, *names}, []
     for row, sample in enumerate(samples):
         if not sample.keys() <= known:

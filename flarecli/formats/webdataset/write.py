@@ -17,11 +17,17 @@ from flarecli.formats.byte_ranges import rows_by_offsets, value_bytes, value_off
 from flarecli.formats.shard_files import write_file
 from flarecli.formats.webdataset import index as webdataset_index
 from flarecli.formats.webdataset import tar
-from flarecli.formats.webdataset.columns import KEY, NAME, extensions_of
+from flarecli.formats.webdataset.columns import (
+    KEY,
+    NAME,
+    belongs_to,
+    extensions_of,
+    member_columns,
+)
 from flarecli.formats.webdataset.scan import Table
 from flarecli.lazy import np, pa, pc
-from flarecli.model import ByteArray, Chunk, Column, Columns, IntArray, Settings
-from flarecli.names import check_name, escape
+from flarecli.model import ByteArray, Chunk, Column, Columns, IntArray, Settings, column_of
+from flarecli.names import check_name, escape, is_extension
 from flarecli.storage import Location
 
 __all__ = ["row_sizes", "write_shard"]
@@ -50,6 +56,7 @@ def row_sizes(columns: Columns, batch: pa.RecordBatch, settings: Settings) -> tu
     """
     if KEY in batch.schema.names:
         _check_each(batch.column(KEY), "")
+    _check_extensions(columns, batch)
     heads, sizes = _weights(columns, batch, _keys(batch, 0, 0))
     _check_sizes(sizes, "")
     return len(tar.END), (heads + np.where(sizes < 0, 0, tar.padded(sizes))).sum(0)
@@ -130,10 +137,36 @@ def _check_key(key: str | None, where: Place) -> None:
         )
 
 
-def _members(columns: Columns) -> list[tuple[Column, str]]:
-    """Return the column and the extension of each member in a sample."""
-    named = [one for one in columns if one.name != KEY]
-    return list(zip(named, extensions_of(columns), strict=True))
+def _check_extensions(columns: Columns, batch: pa.RecordBatch) -> None:
+    """Raise ValueFitError for the first row with an extension that would be read back differently."""
+    members = member_columns(columns)
+    fixed = {extension.lower() for extension in extensions_of(columns)}
+    for one in members:
+        if name := column_of(one.extension):
+            values = batch.column(name)
+            for value in values.unique().to_pylist():
+                lower = (value or "").lower()
+                if value is None or (
+                    is_extension(value) and belongs_to(lower, one.name) and lower not in fixed
+                ):
+                    continue
+                raise ValueFitError(
+                    f"{escape(value)!r:.80} cannot be the extension of column {one.name!r}",
+                    row=values.to_pylist().index(value),
+                    column=name,
+                )
+
+
+def _members(columns: Columns, batch: pa.RecordBatch) -> list[tuple[Column, str | pa.Array]]:
+    """Return the column and the extension of each member in a sample.
+
+    The extension of a column with several extensions is an array with the extension of each row.
+    """
+    out = list[tuple[Column, "str | pa.Array"]]()
+    for one, extension in zip(member_columns(columns), extensions_of(columns), strict=True):
+        name = column_of(one.extension)
+        out.append((one, batch.column(name).fill_null(extension) if name else extension))
+    return out
 
 
 def _weights(columns: Columns, batch: pa.RecordBatch, keys: pa.Array) -> tuple[IntArray, IntArray]:
@@ -141,11 +174,11 @@ def _weights(columns: Columns, batch: pa.RecordBatch, keys: pa.Array) -> tuple[I
 
     return  two arrays int64 [members, rows]; for a null value, the sizes are 0 and -1
     """
-    members = _members(columns)
+    members = _members(columns, batch)
     sizes = np.empty((len(members), batch.num_rows), np.int64)
     for i, (one, _) in enumerate(members):
         sizes[i] = _sizes(_stored(batch, one))
-    if _is_wide(batch.num_rows, len(members)):
+    if _is_wide(batch.num_rows, members):
         names = _all_names(keys, [extension for _, extension in members])
         heads = _head_sizes(names).reshape(sizes.shape[::-1]).T.copy()
     else:
@@ -156,12 +189,12 @@ def _weights(columns: Columns, batch: pa.RecordBatch, keys: pa.Array) -> tuple[I
     return heads, sizes
 
 
-def _is_wide(rows: int, members: int) -> bool:
+def _is_wide(rows: int, members: Sequence[tuple[Column, str | pa.Array]]) -> bool:
     """Return whether to process the members of all columns together, not column by column.
 
     For a few rows with many columns, this saves calls to Arrow and numpy.
     """
-    return 0 < rows < min(members, _MAX_WIDE_ROWS)
+    return 0 < rows < min(len(members), _MAX_WIDE_ROWS)
 
 
 def _stored(batch: pa.RecordBatch, one: Column) -> pa.Array:
@@ -206,11 +239,15 @@ def _names(keys: pa.Array, extension: str | pa.Array) -> pa.Array:
     return pc.binary_join_element_wise(keys, extension, pa.scalar(".", encodings.TEXT))
 
 
-def _all_names(keys: pa.Array, extensions: Sequence[str]) -> pa.Array:
+def _all_names(keys: pa.Array, extensions: Sequence[str | pa.Array]) -> pa.Array:
     """Return the names of all members in row order: large_string [rows * members]."""
     rows = np.repeat(np.arange(len(keys)), len(extensions))
-    tiled = pa.concat_arrays([pa.array(extensions, encodings.TEXT)] * len(keys))
-    return _names(keys.take(pa.array(rows)), tiled)
+    tiled = [
+        one if isinstance(one, str) else one[row].as_py()
+        for row in range(len(keys))
+        for one in extensions
+    ]
+    return _names(keys.take(pa.array(rows)), pa.array(tiled, encodings.TEXT))
 
 
 def _is_plain(names: pa.Array) -> bool:
@@ -238,7 +275,7 @@ def _table(
         starts.append(np.where(sizes < 0, -1, ends - tar.padded(sizes)))
         all_sizes.append(sizes)
         end += int(steps.sum())
-    none = np.empty((len(extensions_of(columns)), 0), np.int64)
+    none = np.empty((len(member_columns(columns)), 0), np.int64)
     text = (
         pa.chunked_array(keys, encodings.TEXT).combine_chunks()
         if keys
@@ -247,28 +284,51 @@ def _table(
     text = pa.concat_arrays(text.chunks) if isinstance(text, pa.ChunkedArray) else text
     bounds = value_offsets(text)
     data = np.frombuffer(value_bytes(text), np.uint8)
-    table = Table(
-        tuple(extensions_of(columns)),
-        data,
-        bounds[1:] - bounds[0],
-        np.hstack([none, *starts]),
-        np.hstack([none, *all_sizes]),
+    extensions, starts_of, sizes_of = _by_extension(
+        columns, batches, np.hstack([none, *starts]), np.hstack([none, *all_sizes])
     )
+    table = Table(extensions, data, bounds[1:] - bounds[0], starts_of, sizes_of)
     return table, end + len(tar.END)
+
+
+def _by_extension(
+    columns: Columns, batches: Sequence[pa.RecordBatch], starts: IntArray, sizes: IntArray
+) -> tuple[tuple[str, ...], IntArray, IntArray]:
+    """Return the extensions of all members, and starts and sizes by extension instead of column."""
+    extensions, out = list[str](), list[tuple[IntArray, IntArray]]()
+    named = zip(member_columns(columns), extensions_of(columns), strict=True)
+    for i, (one, extension) in enumerate(named):
+        name = column_of(one.extension)
+        if not name:
+            extensions.append(extension)
+            out.append((starts[i], sizes[i]))
+            continue
+        values = [batch.column(name).fill_null(extension) for batch in batches]
+        spelled = pa.chunked_array(values, encodings.TEXT)
+        for spelling in spelled.filter(pa.array(starts[i] >= 0)).unique().to_pylist():
+            is_spelled = pc.equal(spelled, spelling).to_numpy()
+            extensions.append(spelling)
+            out.append((np.where(is_spelled, starts[i], -1), np.where(is_spelled, sizes[i], -1)))
+    return (
+        tuple(extensions),
+        np.stack([pair[0] for pair in out]),
+        np.stack([pair[1] for pair in out]),
+    )
 
 
 def _parts(
     columns: Columns, batches: Sequence[pa.RecordBatch], keys: Sequence[pa.Array]
 ) -> Iterator[bytes | memoryview]:
     """Yield the bytes of a tar with these rows."""
-    members = _members(columns)
+    count = len(member_columns(columns))
     for batch, own in zip(batches, keys, strict=True):
         weight = max(1, batch.nbytes) // max(1, batch.num_rows)
-        is_small = weight <= tar.BLOCK * len(members)
+        is_small = weight <= tar.BLOCK * count
         step = max(_MIN_STEP_ROWS if is_small else 1, min(_STEP_ROWS, _STEP_BYTES // weight))
         for start in range(0, batch.num_rows, step):
             part, names = batch.slice(start, step), own.slice(start, step)
-            if is_small and _is_wide(part.num_rows, len(members)):
+            members = _members(columns, part)
+            if is_small and _is_wide(part.num_rows, members):
                 yield _join(_all_pieces(members, part, names))
                 continue
             pieces = [
@@ -282,7 +342,7 @@ def _parts(
 
 
 def _all_pieces(
-    members: Sequence[tuple[Column, str]], batch: pa.RecordBatch, keys: pa.Array
+    members: Sequence[tuple[Column, str | pa.Array]], batch: pa.RecordBatch, keys: pa.Array
 ) -> list[pa.Array]:
     """Return the header, data and padding of all members in row order; see `_pieces`."""
     data = pa.concat_arrays([_stored(batch, one) for one, _ in members])

@@ -260,7 +260,7 @@ def test_text_columns_are_not_processed_as_images(tmp_path):
         (folder / f"{i}.json").write_text("[1]")
     commands.pack(str(folder), str(tmp_path / "out"), resize=20, media_info=True)
     result = rows_of(tmp_path / "out")
-    assert [(row["txt"], row["json"], row["width"], row["height"]) for row in result] == [
+    assert [(row["text"], row["json"], row["width"], row["height"]) for row in result] == [
         (f"caption {i}", "[1]", 20, 10) for i in range(4)
     ]
 

@@ -427,7 +427,7 @@ def test_notes_of_parts_are_reported(tmp_path: Path) -> None:
     flarecli.pack(str(folder), str(tmp_path / "many"), part_rows=3, progress=many)
     assert one.notes == [
         "skipped 1 hidden file: .hidden",
-        "column 'jpg': 2 values are png, not jpeg: 4.jpg, 5.jpg",
+        "column 'image': 2 values are png, not jpeg: 4.jpg, 5.jpg",
     ]
     assert many.notes == [one.notes[0], f"part 00001: {one.notes[1]}"]
     pq.write_table(pa.table({"url": ["https://example.com/a"] * 4}), tmp_path / "i.parquet")

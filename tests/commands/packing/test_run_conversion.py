@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import flarecli
 from flarecli import commands, encodings, formats
-from flarecli.errors import FlareError, UsageError, ValueFitError
+from flarecli.errors import FlareError, UnsafeError, UsageError, ValueFitError
 from flarecli.model import Settings
 from flarecli.write import Writer
 from tests.properties import examples
@@ -201,14 +201,12 @@ def test_a_key_that_is_invalid_in_a_tar_is_reported_with_its_source_row_and_can_
 ):
     keys = ["a", "b.c", "d", "../e"]
     pq.write_table(pa.table({"key": keys, "txt": keys}), tmp_path / "i.parquet")
-    with pytest.raises(ValueFitError) as caught:
+    with pytest.raises(UnsafeError) as caught:
         flarecli.pack(
             str(tmp_path / "i.parquet"), str(tmp_path / "out"), format="webdataset", key="key"
         )
-    assert (
-        str(caught.value)
-        == f"{tmp_path}/i.parquet[1]: b.c: the last part of the key 'b.c' contains a dot, which would start the extension"
-    )
+    message = f"{tmp_path}/i.parquet[3]: ../e: the name '../e' leaves the folder"
+    assert str(caught.value) == message
     done = flarecli.pack(
         str(tmp_path / "i.parquet"),
         str(tmp_path / "out"),
@@ -217,8 +215,8 @@ def test_a_key_that_is_invalid_in_a_tar_is_reported_with_its_source_row_and_can_
         on_error="skip",
         overwrite=True,
     )
-    assert (done.rows, done.failed) == (2, 2)
-    assert [row["__key__"] for row in flarecli.open(str(tmp_path / "out"))] == ["a", "d"]
+    assert (done.rows, done.failed) == (3, 1)
+    assert [row["__key__"] for row in flarecli.open(str(tmp_path / "out"))] == ["a", "b_c", "d"]
 
 
 def test_a_pack_of_selected_rows_and_streams_has_only_these_rows(tmp_path, monkeypatch):

@@ -51,6 +51,9 @@ def opened(monkeypatch):
     return names
 
 
+COLUMNS = {"jpg": "image", "txt": "text", "meta.json": "meta.json"}
+
+
 def test_rows_of_a_folder_match_a_dictionary(tmp_path):
     chance = random.Random(5)
     names = [
@@ -72,14 +75,14 @@ def test_rows_of_a_folder_match_a_dictionary(tmp_path):
     del groups["/README"]
     complete = {key: files for key, files in groups.items() if len(files) == 3}
     lacking = {
-        key: sorted({"jpg", "txt", "meta.json"} - files.keys())
+        key: sorted({"image", "text", "meta.json"} - {COLUMNS[one] for one in files})
         for key, files in groups.items()
         if len(files) < 3
     }
     assert [row["key"] for row in rows_of(tmp_path / "out")] == sorted(complete)
     for row in rows_of(tmp_path / "out"):
         files = complete[row["key"]]
-        assert (row["jpg"], row["txt"]) == (body(files["jpg"]), f"{files['txt']}!")
+        assert (row["image"], row["text"]) == (body(files["jpg"]), f"{files['txt']}!")
         assert json.loads(row["meta.json"]) == {"name": files["meta.json"]}
     assert (done.rows, done.failed, done.reasons) == (
         len(complete),
@@ -113,7 +116,7 @@ def test_a_file_that_is_deleted_during_the_pack_is_a_failed_row(tmp_path, monkey
         "file": "in",
         "row": 3,
         "key": "3",
-        "column": "txt",
+        "column": "text",
         "kind": "missing",
         "reason": "3.txt: no such file or folder",
     }
@@ -133,16 +136,16 @@ def test_only_selected_files_are_read(tmp_path, opened):
     commands.pack(folder, str(tmp_path / "one"), where="key like '%7'", limit=3)
     assert sorted(opened) == ["07.bin", "07.txt", "17.bin", "17.txt", "27.bin", "27.txt"]
     opened.clear()
-    commands.pack(folder, str(tmp_path / "two"), where="txt = '31.txt!'")
+    commands.pack(folder, str(tmp_path / "two"), where="text = '31.txt!'")
     assert sorted(opened) == sorted(["31.bin", *(f"{i:02d}.txt" for i in range(50))])
-    assert rows_of(tmp_path / "two") == [{"bin": b"31.bin!", "key": "31", "txt": "31.txt!"}]
+    assert rows_of(tmp_path / "two") == [{"bin": b"31.bin!", "key": "31", "text": "31.txt!"}]
     opened.clear()
-    commands.pack(folder, str(tmp_path / "three"), limit=4, shuffle=1, columns=["txt"])
+    commands.pack(folder, str(tmp_path / "three"), limit=4, shuffle=1, columns=["text"])
     assert sorted(opened) == ["00.txt", "01.txt", "02.txt", "03.txt"]
     commands.pack(
         folder,
         str(tmp_path / "four"),
-        where="SELECT key AS name, txt AS caption FROM dataframe WHERE key > '47'",
+        where="SELECT key AS name, text AS caption FROM dataframe WHERE key > '47'",
     )
     assert [(row["name"], row["caption"]) for row in rows_of(tmp_path / "four")] == [
         ("48", b"48.txt!"),
@@ -203,8 +206,8 @@ def test_a_key_is_a_column_in_formats_without_sample_names(tmp_path):
     folder = created(tmp_path / "in", ["a/000.txt", "b/000.txt"])
     commands.pack(folder, str(tmp_path / "one"))
     assert rows_of(tmp_path / "one") == [
-        {"key": "a/000", "txt": "a/000.txt!"},
-        {"key": "b/000", "txt": "b/000.txt!"},
+        {"key": "a/000", "text": "a/000.txt!"},
+        {"key": "b/000", "text": "b/000.txt!"},
     ]
 
 

@@ -33,17 +33,17 @@ def packed_keys(out: Path) -> list[str]:
     ]
 
 
-def test_images_with_another_extension_fail_by_name(tmp_path, capsys):
-    folder = created(tmp_path / "in", "a.jpg", "b.jpg", "c.jpg", "d.png", "e.jpeg", "noext")
+def test_files_without_a_column_fail_by_name(tmp_path, capsys):
+    folder = created(tmp_path / "in", "a.jpg", "b.png", "c.JPEG", "d.npy", "e.x", "noext")
     out = tmp_path / "out"
     assert main(["pack", folder, str(out)]) == 4
     assert capsys.readouterr().err == (
-        f"error: {folder}[3]: d.png: no column for this file (columns: jpg)\n"
+        f"error: {folder}[3]: d.npy: no column for this file (columns: image)\n"
         "hint: Select the columns to pack with -c, or use --on-error skip to omit such rows and list them in failed.jsonl.\n"
     )
     assert main(["pack", folder, str(out), "--on-error", "skip", "--overwrite"]) == 1
-    reason = "no column for this file (columns: jpg)"
-    assert failed(out) == [(name, "jpg", "column", reason) for name in ("d.png", "e.jpeg", "noext")]
+    reason = "no column for this file (columns: image)"
+    assert failed(out) == [(name, "image", "column", reason) for name in ("d.npy", "e.x", "noext")]
     assert packed_keys(out) == ["a", "b", "c"]
 
 
@@ -89,41 +89,43 @@ def test_files_of_unselected_columns_are_not_failures(tmp_path):
     folder = created(tmp_path / "in", "a.jpg", "b.jpg", "c.png")
     for name in "ad":
         (tmp_path / f"in/{name}.txt").write_text(name)
-    done = commands.pack(folder, str(tmp_path / "one"), columns=["jpg"])
-    assert (done.rows, done.failed) == (2, 0)
-    done = commands.pack(folder, str(tmp_path / "two"), columns=["jpg", "txt"], on_error="skip")
+    done = commands.pack(folder, str(tmp_path / "one"), columns=["image"])
+    assert (done.rows, done.failed) == (3, 0)
+    done = commands.pack(folder, str(tmp_path / "two"), columns=["image", "text"], on_error="skip")
     assert failed(tmp_path / "two") == [
-        ("b", "txt", "incomplete", "no txt file for this key"),
-        ("d", "jpg", "incomplete", "no jpg file for this key"),
+        ("b", "text", "incomplete", "no text file for this key"),
+        ("c", "text", "incomplete", "no text file for this key"),
+        ("d", "image", "incomplete", "no image file for this key"),
     ]
 
 
 def test_a_missing_file_fails_only_rows_that_the_condition_selects(tmp_path):
-    folder = created(tmp_path / "in", "a.jpg", "b.jpg", "c.jpg", "d.png")
+    folder = created(tmp_path / "in", "a.jpg", "b.jpg", "c.jpg", "d.npy")
     for name in "ab":
         (tmp_path / f"in/{name}.txt").write_text(name)
-    assert commands.pack(folder, str(tmp_path / "one"), where="txt = 'a'").rows == 1
-    done = commands.pack(folder, str(tmp_path / "two"), where="txt IS NULL", on_error="skip")
+    assert commands.pack(folder, str(tmp_path / "one"), where="text = 'a'").rows == 1
+    done = commands.pack(folder, str(tmp_path / "two"), where="text IS NULL", on_error="skip")
     assert (done.rows, failed(tmp_path / "two")) == (
         0,
         [
-            ("c", "txt", "incomplete", "no txt file for this key"),
-            ("d.png", "jpg", "column", "no column for this file (columns: jpg, txt)"),
+            ("c", "text", "incomplete", "no text file for this key"),
+            ("d.npy", "image", "column", "no column for this file (columns: image, text)"),
         ],
     )
     with pytest.raises(FormatError) as caught:
-        commands.pack(folder, str(tmp_path / "three"), where="SELECT key, txt FROM dataframe")
-    assert str(caught.value) == f"{folder}: c: no txt file for this key"
+        commands.pack(folder, str(tmp_path / "three"), where="SELECT key, text FROM dataframe")
+    assert str(caught.value) == f"{folder}: c: no text file for this key"
 
 
 @pytest.mark.parametrize("extension", ["txt", "json"])
 @pytest.mark.parametrize("first", [True, False])
 def test_a_text_that_is_not_utf8_is_a_failed_row(tmp_path, extension, first):
+    column = {"txt": "text"}.get(extension, extension)
     folder = created(tmp_path / "in", *(f"{n}.{extension}" for n in "abc"))
     for name, data in zip("abc", (b"1", b"\xff\xfe", b"2"), strict=True):
         (tmp_path / f"in/{name}.{extension}").write_bytes(data)
     if first:
         (tmp_path / f"in/a.{extension}").unlink()
-    done = commands.pack(folder, str(tmp_path / "out"), on_error="skip", encode={extension: "str"})
+    done = commands.pack(folder, str(tmp_path / "out"), on_error="skip", encode={column: "str"})
     assert (done.rows, done.failed) == (2 - first, 1)
-    assert failed(tmp_path / "out") == [("b", extension, "value", f"{extension} is not UTF-8")]
+    assert failed(tmp_path / "out") == [("b", column, "value", f"{column} is not UTF-8")]
