@@ -49,10 +49,11 @@ def command(line: Line) -> int:
                 ((column.name, column.encoding) for column in packed.columns),
             )
     else:
-        if packed.resumed_rows:
+        if packed.resumed_rows and not line.join:
             counts += f" ({format_count(packed.resumed_rows, 'row')} in an earlier run)"
-        bar.print_summary(f"packed {counts}")
-        printer.line(packed.playlist)
+        bar.print_summary(f"{'joined' if line.join else 'packed'} {counts}")
+        if packed.playlist:  # a part without rows has no playlist
+            printer.line(packed.playlist)
     return 1 if packed.failed else 0
 
 

@@ -448,6 +448,20 @@ class PackOptions(_DownloadOptions, _TableOptions, _WriteOptions, _StreamOptions
             help="Pack parts of N rows as separate datasets (00000/, 00001/, …), and join them.",
         ),
     )
+    part: tuple[int, int] | str | None = option(
+        None,
+        Option(
+            group="Shards",
+            metavar="K/N",
+            parse=_part,
+            takes_text=True,
+            help="Pack only the K-th of N parts, in an independent job; --join joins the parts.",
+        ),
+    )
+    join: bool = option(
+        False,
+        Option(group="Shards", help="Join the parts that were packed with --part."),
+    )
     resize: int | tuple[int, int] | None = option(
         None,
         Option(

@@ -33,7 +33,7 @@ from flarecli.model import Chunk, File, Finding, Playlist, Stream, finding_of
 from flarecli.names import is_url, local_path, scheme_of, shell_quoted, whole_path
 from flarecli.playlists import faults, parse, places, stored, text
 from flarecli.playlists.fill import filled, summed
-from flarecli.read import refuse_repeats, resolve, select_streams
+from flarecli.read import parts_hint, refuse_repeats, resolve, select_streams
 from flarecli.redact import address_key, redact, without_user
 from flarecli.storage import Guard, Location, locate, with_reach
 from flarecli.storage.local import LocalStore
@@ -334,7 +334,7 @@ def reindex(folder: Address, *, replace: bool = False, allow_local: bool = False
         raise UnfinishedError(
             "folder contains an unfinished pack",
             where=at,
-            hint="Run the same `flare pack` command again with --resume.",
+            hint=parts_hint(at) or "Run the same `flare pack` command again with --resume.",
         )
     find(DEFAULT).repair_index(at, replace)
     return str(at / INDEX)

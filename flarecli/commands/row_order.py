@@ -40,6 +40,7 @@ __all__ = [
     "open_dataset",
     "select_rows",
     "read_rows",
+    "without_rows",
 ]
 
 _BLOCK_STEPS = 1 << 13  # steps mapped per block
@@ -253,6 +254,15 @@ def first_rows(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.Reco
     while rows > 0 and (batch := next(batches, None)) is not None:
         yield batch.slice(0, min(rows, batch.num_rows))
         rows -= batch.num_rows
+
+
+def without_rows(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    """Yield the rows after the first rows. No batch is empty."""
+    for batch in batches:
+        skipped = min(rows, batch.num_rows)
+        rows -= skipped
+        if batch.num_rows > skipped:
+            yield batch.slice(skipped)
 
 
 def last_rows(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from flarecli.lazy import named
 from flarecli.read.resolve import (
     expand,
+    parts_hint,
     place_of,
     places_of,
     read_list,
@@ -56,6 +57,7 @@ __all__ = [
     "open",
     "parse_rows",
     "parse_state",
+    "parts_hint",
     "place_of",
     "places_of",
     "positions",

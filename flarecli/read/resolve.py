@@ -22,11 +22,13 @@ from flarecli.model import Playlist, Stream
 from flarecli.names import is_url, local_path, scheme_of, shell_quoted
 from flarecli.redact import redact
 from flarecli.storage import Guard, Location, globbed, locate
+from flarecli.storage.append_log import first_entry
 from flarecli.storage.local import SCRATCH, LocalStore
 from flarecli.suggest import choose
 
 __all__ = [
     "expand",
+    "parts_hint",
     "place_of",
     "places_of",
     "read_list",
@@ -36,7 +38,6 @@ __all__ = [
 ]
 
 _UNFINISHED = (".flare/journal", ".flare/lock")  # until a pack is finished, one or both exist
-_UNPACK_JOURNAL = b'{"verb": "unpack"'  # first bytes of a `flare unpack` journal
 _MAX_LISTED = 1 << 20  # files per listing
 
 
@@ -276,20 +277,23 @@ def _refuse_unfinished(at: Location) -> None:
     else:
         is_unfinished = _can_list(str(at)) and _has_files(at / SCRATCH)
     if is_unfinished:
-        verb = "unpack" if at.is_local and _is_unpack(at / _UNFINISHED[0]) else "pack"
+        verb = "unpack" if first_entry(at / _UNFINISHED[0]).get("verb") == "unpack" else "pack"
         raise UnfinishedError(
             f"folder contains an unfinished {verb}",
             where=at,
-            hint=f"Run the same `flare {verb}` command again with --resume.",
+            hint=parts_hint(at) or f"Run the same `flare {verb}` command again with --resume.",
         )
 
 
-def _is_unpack(journal: Location) -> bool:
-    """Return whether a journal was written by `flare unpack`."""
-    try:
-        return journal.read(0, min(len(_UNPACK_JOURNAL), journal.size())) == _UNPACK_JOURNAL
-    except FlareError:
-        return False
+def parts_hint(at: Location) -> str:
+    """Return the hint for an unfinished pack whose parts are packed by `flare pack --part`.
+
+    The hint is empty for any other folder.
+    """
+    count = first_entry(at / _UNFINISHED[0]).get("parts")
+    if type(count) is not int:  # a bool is an int, too
+        return ""
+    return f"Run `flare pack … --part K/{count}` for each missing part, then `flare pack … --join`."
 
 
 def _has_files(at: Location) -> bool:

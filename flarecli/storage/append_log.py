@@ -18,12 +18,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from flarecli.errors import BusyError, FormatError, MissingError, UsageError
+from flarecli.errors import BusyError, FlareError, FormatError, MissingError, UsageError
 from flarecli.storage.base import Location, read_each
 from flarecli.storage.local import SCRATCH, LocalStore
 
-__all__ = ["AppendLog", "LogLine", "format_line", "open_log", "parse_line"]
+__all__ = ["AppendLog", "LogLine", "first_entry", "format_line", "open_log", "parse_line"]
 
+_MAX_HEAD_BYTES = 1 << 20  # maximum size of a first line, which may come from a hostile folder
 _PIECE = re.compile(r"(\d{1,9})\.json", re.ASCII)
 _APPEND = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -107,6 +108,17 @@ class AppendLog(ABC):
 def open_log(at: Location) -> AppendLog:
     """Open the log at a location, which may not exist yet. Raises ReachError if the log cannot be read."""
     return FileLog(at, at.store) if isinstance(at.store, LocalStore) else ObjectLog(at)
+
+
+def first_entry(at: Location) -> dict[str, Any]:
+    """Return the JSON object in the first line of a log; empty if it cannot be read."""
+    where = at if isinstance(at.store, LocalStore) else at / "00000.json"
+    try:
+        data = bytes(where.read(0, min(where.size(), _MAX_HEAD_BYTES)))
+    except FlareError:
+        return {}
+    head, newline, _ = data.partition(b"\n")
+    return (parse_line(head) or {}) if newline else {}
 
 
 class FileLog(AppendLog):

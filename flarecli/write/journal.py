@@ -1,6 +1,7 @@
 """The journal of a pack, with one JSON line per step. Each line is durable before the next step.
 
-    {"flare": VERSION, "format": …, "source": …, "options": …}     source and options
+    {"flare": VERSION, "format": …, "source": …, "options": …}     source and options, and `parts`:
+                                                                   N of `--part K/N`
     {"columns": [[name, encoding], …], "schema": {…}, "extensions": {…}}  once known
     {"shard": …, "rows": …, "next": …, "files": […], "failed": …}  a durable shard
 
@@ -205,6 +206,9 @@ def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
             return _difference(one, two)
         if key == "source":  # checksums would not help the user
             return _CHANGED
+        if key == "parts":
+            wanted = "" if two is None else f", not --part K/{two}"
+            return ("--part-rows" if one is None else f"--part K/{one}") + wanted
         return key_difference(key, one, two)
     return "other options"
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import itertools
 import json
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,12 @@ from flarecli.formats import find
 from flarecli.hashes import DEFAULT, digest
 from flarecli.model import File, Playlist, Stream
 from flarecli.storage import Location
+from flarecli.storage.append_log import first_entry
+from flarecli.storage.local import SCRATCH
 from flarecli.write.failures import FAILED
 from flarecli.write.target import check_streams
 
-__all__ = ["join", "part_name", "span"]
+__all__ = ["Joined", "join", "part_name", "recorded_parts", "rows_of_first", "span"]
 
 _HEX = 32  # length of the default checksum in hexadecimal digits
 _COUNTS = ("rows", "sizes", "raw_sizes")
@@ -176,8 +179,16 @@ class _Shards:
         )
 
 
-def join(at: Location, names: Iterable[str], headers: Mapping[str, Any]) -> Stream:
-    """Write the index and then the playlist for all parts in a folder; return the joined stream.
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The joined stream, and the number of failed rows for each kind of failure."""
+
+    stream: Stream
+    reasons: Mapping[str, int]
+
+
+def join(at: Location, names: Iterable[str], headers: Mapping[str, Any]) -> Joined:
+    """Write the index and then the playlist for all parts in a folder.
 
     names   folders of the parts, in the order of the rows
     raises  FormatError for an invalid playlist, or if parts have different columns
@@ -209,7 +220,25 @@ def join(at: Location, names: Iterable[str], headers: Mapping[str, Any]) -> Stre
             files.put(file)
     stream = shards.stream(headers, files)
     playlists.write(at / playlists.PLAYLIST, Playlist((stream,)))
-    return stream
+    return Joined(stream, dict(sorted(failures.reasons.items())))
+
+
+def recorded_parts(at: Location) -> int | None:
+    """Return N of the unfinished pack by `--part K/N` in a folder; None if there is no such pack."""
+    count = first_entry(at / f"{SCRATCH}/journal").get("parts")
+    return count if type(count) is int and count > 0 else None
+
+
+def rows_of_first(at: Location, joined: Stream) -> int:
+    """Return the number of rows from which the first part of a joined dataset was packed."""
+    folder = f"{part_name(0)}/"
+    rows = () if joined.rows is None else joined.rows.tolist()
+    written: int = sum(
+        count for url, count in zip(joined.urls, rows, strict=False) if url.startswith(folder)
+    )
+    failed = at / f"{folder}{FAILED}"
+    lines = failed.blocks() if f"{folder}{FAILED}" in joined.files else ()
+    return written + sum(block.count(b"\n") for block in lines)
 
 
 class _Failures:
@@ -219,6 +248,7 @@ class _Failures:
         self._at, self._before = at, 0
         # (name, number of selected rows before the part) of each part with failed rows
         self.parts: list[tuple[str, int]] = []
+        self.reasons: Counter[str] = Counter()
 
     def add(self, name: str, part: Stream) -> None:
         """Count the rows and the failed rows of a part."""
@@ -229,11 +259,12 @@ class _Failures:
         self._before += count + (0 if part.rows is None else int(part.rows.sum()))
 
     def lines(self) -> Iterator[bytes]:
-        """Yield the lines of `failed.jsonl`, in order."""
+        """Yield the lines of `failed.jsonl`, in order, and count the failed rows in `reasons`."""
         for name, before in self.parts:
             where = self._at / f"{name}/{FAILED}"
             for line in where.read(0, where.size()).splitlines():
                 entry = json.loads(line)
                 if entry["file"] is None:
                     entry["row"] += before
+                self.reasons[entry["kind"]] += 1
                 yield (json.dumps(entry) + "\n").encode()

@@ -25,6 +25,7 @@ from flarecli.formats import INDEX, INDEX_FILES, facts, find
 from flarecli.model import Stream
 from flarecli.names import bare, is_url
 from flarecli.playlists import PLAYLIST
+from flarecli.read import parts_hint
 from flarecli.storage import Location
 from flarecli.storage.local import SCRATCH
 from flarecli.write.failures import FAILED
@@ -177,7 +178,8 @@ class Target(ABC):
         return UnfinishedError(
             f"folder contains an unfinished {self.contents.noun}",
             where=self.shown,
-            hint="Run the same command with --resume, or use --overwrite to start again.",
+            hint=parts_hint(self.at)
+            or "Run the same command with --resume, or use --overwrite to start again.",
         )
 
     @abstractmethod

@@ -9,7 +9,7 @@ from flarecli import ingest
 from flarecli.arguments import address_text, address_texts, from_options
 from flarecli.commands.options import PackOptions
 from flarecli.commands.packing.media import MediaOptions
-from flarecli.commands.packing.parts import pack_parts
+from flarecli.commands.packing.parts import join_parts, pack_one_part, pack_parts
 from flarecli.commands.packing.plan import PackTask
 from flarecli.commands.packing.run import Packed, pack_task
 from flarecli.commands.packing.source import StoredColumns
@@ -86,7 +86,12 @@ def _pack(
     # check these options before anything is read or removed
     _ = task.settings, task.links, task.guard, task.nulls, task.dialect
     engines.check(options.engine)
+    _check_parts(options)
     progress = options.progress or Progress()
+    if options.join:
+        return join_parts(task, progress)
+    if options.part is not None:
+        return pack_one_part(task, progress)
     if options.part_rows is not None:
         return pack_parts(task, progress)
     if options.engine != "local":
@@ -95,3 +100,30 @@ def _pack(
             hint="Add --part-rows, such as --part-rows 100000.",
         )
     return pack_task(task, progress)
+
+
+def _check_parts(options: PackOptions) -> None:
+    """Raise UsageError for options that cannot be combined with --part or --join."""
+    if options.part is not None and options.join:
+        raise UsageError(
+            "--part and --join cannot be combined",
+            hint="Pack all parts with --part first, then run the same command with --join instead.",
+        )
+    if options.part is None and not options.join:
+        return
+    flag = "--join" if options.join else "--part"
+    if options.overwrite:
+        raise UsageError(
+            f"--overwrite and {flag} cannot be combined, because OUT contains the parts of other jobs",
+            hint="Name another folder, or remove the folder and pack all parts again.",
+        )
+    if options.part_rows is not None:
+        raise UsageError(
+            f"--part-rows and {flag} cannot be combined",
+            hint="Omit --part-rows, because N of --part K/N determines the size of a part.",
+        )
+    if options.engine != "local":
+        raise UsageError(
+            f"--engine {options.engine} and {flag} cannot be combined",
+            hint=f"Use --part-rows with --engine {options.engine}.",
+        )

@@ -2,25 +2,41 @@
 
 One index and one playlist join the parts. The result depends only on N and the source, not on the
 engine, the order in which parts are packed, or retries.
+
+`--part-rows N` packs and joins all parts. `--part K/N` packs one part in an independent job, and
+`--join` joins the parts. The journal of the whole pack is then shared by the jobs:
+
+    OUT/.flare/journal    source, options, N, and the columns that the first job inferred
+    OUT/.flare/lock       locked while a job reads or writes the journal, and by the join
+    OUT/00002/.flare/     lock and journal of the job that packs part 3/N
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
-from flarecli import __version__, encodings, ingest, sql
+from flarecli import __version__, encodings, ingest, playlists, sql
 from flarecli.commands.options import PackOptions
-from flarecli.commands.packing.plan import DOTS_NOTE, PackTask, Plan, check_keys
+from flarecli.commands.packing.plan import (
+    DOTS_NOTE,
+    PackTask,
+    Plan,
+    Selection,
+    check_keys,
+    selected,
+)
 from flarecli.commands.packing.run import (
     Estimate,
     Packed,
     ShardNotes,
+    count_selected,
     dry_run,
     estimate,
     finished_before,
@@ -29,19 +45,33 @@ from flarecli.commands.packing.run import (
     planned,
     source_record,
 )
-from flarecli.commands.packing.source import RowRequest
-from flarecli.errors import BusyError, FlareError, NoRowsError, ReachError, UsageError
+from flarecli.commands.packing.source import RowRequest, Source
+from flarecli.commands.provenance import PLACE
+from flarecli.errors import (
+    BusyError,
+    FlareError,
+    FormatError,
+    MissingError,
+    NoRowsError,
+    ReachError,
+    UnfinishedError,
+    UsageError,
+)
 from flarecli.hashes import DEFAULT
 from flarecli.model import Columns
-from flarecli.names import is_url, whole_path
+from flarecli.names import is_url, local_path, whole_path
+from flarecli.playlists import PLAYLIST
 from flarecli.progress import Progress
+from flarecli.storage import Location
+from flarecli.storage.local import LocalStore
 from flarecli.units import format_count
-from flarecli.write import Journal, claim, engines, error_of, parts
+from flarecli.write import Journal, Target, bucket_of, claim, engines, error_of, parts
 from flarecli.write.columns import reader_notes, schema_header
 
-__all__ = ["pack_part", "pack_parts"]
+__all__ = ["join_parts", "pack_one_part", "pack_part", "pack_parts"]
 
 _MAX_BUSY_S = 120.0  # maximum time to wait for a part that another process packs
+_MAX_WAIT_S = 600.0  # maximum time to wait for jobs that infer the columns, or join the parts
 _BUSY_DELAY_S = 0.5  # delay between two attempts
 _MAX_NOTES = 20  # maximum number of reported notes about parts
 
@@ -66,6 +96,29 @@ class _NoteCollector(Progress):
             self.notes.append(text)
 
 
+@dataclass(frozen=True, slots=True)
+class _Division:
+    """The division of the rows into parts. `len()` is the number of parts that have rows.
+
+    rows          number of rows to pack
+    part_rows     number of rows per part, except the last part
+    parts         N of `--part K/N`; None for `--part-rows`
+    is_selection  True: divide the selected rows; False: divide the rows of the source
+    """
+
+    rows: int
+    part_rows: int
+    parts: int | None = None
+    is_selection: bool = False
+
+    def __len__(self) -> int:
+        return -(-self.rows // self.part_rows)
+
+    def name(self, number: int) -> str:
+        """Return the name of a part for messages."""
+        return f"part {number + 1}/{self.parts}"
+
+
 def pack_parts(task: PackTask, progress: Progress) -> Packed:
     """Pack parts of `part_rows` rows of the source as separate datasets, and join them.
 
@@ -76,46 +129,22 @@ def pack_parts(task: PackTask, progress: Progress) -> Packed:
     _check_options(plan)
     if options.dry_run:
         return dry_run(plan, part_rows)
-    rows = _count(plan)
-    recorded = {**task.recorded_options(), "part_rows": part_rows}
-    record = source_record(task, source, recorded)
-    head = {
-        "flare": __version__,
-        "format": options.format,
-        "settings": asdict(task.settings),
-        "source": record[DEFAULT],
-        "options": recorded,
-    }
+    division = _Division(_count(plan), part_rows)
+    record, head = _record_and_head(plan, division)
     target = claim(task.out, resume=options.resume, overwrite=options.overwrite, guard=task.guard)
     if target.is_done:
         return finished_before(target, record, options.format)
     journal, keep = None, True  # keep the output of an earlier run if this run is rejected
     try:
-        journal = Journal(target.at, json.loads(json.dumps(head)))
+        journal = Journal(target.at, head)
         keep = journal.columns is not None
         check_keys(plan)
-        if journal.columns:
-            columns: Columns = tuple(encodings.column(*one) for one in journal.columns)
-        else:
-            sample = _sample(plan)
-            columns = sample.columns
-            journal.record_columns(
-                [(column.name, column.encoding) for column in columns],
-                schema_header(columns, sample.types, task.format.key_column),
-            )
-        common = replace(
-            task,
-            options=replace(options, limit=None, resume=True, overwrite=False, progress=None),
-            source_digest=record[DEFAULT],
-            encodings={column.name: column.encoding for column in columns},
-            types=None
-            if journal.schema is None
-            else {name: encodings.parse_type(one) for name, one in journal.schema.items()},
-            base_folder=_base_folder(task),
-        )
+        if journal.columns is None:
+            _record_columns(plan, journal)
         keep = True
-        tasks = _PartTasks(common, str(target.at), part_rows, rows)
-        done = _run(options, tasks, rows, progress, (*source.notes, DOTS_NOTE))
+        common = _common_task(task, record, journal)
+        tasks = _PartTasks(common, str(target.at), division)
+        done = _run(options, tasks, division.rows, progress, (*source.notes, DOTS_NOTE))
         if not any(done.has_rows):
             raise NoRowsError(
                 "no rows to pack",
@@ -123,7 +152,7 @@ def pack_parts(task: PackTask, progress: Progress) -> Packed:
                 hint="Check --where." if options.where else "",
             )
         names = (parts.part_name(i) for i, has_rows in enumerate(done.has_rows) if has_rows)
-        stream = parts.join(target.at, names, {"source": record})
+        stream = parts.join(target.at, names, {"source": record}).stream
     except BaseException:
         if journal is not None:
             journal.close()
@@ -131,6 +160,7 @@ def pack_parts(task: PackTask, progress: Progress) -> Packed:
         raise
     finally:
         progress.close()
+    columns = _columns(journal)
     journal.close()
     target.finish()
     return Packed(
@@ -147,22 +177,389 @@ def pack_parts(task: PackTask, progress: Progress) -> Packed:
     )
 
 
+def pack_one_part(task: PackTask, progress: Progress) -> Packed:
+    """Pack part K of N, for `--part K/N`, into its own folder. Does not write the joined dataset.
+
+    The first job writes the journal of the whole pack, with the source, the options and the
+    columns. Later jobs must have the same source and options, and use the recorded columns.
+
+    raises  UsageError for other options than those of an earlier job, or a changed source; BusyError
+            if another process packs the same part; the errors of `pack_task`
+    """
+    number, count = _part_number(task.options)
+    plan = planned(task, progress)
+    _check_options(plan)
+    division = _divided(plan, count)
+    if task.options.dry_run:
+        return _dry_run_part(plan, division, number)
+    with _hints_without_overwrite(task, division):
+        at, common = _prepare(plan, division, progress)
+        tasks = _PartTasks(common, str(at), division)
+        if number >= len(tasks):
+            return _empty_part(plan, division, number)
+        part_task = tasks[number]
+        is_packed = (at / f"{parts.part_name(number)}/{PLAYLIST}").exists()
+        if not is_packed:
+            part_task = _from_first_row(part_task, plan.source)
+        packed = pack_task(part_task, progress, Plan(part_task, plan.source, progress))
+    if is_packed:
+        progress.note(f"{division.name(number)} was already packed")
+    return packed
+
+
+def join_parts(task: PackTask, progress: Progress) -> Packed:
+    """Join the parts that `--part K/N` has packed, and write the index and the playlist.
+
+    A second call, and a call after a killed process, return the same result.
+
+    raises  UnfinishedError if a part is not packed yet; UsageError if a part was packed from another
+            source or with other options; FormatError for a key that is used twice
+    """
+    plan = planned(task, progress)
+    _check_options(plan)
+    out = _location(task)
+    count = parts.recorded_parts(out)
+    if count is None and not (out / PLAYLIST).exists():
+        raise _no_parts(out)
+    division = _Division(0, 1) if count is None else _divided(plan, count)
+    with _hints_without_overwrite(task, division):
+        if task.options.dry_run and count is not None:
+            return _dry_run_join(plan, division, out)
+        target = _claim_and_wait(task, progress)
+        if target.is_done:
+            return _joined_before(plan, target)
+        if count is None:
+            target.abandon(keep=True)
+            raise _no_parts(out)
+        return _join(plan, division, target, progress)
+
+
+def _join(plan: Plan, division: _Division, target: Target, progress: Progress) -> Packed:
+    """Check all parts, and join them in a locked target."""
+    task, journal = plan.task, None
+    try:
+        record, head = _record_and_head(plan, division)
+        journal = Journal(target.at, head)
+        tasks = _PartTasks(_common_task(task, record, journal), str(target.at), division)
+        _check_all_packed(target.at, tasks)
+        packed = [_packed_part(plan, one, progress) for one in tasks]
+        check_keys(plan)
+        names = [parts.part_name(i) for i in range(len(tasks))]
+        joined = parts.join(target.at, names, {"source": record})
+    except BaseException:
+        if journal is not None:
+            journal.close()
+        target.abandon(keep=True)
+        raise
+    finally:
+        progress.close()
+    columns = _columns(journal)
+    journal.close()
+    target.finish()
+    return _total(plan, target.playlist, packed, columns, joined.reasons)
+
+
+def _dry_run_join(plan: Plan, division: _Division, out: Location) -> Packed:
+    """Check that all parts are packed, and return their totals, without writing anything."""
+    tasks = _PartTasks(plan.task, str(out), division)
+    _check_all_packed(out, tasks)
+    packed = [_packed_part(plan, one, plan.progress) for one in tasks]
+    check_keys(plan)
+    columns = next((one.columns for one in packed if one.columns), ())
+    playlist = f"{plan.task.out.rstrip('/')}/{PLAYLIST}"
+    return replace(_total(plan, playlist, packed, columns, {}), dry_run=True)
+
+
+def _total(
+    plan: Plan,
+    playlist: str,
+    packed: Sequence[Packed],
+    columns: Columns,
+    reasons: Mapping[str, int],
+) -> Packed:
+    """Return the totals of all parts."""
+    rows = sum(one.rows for one in packed)
+    return Packed(
+        playlist,
+        plan.options.format,
+        rows,
+        sum(one.shards for one in packed),
+        sum(one.bytes for one in packed),
+        sum(one.failed for one in packed),
+        reasons,
+        columns,
+        0,
+        rows,
+    )
+
+
+def _joined_before(plan: Plan, target: Target) -> Packed:
+    """Return the result of an earlier join.
+
+    raises  UsageError if the dataset was packed from another source or with other options
+    """
+    at = target.at / PLAYLIST
+    part_rows = parts.rows_of_first(target.at, playlists.read(at).streams[0])
+    division = _Division(part_rows, max(part_rows, 1))
+    return finished_before(target, _record_and_head(plan, division)[0], plan.options.format)
+
+
+def _check_all_packed(at: Location, tasks: _PartTasks) -> None:
+    """Raise UnfinishedError with the numbers of all parts that are not packed yet."""
+    is_missing = [not (at / f"{parts.part_name(i)}/{PLAYLIST}").exists() for i in range(len(tasks))]
+    count = tasks.division.parts
+    missing = _ranges([i + 1 for i, one in enumerate(is_missing) if one])
+    if missing.isdecimal():
+        raise UnfinishedError(
+            f"part {missing}/{count} is not packed yet",
+            where=at,
+            hint=f"Run `flare pack … --part {missing}/{count}`, then `flare pack … --join`.",
+        )
+    if missing:
+        raise UnfinishedError(
+            f"{sum(is_missing)} of {len(tasks)} parts are not packed yet: {missing}",
+            where=at,
+            hint=f"Run `flare pack … --part K/{count}` for K = {missing}, then `flare pack … --join`.",
+        )
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Format ascending numbers as ranges such as `1-3,7`, as in `sbatch --array`."""
+    found = set(numbers)
+    starts = [one for one in numbers if one - 1 not in found]
+    stops = [one for one in numbers if one + 1 not in found]
+    pairs = zip(starts, stops, strict=True)
+    return ",".join(f"{one}" if one == two else f"{one}-{two}" for one, two in pairs)
+
+
+def _no_parts(out: Location) -> UnfinishedError:
+    return UnfinishedError(
+        "found no parts of this pack",
+        where=out,
+        hint="Run `flare pack … --part K/N` for each part first. If you have copied the parts, "
+        "also copy the hidden folder .flare.",
+    )
+
+
+def _packed_part(plan: Plan, task: PackTask, progress: Progress) -> Packed:
+    """Return the result of a packed part. Complete a part whose process was killed at its end.
+
+    raises  UsageError if the part was packed from another source or with other options
+    """
+    target = _claim_and_wait(task, progress)
+    if not target.is_done:
+        target.abandon(keep=True)
+        if not task.options.dry_run:
+            return pack_task(task, Progress(), Plan(task, plan.source, Progress()))
+    record = source_record(task, plan.source, task.recorded_options())
+    return finished_before(target, record, task.options.format)
+
+
+def _part_number(options: PackOptions) -> tuple[int, int]:
+    """Return the number of the part, from 0, and the number of parts."""
+    number, count = cast("tuple[int, int]", options.part)
+    if not 0 <= number < count:
+        raise UsageError(
+            f"--part: expected K/N with K from 1 to N, got {number + 1}/{count}",
+            hint="In Python, part=(0, 3) is the first of three parts, like part='1/3'.",
+        )
+    return number, count
+
+
+def _divided(plan: Plan, count: int) -> _Division:
+    """Divide the selected rows into N parts of the same size, except the last parts."""
+    options = plan.options
+    is_selection = options.where is not None or options.shuffle is not None
+    if options.where is None:
+        rows = _count(plan)
+    else:  # the keys are checked when the parts are joined
+        kept = replace(plan.task, options=replace(options, on_duplicate="keep"))
+        rows = count_selected(Plan(kept, plan.source, Progress()))
+    if not rows:
+        selects = (options.where, options.limit, options.rows) != (None, None, None)
+        raise NoRowsError(
+            "no rows to pack",
+            where=plan.source.address,
+            hint="Check --rows, --where and --limit." if selects else "",
+        )
+    return _Division(rows, -(-rows // count), count, is_selection)
+
+
+def _prepare(plan: Plan, division: _Division, progress: Progress) -> tuple[Location, PackTask]:
+    """Write the journal of the whole pack, or check it; return its folder and the common task."""
+    record, head = _record_and_head(plan, division)
+    target = _claim_and_wait(plan.task, progress)
+    if target.is_done:
+        finished_before(target, record, plan.options.format)
+        return target.at, _common_task(plan.task, record)
+    journal, keep = None, True
+    try:
+        journal = Journal(target.at, head)
+        keep = journal.columns is not None
+        if not keep:
+            kept = replace(plan.options, on_duplicate="keep")
+            rows = Selection(0, division.rows)
+            task = replace(plan.task, options=kept, selection=rows)
+            _record_columns(Plan(task, plan.source, progress), journal)
+        keep = True
+        return target.at, _common_task(plan.task, record, journal)
+    finally:
+        if journal is not None:
+            journal.close()
+        target.abandon(keep=keep)
+
+
+def _claim_and_wait(task: PackTask, progress: Progress) -> Target:
+    """Lock the target of a task, and wait for other jobs, which lock it only for a moment."""
+    stop, is_noted = time.monotonic() + _MAX_WAIT_S, False
+    while True:
+        try:
+            return claim(task.out, resume=True, guard=task.guard)
+        except BusyError as error:
+            if time.monotonic() > stop:
+                raise
+            if not is_noted:
+                progress.note(f"waiting: {error}")
+            is_noted = True
+            time.sleep(_BUSY_DELAY_S)
+
+
+def _location(task: PackTask) -> Location:
+    """Return the folder of the target, without locking or creating it."""
+    bucket = bucket_of(task.out, task.guard)
+    if bucket is not None:
+        return bucket
+    path = local_path(task.out).rstrip("/") or "/"
+    return Location(LocalStore(whole_path(path), path, maps=False))
+
+
+@contextlib.contextmanager
+def _hints_without_overwrite(task: PackTask, division: _Division) -> Iterator[None]:
+    """Replace hints that recommend --overwrite, which cannot replace single parts."""
+    out = str(_location(task)).rstrip("/")
+    try:
+        yield
+    except UnfinishedError:
+        raise
+    except (UsageError, MissingError, FormatError) as error:
+        address = error.address.rstrip("/")
+        if address == out:
+            hint = "Use the same source and options for all parts, or name another folder."
+            raise error.changed(hint=hint) from None
+        folder = address.removeprefix(f"{out}/").partition("/")[0]
+        is_joined = division.parts is None or (_location(task) / PLAYLIST).exists()
+        if address.startswith(f"{out}/") and folder.isdecimal() and not is_joined:
+            name = f"--part {int(folder) + 1}/{division.parts}"
+            hint = f"Move the folder {folder} elsewhere, and run `flare pack … {name}` again."
+            raise error.changed(hint=hint) from None
+        raise
+
+
+def _from_first_row(task: PackTask, source: Source) -> PackTask:
+    """Return a task that reads its range of the selected rows from the first row of the range.
+
+    Only the columns in the condition are read before this row. If the rows before it must be read
+    anyway, because they are shuffled or selected by a query, return the task unchanged.
+    """
+    span, options = task.selection, task.options
+    if span is None or options.where is None or options.shuffle is not None:
+        return task
+    kept = replace(options, on_duplicate="keep", limit=None)
+    plan = Plan(replace(task, options=kept, selection=None), source, Progress())
+    if plan.is_statement or not source.is_run:
+        return task
+    skipped = 0
+    for batch in selected(plan, keys_only=True):
+        if skipped + batch.num_rows > span.first:
+            row = batch.column(PLACE)[span.first - skipped].as_py()
+            return replace(task, selection=replace(span, row=row, skipped=span.first))
+        skipped += batch.num_rows
+    return task
+
+
+def _dry_run_part(plan: Plan, division: _Division, number: int) -> Packed:
+    tasks = _PartTasks(plan.task, plan.task.out, division)
+    if number >= len(tasks):
+        return replace(_empty_part(plan, division, number), dry_run=True)
+    return dry_run(Plan(tasks[number], plan.source, plan.progress))
+
+
+def _empty_part(plan: Plan, division: _Division, number: int) -> Packed:
+    """Return the result for a part without rows, which has no folder."""
+    plan.progress.note(
+        f"{division.name(number)} contains no rows, because {format_count(division.rows, 'row')} "
+        f"are divided into {len(division)} parts of {division.part_rows}"
+    )
+    return Packed("", plan.options.format, 0, 0, 0)
+
+
+def _record_and_head(plan: Plan, division: _Division) -> tuple[dict[str, str], dict[str, Any]]:
+    """Return the source record for the playlist, and the first line of the journal."""
+    task = plan.task
+    recorded = {**task.recorded_options(), "part_rows": division.part_rows}
+    record = source_record(task, plan.source, recorded)
+    head = {
+        "flare": __version__,
+        "format": task.options.format,
+        "settings": asdict(task.settings),
+        **({} if division.parts is None else {"parts": division.parts}),
+        "source": record[DEFAULT],
+        "options": recorded,
+    }
+    return record, json.loads(json.dumps(head))
+
+
+def _record_columns(plan: Plan, journal: Journal) -> None:
+    """Infer the columns from the first rows, and record them for all parts."""
+    sample, key = _sample(plan), plan.task.format.key_column
+    journal.record_columns(
+        [(column.name, column.encoding) for column in sample.columns],
+        schema_header(sample.columns, sample.types, key),
+    )
+
+
+def _columns(journal: Journal) -> Columns:
+    return tuple(encodings.column(*one) for one in journal.columns or ())
+
+
+def _common_task(
+    task: PackTask, record: Mapping[str, str], journal: Journal | None = None
+) -> PackTask:
+    """Return the task for all rows with what all parts share, such as the recorded columns."""
+    columns = None if journal is None else journal.columns
+    schema = None if journal is None else journal.schema
+    return replace(
+        task,
+        options=replace(task.options, resume=True, overwrite=False, progress=None),
+        source_digest=record[DEFAULT],
+        encodings=None if columns is None else dict(columns),
+        types=None
+        if schema is None
+        else {name: encodings.parse_type(one) for name, one in schema.items()},
+        base_folder=_base_folder(task),
+    )
+
+
 class _PartTasks(Sequence[PackTask]):
     """The task for each part, created on access because there may be millions of parts."""
 
-    def __init__(self, common: PackTask, out: str, part_rows: int, rows: int) -> None:
-        self._common, self._out = common, out.rstrip("/")
-        self._part_rows, self._rows = part_rows, rows
+    def __init__(self, common: PackTask, out: str, division: _Division) -> None:
+        self._common, self._out, self.division = common, out.rstrip("/"), division
 
     def __len__(self) -> int:
-        return -(-self._rows // self._part_rows)
+        return len(self.division)
 
     def __getitem__(self, number: Any) -> Any:
         if not 0 <= number < len(self):
             raise IndexError(number)
+        division, options = self.division, self._common.options
         out = f"{self._out}/{parts.part_name(number)}"
-        rows = parts.span(number, self._part_rows, self._rows)
-        return replace(self._common, options=replace(self._common.options, out=out), rows=rows)
+        rows = parts.span(number, division.part_rows, division.rows)
+        if division.is_selection:
+            return replace(
+                self._common, options=replace(options, out=out), selection=Selection(*rows)
+            )
+        return replace(self._common, options=replace(options, out=out, limit=None), rows=rows)
 
 
 @dataclass
@@ -194,6 +591,25 @@ class _Totals:
 def _check_options(plan: Plan) -> None:
     """Raise UsageError for options that need rows of several parts."""
     options = plan.options
+    if options.part_rows is not None:
+        _check_source_rows(plan)
+    flag = "--part-rows" if options.part_rows else "--join" if options.join else "--part"
+    if options.on_duplicate == "first" and plan.key is not None:
+        raise UsageError(
+            "--on-duplicate first needs the keys of all parts",
+            hint=f"Use --on-duplicate error or keep, or omit {flag}.",
+        )
+    if any(map(ingest.is_stream, plan.task.sources)):
+        raise UsageError(
+            "a stream cannot be read in parts",
+            where=plan.source.address,
+            hint="Save the stream to a file, and pack the file.",
+        )
+
+
+def _check_source_rows(plan: Plan) -> None:
+    """Raise UsageError for options that need rows of several parts if the source rows are divided."""
+    options = plan.options
     if options.shuffle is not None:
         raise UsageError(
             "--shuffle cannot be combined with --part-rows, because a shuffle needs the rows of all parts",
@@ -208,17 +624,6 @@ def _check_options(plan: Plan) -> None:
         raise UsageError(
             "--limit with --where needs the number of matching rows in all parts",
             hint="Omit --limit, --where or --part-rows.",
-        )
-    if options.on_duplicate == "first" and plan.key is not None:
-        raise UsageError(
-            "--on-duplicate first needs the keys of all parts",
-            hint="Use --on-duplicate error or keep, or omit --part-rows.",
-        )
-    if any(map(ingest.is_stream, plan.task.sources)):
-        raise UsageError(
-            "a stream cannot be read in parts",
-            where=plan.source.address,
-            hint="Save the stream to a file, and pack the file.",
         )
 
 

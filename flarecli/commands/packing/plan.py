@@ -26,7 +26,7 @@ from flarecli.commands.packing.media import (
 from flarecli.commands.packing.nulls import NullValues
 from flarecli.commands.packing.source import RowRequest, Source, StoredColumns, open_source
 from flarecli.commands.provenance import PLACE, Places
-from flarecli.commands.row_order import first_rows
+from flarecli.commands.row_order import first_rows, without_rows
 from flarecli.errors import FormatError, UnsafeError, UsageError, format_place
 from flarecli.formats import Format, find, with_option
 from flarecli.ingest import Dialect, SourceChecksum
@@ -37,12 +37,35 @@ from flarecli.storage import Guard, Limits
 from flarecli.write import Failure, Keys, Spool, fetch_links, is_empty_key, key_text, too_large
 from flarecli.write.columns import check_names
 
-__all__ = ["DOTS_NOTE", "PackTask", "Plan", "check_keys", "fetched", "parse_link", "selected"]
+__all__ = [
+    "DOTS_NOTE",
+    "PackTask",
+    "Plan",
+    "Selection",
+    "check_keys",
+    "fetched",
+    "parse_link",
+    "selected",
+]
 
 DOTS_NOTE = (
     "keys contain dots, which are stored as '_', because the extension starts at the first dot"
 )
 _NAME_OF = "name of the file in "  # prefix of internal columns that contain file names
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """A range of the selected rows: the positions `first` to `stop` after where, limit and shuffle.
+
+    row      source row at which reading may start
+    skipped  number of selected rows before this source row
+    """
+
+    first: int
+    stop: int
+    row: int = 0
+    skipped: int = 0
 
 
 @dataclass(frozen=True)
@@ -51,6 +74,7 @@ class PackTask:
 
     media          media options, created once so that all parts process media in the same way
     rows           source rows of the part, as (start, stop); None: all rows
+    selection      range of the selected rows to pack; None: all
     source_digest  checksum of the source; None: computed from the source
     encodings      column -> encoding; None: inferred from the first rows
     types          column -> Arrow type in the source, in source order; None: unknown
@@ -62,6 +86,7 @@ class PackTask:
     options: PackOptions
     media: MediaOptions
     rows: tuple[int, int] | None = None
+    selection: Selection | None = None
     source_digest: str | None = None
     encodings: Mapping[str, str] | None = None
     types: Mapping[str, pa.DataType] | None = None
@@ -187,7 +212,7 @@ class PackTask:
             access["ignore_robots_tag"] = True
         if options.user_agent:  # its words are names that X-Robots-Tag may address
             access["user_agent"] = options.user_agent
-        streams = name_list(options.streams)
+        streams, span = name_list(options.streams), self.selection
         return {
             "fetch": [[link.source, link.name] for link in self.links],
             "key": self.key,
@@ -202,6 +227,7 @@ class PackTask:
             "allow_missing": options.allow_missing,
             **({"folder_column": options.folder_column} if options.folder_column else {}),
             **({} if self.rows is None else {"rows": list(self.rows)}),
+            **({} if span is None else {"selected": [span.first, span.stop]}),
             **self.media.recorded_options(),
             **(access if options.on_error == "skip" else {}),
             **({"null_separated": True} if options.from0 else {}),
@@ -252,7 +278,8 @@ class Plan:
     def __init__(self, task: PackTask, source: Source, progress: Progress) -> None:
         self.task, self.source, self.progress = task, source, progress
         self.options, self.key = task.options, task.key
-        self.start: int = task.rows[0] if task.rows else 0
+        first_row = task.selection.row if task.selection else 0
+        self.start: int = task.rows[0] if task.rows else first_row
         self.stop: int | None = task.rows[1] if task.rows else None
         self.links = task.links
         self.duplicates = 0
@@ -417,6 +444,8 @@ def selected(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the selected rows: apply where, limit and shuffle, then reject or skip duplicate keys.
 
+    If the task packs only a range of the selected rows, only these rows are returned and checked.
+
     skip       number of selected rows to skip
     checksum   checksum to update with the source bytes that are read
     keys_only  read only the key column and the columns in the condition
@@ -441,21 +470,21 @@ def selected(
                 [pa.field(one.name, pa.string()) if one.name in unread else one for one in schema]
             )
         _, batches = sql.select(schema, batches, options.where, hidden=PLACE)
+    span = plan.task.selection
     if options.limit is not None:
-        batches = first_rows(batches, options.limit)
+        batches = first_rows(batches, options.limit - (span.skipped if span else 0))
     if options.shuffle is not None:
         batches = shuffled(batches, options.shuffle)
+    if span is not None:
+        batches = without_rows(batches, span.first - span.skipped)
+        batches = first_rows(batches, span.stop - span.first)
     if plan.key is not None and options.on_duplicate != "keep":
         batches = _distinct(batches, plan)
     if plan.row_name and plan.task.format.key_column:
         batches = _storable_keys(batches, plan)
-    for batch in batches:
-        dropped = min(skip, batch.num_rows)
-        skip -= dropped
-        if batch.num_rows > dropped:
-            renamed = [plan.renamed(name) for name in batch.schema.names]
-            rest = batch.slice(dropped)
-            yield rest if renamed == batch.schema.names else rest.rename_columns(renamed)
+    for batch in without_rows(batches, skip):
+        renamed = [plan.renamed(name) for name in batch.schema.names]
+        yield batch if renamed == batch.schema.names else batch.rename_columns(renamed)
 
 
 def _unused_columns(plan: Plan) -> list[str]:
@@ -565,7 +594,14 @@ def _duplicate(plan: Plan, key: str, row: int, earlier: int, are_source_rows: bo
         for one in (row, earlier)
     )
     place = format_place("" if earlier_file == file else earlier_file, earlier_at)
+    options = plan.options
     hint = "Use --on-duplicate first to keep only the first row of each key, or keep to keep all."
+    if options.part_rows is not None:
+        hint = "Make the keys unique, or use --on-duplicate keep."
+    elif options.part is not None or options.join:
+        hint = (
+            "Make the keys unique, or pack all parts with --on-duplicate keep into another folder."
+        )
     if earlier_file == file and row - earlier != at - earlier_at:
         # Rows of a file are consecutive, so a different distance means that a file is listed twice.
         place, hint = (

@@ -60,6 +60,7 @@ __all__ = [
     "Estimate",
     "Packed",
     "ShardNotes",
+    "count_selected",
     "dry_run",
     "estimate",
     "finished_before",
@@ -147,9 +148,12 @@ def _real_address(address: str) -> str:
     return (os.path.realpath(whole_path(local_path(address))) if is_path else address).rstrip("/")
 
 
-def pack_task(task: PackTask, progress: Progress) -> Packed:
-    """Pack the rows of a task. Raises the errors of `pack`."""
-    plan, options = planned(task, progress), task.options
+def pack_task(task: PackTask, progress: Progress, plan: Plan | None = None) -> Packed:
+    """Pack the rows of a task. Raises the errors of `pack`.
+
+    plan  plan of the task; None: open the source and report its notes
+    """
+    plan, options = plan or planned(task, progress), task.options
     source, recorded = plan.source, task.recorded_options()
     if options.dry_run:
         return dry_run(plan)
@@ -269,6 +273,8 @@ def _write(
 
 
 def _expected_rows(plan: Plan) -> int | None:
+    if (span := plan.task.selection) is not None:
+        return span.stop - span.first
     rows = plan.known_rows if plan.options.where is None else None
     return rows if rows is None or plan.options.limit is None else min(rows, plan.options.limit)
 
@@ -377,6 +383,7 @@ def finished_before(target: Target, record: Mapping[str, Any], format: str) -> P
         )
     rows = int(stream.rows.sum()) if stream.rows is not None else 0
     size = int(stream.sizes.sum()) if stream.sizes is not None else 0
+    size += sum(file.size or 0 for companions in stream.parts for file in companions)
     failed = stream.files.get(FAILED)
     count = sum(block.count(b"\n") for block in (at.folder / failed.name).blocks()) if failed else 0
     columns = stream.columns or ()
@@ -447,7 +454,7 @@ def dry_run(plan: Plan, part_rows: int | None = None) -> Packed:
 def estimate(plan: Plan, part_rows: int | None = None) -> Estimate:
     """Convert the first rows, and estimate the total size from these rows."""
     format, settings = plan.task.format, plan.task.settings
-    rows = _selected_rows(plan)
+    rows = count_selected(plan)
     duplicates = plan.duplicates  # in all rows; `fetched` adds duplicates in the first rows again
     typed: ColumnConverter | None = None
     columns: Columns = ()
@@ -504,10 +511,12 @@ def estimate(plan: Plan, part_rows: int | None = None) -> Estimate:
     )
 
 
-def _selected_rows(plan: Plan) -> int:
+def count_selected(plan: Plan) -> int:
     """Return the number of selected rows; read all rows only if the number is not known."""
     where, limit, rows = plan.options.where, plan.options.limit, None
     if not plan.key or plan.options.on_duplicate == "keep":
+        if (span := plan.task.selection) is not None:
+            return span.stop - span.first
         if where is None:
             rows = plan.known_rows
         elif plan.task.rows is None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -624,3 +625,47 @@ def test_a_resumed_pack_into_a_bucket_downloads_nothing_twice(s3, server, tmp_pa
     assert sorted(server.requested) == sorted([*range(SPOOLED_ROWS), STUCK])
     assert main(command("whole")[3:]) == 0
     assert objects(f"{s3}/out") == objects(f"{s3}/whole")
+
+
+def test_part_jobs_that_start_at_the_same_time_are_joined_to_the_objects_of_one_pack(
+    s3, index, tmp_path
+):
+    out, given = f"{s3}/jobs", {"on_error": "skip", "encode": {"bad": "int"}, "shard_rows": 60}
+    with ThreadPoolExecutor(4) as pool:
+        jobs = [
+            pool.submit(commands.pack, index, out, part=f"{number}/3", **given)
+            for number in (1, 2, 3, 3)
+        ]
+        ended = [job.exception() or job.result().failed for job in jobs]
+    busy = [one for one in ended if isinstance(one, BusyError)]  # part 3/3 has two jobs
+    assert [one for one in ended if one not in busy][:3] == [1, 1, 0]
+    assert len(busy) <= 1
+    with pytest.raises(UnfinishedError) as caught:
+        commands.inspect(out)
+    assert caught.value.hint == (
+        "Run `flare pack … --part K/3` for each missing part, then `flare pack … --join`."
+    )
+    with ThreadPoolExecutor(2) as pool:
+        joins = [pool.submit(commands.pack, index, out, join=True, **given) for _ in range(2)]
+        assert [(one.result().rows, one.result().failed) for one in joins] == [(ROWS - 2, 2)] * 2
+    commands.pack(index, str(tmp_path / "one"), part_rows=134, **given)
+    assert objects(out) == objects(str(tmp_path / "one"))
+
+
+def test_a_part_killed_in_a_bucket_is_continued_by_the_same_command(s3, index, tmp_path):
+    out = f"{s3}/killed"
+    argv = [sys.executable, "-m", "flarecli", "pack", index, out, "--part", "1/2", "-q"]
+    argv += ["--shard-rows", "10", "--on-error", "skip"]
+    process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    stop = time.monotonic() + 60
+    while not (locate(out) / "00000/shard.00003.mds").exists() and time.monotonic() < stop:
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    for number in (1, 2):
+        packed = commands.pack(index, out, part=f"{number}/2", shard_rows=10, on_error="skip")
+        assert (packed.resumed_rows > 0) == (number == 1)
+    commands.pack(index, out, join=True, shard_rows=10, on_error="skip")
+    commands.pack(index, str(tmp_path / "one"), part_rows=200, shard_rows=10, on_error="skip")
+    assert objects(out) == objects(str(tmp_path / "one"))
