@@ -1,28 +1,28 @@
 """External shuffle: sort rows by a random sort key.
 
 The order depends only on the seed and the row numbers. If all rows fit in memory, they are sorted
-in memory. Otherwise, rows are distributed to temporary files by the first bits of their sort keys,
-and each file is sorted.
+in memory. Otherwise, the first bits of the sort keys distribute the rows to the parts of a temporary
+file, and each part is sorted.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import tempfile
 from collections.abc import Iterable, Iterator
-from typing import IO
 
 import numpy as np
 import pyarrow as pa
 
 from flarecli.model import IntArray
 from flarecli.read import positions
-from flarecli.storage import files_limit
 from flarecli.storage.local import temporary_file_error
 
 __all__ = ["shuffled"]
 
-_MEMORY_BYTES = 128 << 20  # maximum size of rows sorted in memory
-_MAX_FILE_BITS, _KEY_BITS = 8, 62  # sort key bits: maximum that select a file; total
+_MEMORY_BYTES = 32 << 20  # maximum size of rows sorted in memory
+_PART_BITS, _KEY_BITS = 8, 62  # sort key bits: those that select a part of the file; total
 _BATCH_ROWS = 8192
 _SORT_KEY = "place in the order"  # name of the last column
 
@@ -35,32 +35,32 @@ def shuffled(
     batches       batches with one schema, in a reproducible order
     memory_bytes  maximum size of rows in memory; the order does not depend on this limit
     return        batches of at most 8,192 rows
-    raises        ReachError if the temporary files cannot be written
+    raises        ReachError if the temporary file cannot be written
     """
     buffered: list[pa.RecordBatch] = []
     size = row = 0
-    files: _Files | None = None
+    file: _SortFile | None = None
     try:
         for batch in batches:
             keys = positions(np.arange(row, row + batch.num_rows), 1 << _KEY_BITS, seed)
             row += batch.num_rows
             if buffered and size + batch.nbytes > memory_bytes:
-                files = files or _Files(buffered[0].schema)
-                files.write(_joined(buffered))
+                file = file or _SortFile()
+                file.write(_joined(buffered))
                 size = 0
             buffered.append(batch.append_column(_SORT_KEY, pa.array(keys)))
             size += buffered[-1].nbytes
             del batch  # release the batch, which the loop would keep until the next iteration
-        if files is None:
+        if file is None:
             yield from _sorted(buffered)
             return
         if buffered:
-            files.write(_joined(buffered))
-        for part in files.parts():
+            file.write(_joined(buffered))
+        for part in file.parts():
             yield from _sorted(part)
     finally:
-        if files is not None:
-            files.close()
+        if file is not None:
+            file.close()
 
 
 def _joined(buffered: list[pa.RecordBatch]) -> pa.Table:
@@ -91,51 +91,54 @@ def _sorted(buffered: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from part.combine_chunks().to_batches()
 
 
-class _Files:
-    """Unnamed temporary files for batches, one for each value of the first bits of the sort key.
+class _SortFile:
+    """An unnamed temporary file for batches, in parts that the first bits of the sort key select.
 
-    All files are open at the same time, so the limit on open files bounds the number of bits.
+    Each call of `write` appends a segment for each part: an IPC stream, or nothing.
     """
 
-    def __init__(self, schema: pa.Schema) -> None:
-        self._bits = (files_limit(2 << _MAX_FILE_BITS) // 2).bit_length() - 1
-        self._files: list[IO[bytes]] = []
-        self._writers: list[pa.RecordBatchStreamWriter] = []
+    def __init__(self) -> None:
+        # for each call of `write`: int64 [parts + 1], the offset of each segment, and the end
+        self._offsets: list[IntArray] = []
         try:
-            for _ in range(1 << self._bits):
-                self._files.append(tempfile.TemporaryFile(prefix="flare-"))  # noqa: SIM115 - closed by `close`
-                self._writers.append(pa.ipc.new_stream(self._files[-1], schema))
+            self._file = tempfile.TemporaryFile(prefix="flare-")  # noqa: SIM115 - closed by `close`
         except OSError as error:
-            self.close()
             raise temporary_file_error(error, "the shuffle") from None
 
     def write(self, table: pa.Table) -> None:
-        """Write each row to its file, in order."""
-        file_numbers = _sort_keys(table) >> (_KEY_BITS - self._bits)
-        order = np.argsort(file_numbers, kind="stable")
-        ends = np.searchsorted(file_numbers[order], np.arange(1 << self._bits), "right")
-        start = 0
+        """Append each row to its part, in order."""
+        numbers = _sort_keys(table) >> (_KEY_BITS - _PART_BITS)
+        order = np.argsort(numbers, kind="stable")
+        ends = np.searchsorted(numbers[order], np.arange(1 << _PART_BITS), "right")
+        offsets, start = [self._file.tell()], 0
         try:
-            for writer, end in zip(self._writers, ends, strict=True):
-                if end > start:  # copy the rows of one file at a time to limit memory
-                    writer.write_table(table.take(pa.array(order[start:end])))
+            for end in ends.tolist():
+                if end > start:  # copy the rows of one part at a time to limit memory
+                    rows = table.take(pa.array(order[start:end]))
+                    with pa.ipc.new_stream(self._file, table.schema) as writer:
+                        writer.write_table(rows)
+                offsets.append(self._file.tell())
                 start = end
         except OSError as error:
             raise temporary_file_error(error, "the shuffle") from None
+        self._offsets.append(np.array(offsets))
 
     def parts(self) -> Iterator[list[pa.RecordBatch]]:
-        """Yield the batches of each file, and then close the file."""
-        for file, writer in zip(self._files, self._writers, strict=True):
+        """Yield the batches of each part. Call `write` only before the first part is read."""
+        for number in range(1 << _PART_BITS):
+            batches: list[pa.RecordBatch] = []
             try:
-                writer.close()
-                file.seek(0)
-                with pa.ipc.open_stream(file) as reader:
-                    batches = list(reader)
+                self._file.flush()
+                for offsets in self._offsets:
+                    start, stop = offsets[number : number + 2].tolist()
+                    if stop > start:
+                        data = os.pread(self._file.fileno(), stop - start, start)
+                        batches += pa.ipc.open_stream(data)
             except OSError as error:
                 raise temporary_file_error(error, "the shuffle") from None
             yield batches
-            file.close()
 
     def close(self) -> None:
-        for file in self._files:
-            file.close()
+        """Remove the file."""
+        with contextlib.suppress(OSError):  # of a failed write, which was raised already
+            self._file.close()

@@ -161,7 +161,7 @@ def _merged(runs: Sequence[_Run], step: int) -> Iterator[Records]:
         if not len(part):
             return
         unmerged = [one[count:] for one, count in zip(unmerged, counts, strict=True)]
-        yield part.take(np.argsort(part["hash"], kind="stable"))  # faster than an index
+        yield part.take(np.argsort(part["hash"]))  # faster than an index
 
 
 def _joined(parts: Iterable[Records]) -> Records:
@@ -206,7 +206,7 @@ class _Log:
 class _BloomFilter:
     """Set of hashes that may report a hash that was not added.
 
-    Each hash sets four bits of one 64-bit word (Putze, Sanders, Singler: "Cache-, Hash- and
+    Each hash sets six bits of one 64-bit word (Putze, Sanders, Singler: "Cache-, Hash- and
     Space-Efficient Bloom Filters", 2007).
 
     bits  log2 of the number of words
@@ -234,7 +234,7 @@ class _BloomFilter:
 def _word_bits(hashes: Hashes) -> Hashes:
     one, mask = np.uint64(1), np.uint64(63)
     bits = one << (hashes & mask)
-    for shift in (6, 12, 18):
+    for shift in range(6, 36, 6):
         bits |= one << ((hashes >> np.uint64(shift)) & mask)
     return bits
 
@@ -311,7 +311,9 @@ class Keys:
         out = np.full(len(keys), -1, np.int64)
         at = np.flatnonzero(keys.is_valid().to_numpy(zero_copy_only=False))
         hashes, values = _hashed(keys)
-        order = np.argsort(hashes, kind="stable")
+        order = np.argsort(hashes)
+        if len(order) and (np.diff(hashes[order]) == 0).any():
+            order = np.argsort(hashes, kind="stable")  # slower
         hashes, at = hashes[order], at[order]
         values = None if values is None else values[order]
         firsts = _first_positions(hashes, values)

@@ -90,6 +90,7 @@ class Spool:
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
+        writer.keeps_rows = True
         self._at = writer.target.at
         self._files: list[_Saved] = []
         self._number = 0

@@ -70,6 +70,7 @@ class Writer:
                the errors of these shards
     playlist   write `playlist.yaml`; if False, the format's own index marks the dataset as
                complete, as in the original library
+    keeps_rows  whether the rows are kept in `unrecorded` until their shard is recorded
     unrecorded  batches of rows that are not in a recorded shard yet, in order, with the
                 position of each row in the selection
     has_large_row  whether this Writer wrote a row that is larger than a shard
@@ -108,6 +109,7 @@ class Writer:
         self._buffered_rows, self._buffered_bytes, self._header_bytes = 0, 0, 0
         # the last checked batch, and the sizes of its rows
         self._measured: tuple[pa.RecordBatch | None, IntArray] = (None, np.zeros(0, np.int64))
+        self.keeps_rows = False
         self.unrecorded = deque[tuple[pa.RecordBatch, IntArray]]()
         self._samples = _SampleBuffer()
         # keys in the unfinished shard, if the format requires unique keys
@@ -394,7 +396,8 @@ class Writer:
                 self._check_keys(batch.slice(start, stop - start), rows[start:])
                 self._is_inconsistent = True
                 part = batch.slice(start, stop - start)
-                self.unrecorded.append((part, rows[start:stop]))
+                if self.keeps_rows:
+                    self.unrecorded.append((part, rows[start:stop]))
                 self._buffered.append(part)
                 self._buffered_rows += stop - start
                 self._buffered_bytes += int(ends[stop - 1]) - before

@@ -273,7 +273,7 @@ def test_a_piece_is_read_only_when_its_rows_are_requested(tmp_path, monkeypatch)
     (tmp_path / "x.csv").write_text("n\n")
     with pytest.raises(FormatError) as caught:
         list(batches)
-    assert str(caught.value) == f"{tmp_path}/x.csv: ends at byte 2; expected at least 20000 bytes"
+    assert str(caught.value) == f"{tmp_path}/x.csv: ends at byte 2; expected at least 12500 bytes"
 
 
 def test_all_blocks_are_read_in_batches_of_bounded_length(tmp_path, monkeypatch):

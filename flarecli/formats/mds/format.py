@@ -240,14 +240,18 @@ class MDS(MosaicFormat):
         raises  ValueFitError if the shard would exceed 4 GiB
         """
         name, config = name_of(number, self.name), _config(columns, settings)
-        sizes = [_weights(columns, batch, 8 + len(config)) for batch in batches]
-        rows = sum(map(len, sizes))
-        starts = np.full(rows + 1, 8 + 4 * rows + len(config), np.int64)
-        starts[1:] += np.cumsum(np.concatenate([*sizes, np.zeros(0, np.int64)]) - 4)
-        size = int(starts[-1])
+        rows = sum(batch.num_rows for batch in batches)
+        # a table of small rows is a large part of a shard, so it is not copied
+        table = np.empty(rows + 1, "<u4")
+        table[0] = size = 8 + 4 * rows + len(config)
+        row = 1
+        for batch in batches:
+            ends = size + np.cumsum(_weights(columns, batch, 8 + len(config)) - 4)
+            table[row : row + len(ends)] = ends
+            row, size = row + len(ends), int(ends[-1]) if len(ends) else size
         check_shard_size(size, self.name, at / name)
-        head = struct.pack("<I", rows) + starts.astype("<u4").tobytes() + config
-        parts = itertools.chain((head,), samples(columns, batches))
+        head = (struct.pack("<I", rows), table.view(np.uint8).data, config)
+        parts = itertools.chain(head, samples(columns, batches))
         to, file = write_file(at, name, parts, size, settings)
         return Chunk(to, rows, (file,), self.name)
 

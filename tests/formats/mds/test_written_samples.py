@@ -1,7 +1,9 @@
 """The bytes of MDS samples compared with a plain implementation."""
 
 import struct
+import tracemalloc
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -9,7 +11,9 @@ from hypothesis import strategies as st
 
 from flarecli.encodings import column, field
 from flarecli.errors import ValueFitError
-from flarecli.formats.mds.format import samples
+from flarecli.formats.mds.format import MDS, samples
+from flarecli.model import Settings
+from flarecli.storage import locate
 
 KINDS = {"a": "int", "b": "bytes", "c": "uint16", "d": "float32", "e": "str", "f": "int8"}
 ROWS = st.lists(
@@ -89,3 +93,18 @@ def test_a_field_of_fixed_size_must_have_that_size():
     assert b"".join(samples(columns, [batch.slice(0, 1)])) == b"1234"
     with pytest.raises(ValueFitError, match="^column 'a': expected 4 bytes$"):
         list(samples(columns, [batch]))
+
+
+def test_a_shard_of_small_rows_is_written_with_one_copy_of_its_table(tmp_path):
+    """The table has 4 bytes per row; int64 offsets and copies of them would take 32 bytes."""
+    batch = pa.record_batch(
+        [pa.array(np.arange(8192))], schema=pa.schema([field(column("a", "int"))])
+    )
+    rows = 64 * batch.num_rows
+    tracemalloc.start()
+    try:
+        MDS().write_shard(locate(str(tmp_path)), 0, (column("a", "int"),), [batch] * 64, Settings())
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert 4 * rows < peak < 8 * rows

@@ -1,0 +1,265 @@
+"""Measure the memory and CPU time of packing tables of 20,000,000 rows, and of reading the result.
+
+    python benchmarks/table_memory.py [--rows 20000000] [--only NAME,…] [--folder FOLDER]
+
+The columns are int64, float64 and a short text. Each kind of table is packed as MDS without options; some kinds also with --shuffle,
+--key, --where and --limit. Peaks are read from /proc/PID/status every 5 ms: `resident` includes the mapped pages of libraries and
+of shards, `anonymous` is the memory that no file backs. The first line is the baseline: a process that only imports the libraries.
+
+The exit code is 1 if a command fails, or if the anonymous memory is above its limit. The limit does not depend on the number of rows,
+except for --key, which keeps a part of its index in memory.
+"""
+
+import argparse
+import gzip
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.feather
+import pyarrow.parquet as pq
+from measure import FLARE
+
+LIMIT_BYTES, KEY_BYTES = 200_000_000, 5  # limit; addition per row for --key
+CHUNK_ROWS = 1_000_000
+BATCH_ROWS = 1 << 16  # rows per batch of an Arrow file or stream, as in Feather files of pyarrow
+INTERVAL_S = 0.005
+SCHEMA = pa.schema([("id", pa.int64()), ("score", pa.float64()), ("name", pa.string())])
+LIBRARIES = (
+    "import duckdb, numpy, pyarrow, pyarrow.compute, pyarrow.csv, pyarrow.json, pyarrow.parquet"
+)
+OPTIONS = {
+    "shuffle": ["--shuffle", "7"],
+    "key": ["--key", "id"],
+    "where": ["--where", "id % 2 = 0"],
+    "limit": ["--limit", "{half}"],
+}
+WITH_OPTIONS = ("parquet", "arrow stream", "csv", "jsonl")
+
+
+class Peak(NamedTuple):
+    """Exit code; peak of resident and of anonymous memory in bytes; CPU and wall-clock seconds."""
+
+    code: int
+    resident: int
+    anonymous: int
+    cpu: float
+    wall: float
+
+
+def measured(argv: list[str], stdin: Path | None = None) -> Peak:
+    """Run a program to its end, without its output."""
+    began = time.perf_counter()
+    with open(stdin or os.devnull, "rb") as source:
+        child = subprocess.Popen(argv, stdin=source, stdout=subprocess.DEVNULL)
+    resident = anonymous = 0
+    while True:
+        pid, status, used = os.wait4(child.pid, os.WNOHANG)
+        if pid:
+            break
+        fields = dict(
+            line.split(":", 1)
+            for line in Path(f"/proc/{child.pid}/status").read_text().splitlines()
+        )
+        if "VmHWM" in fields:
+            resident = max(resident, kilobytes(fields["VmHWM"]))
+            anonymous = max(anonymous, kilobytes(fields["RssAnon"]))
+        time.sleep(INTERVAL_S)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    wall = time.perf_counter() - began
+    return Peak(child.returncode, resident, anonymous, used.ru_utime + used.ru_stime, wall)
+
+
+def kilobytes(text: str) -> int:
+    return int(text.split()[0]) * 1024
+
+
+def tables(rows: int) -> Iterator[pa.Table]:
+    for start in range(0, rows, CHUNK_ROWS):
+        ids = np.arange(start, min(rows, start + CHUNK_ROWS))
+        texts = pc.binary_join_element_wise("row", pa.array(ids).cast(pa.string()), " ")
+        scores = np.random.default_rng(start).random(len(ids))
+        yield pa.table([ids, scores, texts], schema=SCHEMA)
+
+
+def write_parquet(path: Path, rows: int) -> None:
+    with pq.ParquetWriter(path, SCHEMA, write_page_checksum=True) as writer:
+        for table in tables(rows):
+            writer.write_table(table)
+
+
+def write_one_group(path: Path, rows: int) -> None:
+    table = pa.concat_tables(tables(rows))
+    pq.write_table(table, path, row_group_size=rows, write_page_checksum=True)
+
+
+def write_arrow(path: Path, rows: int) -> None:
+    with pa.ipc.new_file(path, SCHEMA) as writer:
+        for table in tables(rows):
+            writer.write_table(table, BATCH_ROWS)
+
+
+def write_stream(path: Path, rows: int) -> None:
+    with pa.ipc.new_stream(path, SCHEMA) as writer:
+        for table in tables(rows):
+            writer.write_table(table, BATCH_ROWS)
+
+
+def write_feather(path: Path, rows: int) -> None:
+    pyarrow.feather.write_feather(pa.concat_tables(tables(rows)), str(path))
+
+
+def write_csv(path: Path, rows: int) -> None:
+    with open_text(path) as file:
+        options = pa.csv.WriteOptions(delimiter="\t" if path.suffix == ".tsv" else ",")
+        with pa.csv.CSVWriter(file, SCHEMA, write_options=options) as writer:
+            for table in tables(rows):
+                writer.write_table(table)
+
+
+def write_jsonl(path: Path, rows: int) -> None:
+    with open_text(path) as file:
+        for table in tables(rows):
+            file.write(json_lines(table, b"\n"))
+            file.write(b"\n")
+
+
+def write_array(path: Path, rows: int) -> None:
+    with open_text(path) as file:
+        separator = b"["
+        for table in tables(rows):
+            file.write(separator)
+            file.write(json_lines(table, b","))
+            separator = b","
+        file.write(b"]")
+
+
+def json_lines(table: pa.Table, separator: bytes) -> bytes:
+    texts = [column.cast(pa.string()) for column in table.columns]
+    pieces = ['{"id":', texts[0], ',"score":', texts[1], ',"name":"', texts[2], '"}']
+    lines = pc.binary_join_element_wise(*pieces, "")
+    return separator.join(line.encode() for line in lines.to_pylist())
+
+
+def open_text(path: Path) -> IO[bytes]:
+    if path.suffix == ".gz":
+        return gzip.open(path, "wb", 1)  # type: ignore[return-value]
+    if path.suffix == ".zst":
+        return pa.output_stream(path, compression="zstd")  # type: ignore[no-any-return]
+    return path.open("wb")
+
+
+def write_list(path: Path, rows: int) -> None:
+    names = []
+    for number, table in enumerate(tables(rows)):
+        names.append(f"{path.stem}.{number:03}.parquet")
+        pq.write_table(table, path.with_name(names[-1]), write_page_checksum=True)
+    path.write_text("".join(f"{name}\n" for name in names))
+
+
+class Kind(NamedTuple):
+    """File name and writer of a kind of table; whether it is piped to standard input."""
+
+    file: str
+    write: Callable[[Path, int], None]
+    is_piped: bool = False
+
+
+KINDS = {
+    "parquet": Kind("groups.parquet", write_parquet),
+    "parquet, one row group": Kind("one.parquet", write_one_group),
+    "arrow file": Kind("file.arrow", write_arrow),
+    "arrow stream": Kind("stream.arrows", write_stream),
+    "feather": Kind("table.feather", write_feather),
+    "csv": Kind("table.csv", write_csv),
+    "tsv": Kind("table.tsv", write_csv),
+    "csv.gz": Kind("table.csv.gz", write_csv),
+    "jsonl": Kind("table.jsonl", write_jsonl),
+    "jsonl.zst": Kind("table.jsonl.zst", write_jsonl),
+    "json array": Kind("array.json", write_array),
+    "list of parquet files": Kind("tables.txt", write_list),
+    "csv from stdin": Kind("table.csv", write_csv, True),
+    "arrow from stdin": Kind("stream.arrows", write_stream, True),
+}
+
+
+class Report:
+    """The lines printed so far, of which some may be above their limit."""
+
+    def __init__(self) -> None:
+        self.failed: list[str] = []
+        print(f"{'task':32} {'resident':>8} {'anonymous':>10} {'limit':>8} {'CPU':>8} {'wall':>8}")
+
+    def add(self, name: str, peak: Peak, limit: float = LIMIT_BYTES) -> None:
+        problem = f"exit {peak.code}" if peak.code else "above" if peak.anonymous > limit else ""
+        print(
+            f"{name:32} {peak.resident / 1e6:5.0f} MB {peak.anonymous / 1e6:7.0f} MB"
+            f" {limit / 1e6:5.0f} MB {peak.cpu:6.1f} s {peak.wall:6.1f} s  {problem}",
+            flush=True,
+        )
+        if problem:
+            self.failed.append(name)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rows", type=int, default=20_000_000)
+    parser.add_argument("--only", default="", help="parts of task names, separated by commas")
+    parser.add_argument("--folder", type=Path, help="folder for tables; existing tables are used")
+    options = parser.parse_args()
+    rows = options.rows
+    scratch = tempfile.mkdtemp(dir=options.folder)
+    folder: Path = options.folder or Path(scratch)
+    packed = f"{scratch}/packed"
+
+    def selects(name: str) -> bool:
+        return not options.only or any(part in name for part in options.only.split(","))
+
+    report = Report()
+    try:
+        report.add("import of the libraries", measured([sys.executable, "-c", LIBRARIES]))
+        for kind, (file, write, is_piped) in KINDS.items():
+            variants = {kind: list[str]()}
+            if kind in WITH_OPTIONS:
+                for option, argv in OPTIONS.items():
+                    variants[f"{kind}, --{option}"] = argv
+            path = folder / file
+            for name, argv in variants.items():
+                if not selects(name):
+                    continue
+                if not path.exists():
+                    write(path, rows)
+                argv = [one.format(half=rows // 2) for one in argv]
+                source = "-" if is_piped else str(path)
+                limit = LIMIT_BYTES + KEY_BYTES * rows * ("--key" in argv)
+                command = [FLARE, "pack", source, packed, "--overwrite", "-q", *argv]
+                report.add(name, measured(command, path if is_piped else None), limit)
+        if selects("cat") or selects("verify"):
+            path = folder / KINDS["parquet"].file
+            if not path.exists():
+                write_parquet(path, rows)
+            subprocess.run([FLARE, "pack", path, packed, "--overwrite", "-q"], check=True)
+        for name in ("cat", "verify"):
+            if selects(name):
+                report.add(name, measured([FLARE, name, packed]))
+    finally:
+        shutil.rmtree(scratch)
+    for name in report.failed:
+        print(f"failed: {name}")
+    return int(bool(report.failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
