@@ -1,7 +1,7 @@
 """Options are declared once: the functions, the command line and the docs agree with the declarations."""
 
-import importlib.util
 import inspect
+import runpy
 from pathlib import Path
 
 import pytest
@@ -24,10 +24,8 @@ OPTIONS = {
 
 
 def test_the_option_tables_of_the_docs_are_current():
-    spec = importlib.util.spec_from_file_location("option_tables", DOCS / "option_tables.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    assert (DOCS / "options.md").read_text() == module.page()
+    tables = runpy.run_path(str(DOCS / "option_tables.py"))
+    assert (DOCS / "options.md").read_text() == tables["page"]()
 
 
 @pytest.mark.parametrize("name", OPTIONS)

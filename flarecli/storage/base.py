@@ -27,14 +27,15 @@ __all__ = [
     "Limits",
     "Locate",
     "Location",
-    "Part",
     "MAX_DEPTH",
+    "Part",
     "REQUEST_BYTES",
     "SHORT_HINT",
     "Store",
     "Written",
     "bytewise",
     "cut",
+    "file_address_error",
     "join_near",
     "read_each",
     "resolve",
@@ -600,13 +601,21 @@ def resolve(store: Store, home: str, path: str, url: str, guard: Guard) -> Locat
         if scheme in ("s3", "gs", "az"):
             return guard.locate(url, guard, is_remote=True)
         if not guard.allow_local:
-            what = (
-                "data from the network must not contain file:// addresses"
-                if scheme == "file"
-                else f"{redact(url)} is not in {home.rstrip('/')}"
+            if scheme == "file":
+                raise file_address_error(where)
+            raise UnsafeError(
+                f"{redact(url)} is not in {home.rstrip('/')}", where=where, hint=ALLOW_LOCAL_HINT
             )
-            raise UnsafeError(what, where=where, hint=ALLOW_LOCAL_HINT)
         return guard.locate(url, guard)
     if guard.allow_local and (url.startswith("/") or ".." in url.split("/")):
         return Location(store, posixpath.normpath(posixpath.join("/", path, url)).lstrip("/"))
     return Location(store, store.child(path, check_name(bare(url), where=where)))
+
+
+def file_address_error(where: str) -> UnsafeError:
+    """Return the error for a `file://` address in data of a remote store."""
+    return UnsafeError(
+        "data from the network must not contain file:// addresses",
+        where=where,
+        hint=ALLOW_LOCAL_HINT,
+    )

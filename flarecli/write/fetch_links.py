@@ -195,7 +195,7 @@ class _Fetcher:
         spool: Spool | None,
     ) -> None:
         self._links, self._key, self._allow_empty = links, key, allow_empty
-        self._obeys_robots_tag, self._any_disallowed = not ignore_robots_tag, False
+        self._obeys_robots_tag, self._robots_hint = not ignore_robots_tag, ""
         self._guard, self._limits, self._spool = guard, limits, spool
         self._may_be_page = [
             (link.encoding or "").partition(":")[0] in ("str", "json") for link in links
@@ -291,8 +291,8 @@ class _Fetcher:
         """Yield the notes about all transfers."""
         for hint in self._hints:
             yield f"rows failed because of a private address: {hint[:1].lower()}{hint[1:]}"
-        if self._any_disallowed:
-            yield "rows failed because of X-Robots-Tag: use --ignore-robots-tag to download such objects"
+        if hint := self._robots_hint:
+            yield f"rows failed because of X-Robots-Tag: {hint[:1].lower()}{hint[1:].removesuffix('.')}"
         if self._engine is not None and self._engine.budget_exhausted:
             yield "the retry budget was used up: later transient errors were not retried"
         if self._engine is not None and self._engine.without_length:
@@ -444,7 +444,8 @@ class _Fetcher:
                 raise RuntimeError(outcome.message)  # a bug must not become a failed row
             if outcome.kind == "unsafe" and outcome.hint and len(self._hints) < MAX_SHOWN_HINTS:
                 self._hints[outcome.hint] = None
-            self._any_disallowed |= outcome.kind == "robots"
+            if outcome.kind == "robots":
+                self._robots_hint = outcome.hint
             message = f"{redact(part.request.urls[place])}: {outcome.message}"
             return LinkFailure(outcome.kind, redact_text(message), outcome.hint)
         if isinstance(outcome, FetchedLink):

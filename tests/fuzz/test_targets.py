@@ -1,28 +1,16 @@
 """Every parser reads its seeds, and refuses damaged ones with a FlareError and nothing else."""
 
-import importlib.util
 import random
-import sys
 from pathlib import Path
 
 import pytest
 
 from flarecli.errors import FlareError
+from tests.fuzz.targets import TARGETS
 
 HERE = Path(__file__).parent
 MUTATIONS = 150
 NUMBERS = (b"\0\0\0\0", b"\xff\xff\xff\xff", b"\xff\xff\xff\x7f", b"\0\0\0\x80", b"\x01\0\0\0")
-
-
-def load():
-    spec = importlib.util.spec_from_file_location("fuzz_targets", HERE / "targets.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module.TARGETS
-
-
-TARGETS = load()
 
 
 def mutate(data, chance):

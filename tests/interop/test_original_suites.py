@@ -3,18 +3,15 @@
 ORIGINAL_TESTS names a folder with checkouts of the originals.
 """
 
-import importlib.util
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).with_name("original_suites.py")
-_spec = importlib.util.spec_from_file_location("original_suites", SCRIPT)
-suites = sys.modules["original_suites"] = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(suites)
+from tests.interop import original_suites as suites
+
+SCRIPT = Path(suites.__file__)
 Result, Listed, Suite = suites.Result, suites.Listed, suites.Suite
 
 PASSES, FAILS = Result("passed", True), Result("failed", True, "ValueError: no")

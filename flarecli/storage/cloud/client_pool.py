@@ -34,7 +34,7 @@ _CONNECT_S = 10
 MAX_CLIENTS = 64  # maximum number of shared clients per process
 MAX_OUTAGES = 1024  # maximum number of services whose availability is recorded
 _shared: dict[tuple[int, bytes], Any] = {}  # (process id, digest of the configuration) -> client
-_outages: dict[tuple[str, Limits], Outage] = {}
+_outages: dict[tuple[str, int, float], Outage] = {}
 
 
 def close_shared() -> None:
@@ -191,10 +191,13 @@ class Outage:
 
     The library itself retries for several seconds. After that, `wait` allows further attempts if the service has
     responded before.
+
+    retries     0 for no further attempts
+    deadline_s  maximum time from the first attempt to the last
     """
 
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
+    def __init__(self, retries: int, deadline_s: float) -> None:
+        self._retries, self._deadline_s = retries, deadline_s
         self.was_reached = False
         self._since: float | None = None
 
@@ -209,13 +212,13 @@ class Outage:
         is_overload  whether the service responded that it is overloaded
         """
         now = time.monotonic()
-        if not (self.was_reached and self._limits.retries):
+        if not (self.was_reached and self._retries):
             return False
         since = began if is_overload else self._since or now
         if not is_overload:
             self._since = since
         delay = outage_delay(now - since)
-        if now + delay > min(since + OUTAGE_S, began + self._limits.deadline_s):
+        if now + delay > min(since + OUTAGE_S, began + self._deadline_s):
             return False
         time.sleep(delay)
         return True
@@ -226,9 +229,10 @@ def outage_of(service: str, limits: Limits) -> Outage:
 
     service  endpoint and bucket
     """
-    outage = _outages.get((service, limits))
+    key = service, limits.retries, limits.deadline_s
+    outage = _outages.get(key)
     if outage is None:
         if len(_outages) >= MAX_OUTAGES:
             _outages.clear()
-        outage = _outages.setdefault((service, limits), Outage(limits))
+        outage = _outages.setdefault(key, Outage(limits.retries, limits.deadline_s))
     return outage

@@ -101,12 +101,12 @@ class HostQueues:
         head  highest order that may start, or None for any order
         """
         best, fewest, lowest = None, 0, 0
-        limit, transfers = self._per_host, self._transfers
+        is_limited = self._per_host is not None
         for host in self._ready.values():
             order = host.waiting[0][0]
             if host.next_at > now or (head is not None and order > head):
                 continue
-            if limit is not None and transfers[host.name] >= limit:
+            if is_limited and self._is_full(host.name):
                 continue
             if best is None or host.active < fewest or (host.active == fewest and order < lowest):
                 best, fewest, lowest = host, host.active, order
@@ -162,15 +162,18 @@ class HostQueues:
 
     def has_room(self, origin: str) -> bool:
         """Return whether another transfer from the host of an origin may start."""
-        limit = self._per_host
-        return limit is None or self._transfers[host_of(origin)[0]] < limit
+        return self._per_host is None or not self._is_full(host_of(origin)[0])
 
     def blocked_host(self, now: float, head: int) -> str | None:
         """Return the name of a host at its limit for which a request with an order up to `head` waits, or None."""
-        for origin, host in self._ready.items() if self._per_host is not None else ():
-            if host.waiting[0][0] <= head and host.next_at <= now and not self.has_room(origin):
+        for host in self._ready.values() if self._per_host is not None else ():
+            if host.waiting[0][0] <= head and host.next_at <= now and self._is_full(host.name):
                 return host.name
         return None
+
+    def _is_full(self, name: str) -> bool:
+        """Return whether a host name has the maximum number of transfers."""
+        return self._per_host is not None and self._transfers[name] >= self._per_host
 
     def slow_down(self, origin: str, now: float, wait: float) -> float:
         """Pause an overloaded host for `wait` seconds; return the end time of the pause.

@@ -15,18 +15,18 @@ from itertools import islice
 from queue import SimpleQueue
 from urllib.parse import quote, urlsplit
 
-from flarecli.errors import FormatError, IntegrityError, UnsafeError, UsageError
+from flarecli.errors import FormatError, IntegrityError, UsageError
 from flarecli.names import is_url, scheme_of
 from flarecli.prefetch import get_interruptibly
 from flarecli.redact import redact
 from flarecli.storage.base import (
-    ALLOW_LOCAL_HINT,
     Entry,
     Guard,
     Location,
     Part,
     Store,
     Written,
+    file_address_error,
     split,
 )
 from flarecli.storage.http.engine import Request, shared, transfer_here
@@ -120,11 +120,7 @@ class HttpStore(Store):
     def _local(self, path: str, url: str) -> Location:
         parts = urlsplit(url)
         if not self.guard.allow_local:
-            raise UnsafeError(
-                "data from the network must not contain file:// addresses",
-                where=self.show(path),
-                hint=ALLOW_LOCAL_HINT,
-            )
+            raise file_address_error(self.show(path))
         if parts.netloc not in ("", "localhost"):
             raise UsageError("file:// with a remote host is not supported", where=self.show(path))
         return self.guard.locate(f"file://{parts.path}", self.guard)
