@@ -248,6 +248,13 @@ def moto():
 
 
 @pytest.fixture
+def in_tmp_path(tmp_path):
+    """Run a test in the folder `tmp_path`."""
+    with contextlib.chdir(tmp_path):
+        yield
+
+
+@pytest.fixture
 def web():
     server = Web()
     yield server

@@ -68,11 +68,10 @@ def test_read_filter_write_as_another_format(
 
 
 def test_relative_paths_are_relative_to_the_folder_of_the_driver(
-    cluster: None, packed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: None, packed: str, tmp_path: Path, in_tmp_path: None
 ) -> None:
     from flarecli.ray import FlareSink, FlareSource
 
-    monkeypatch.chdir(tmp_path)
     ray.data.read_datasource(
         FlareSource("mds", columns=["n"]), override_num_blocks=2
     ).write_datasink(FlareSink("out"))

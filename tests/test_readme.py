@@ -80,8 +80,7 @@ def test_the_python_in_the_readme_runs(tmp_path):
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
 
 
-def test_the_python_in_the_readme_returns_the_documented_values(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_python_in_the_readme_returns_the_documented_values(tmp_path, in_tmp_path):
     (code,) = [text for kind, text in BLOCKS if kind == "python"]
     names = {}
     exec(code, names)

@@ -128,9 +128,8 @@ def test_colliding_names_are_refused_before_the_first_file_is_written(
 )
 @pytest.mark.parametrize("target", ["out", "-"])
 def test_device_names_of_other_systems_are_refused(
-    tmp_path, capfd, monkeypatch, keys, row, said, target
+    tmp_path, capfd, in_tmp_path, keys, row, said, target
 ):
-    monkeypatch.chdir(tmp_path)
     with Writer("d", columns={"key": "str", "data": "bytes"}) as writer:
         for key in keys:
             writer.write({"key": key, "data": b"x"})
@@ -143,8 +142,7 @@ def test_device_names_of_other_systems_are_refused(
     assert len(list((tmp_path / "files").glob("*.bin"))) == len(keys)
 
 
-def test_names_similar_to_devices_are_accepted(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_names_similar_to_devices_are_accepted(tmp_path, in_tmp_path):
     keys = ["console", "com", "com10", "auxiliary.txt", "x.con", "nul_", "lpt0", ".con", "10:20:30"]
     with Writer("d", columns={"key": "str", "data": "bytes"}) as writer:
         for key in keys:
@@ -158,8 +156,7 @@ def test_names_similar_to_devices_are_accepted(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("suffix", [".mds", ".mds.zstd"])
-def test_shards_are_read_in_the_order_of_the_index(tmp_path, monkeypatch, capfd, suffix):
-    monkeypatch.chdir(tmp_path)
+def test_shards_are_read_in_the_order_of_the_index(tmp_path, in_tmp_path, capfd, suffix):
     numbers = [99_998, 99_999, 100_000, 100_001]
     with Writer(
         "d",
@@ -212,8 +209,7 @@ def test_the_hundred_thousandth_shard_has_a_unique_name(tmp_path, name):
         assert sorted(found) == found
 
 
-def test_fifos_and_devices_are_reported_without_waiting(tmp_path, capfd, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_fifos_and_devices_are_reported_without_waiting(tmp_path, capfd, in_tmp_path):
     Path("d").mkdir()
     Path("d/a.bin").write_bytes(b"a")
     os.mkfifo("d/f.bin")
@@ -252,8 +248,7 @@ def test_fifos_and_devices_are_reported_without_waiting(tmp_path, capfd, monkeyp
         assert json.loads(capfd.readouterr().out)["bin"]["bytes"] == 1
 
 
-def test_a_playlist_above_the_maximum_size_is_not_read(tmp_path, capfd, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_playlist_above_the_maximum_size_is_not_read(tmp_path, capfd, in_tmp_path):
     with open("set.yaml", "wb") as file:
         file.truncate((1 << 30) + 1)
     for args in (
@@ -271,8 +266,7 @@ def test_a_playlist_above_the_maximum_size_is_not_read(tmp_path, capfd, monkeypa
         ), args
 
 
-def test_a_playlist_that_lists_itself_is_an_error(tmp_path, capfd, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_playlist_that_lists_itself_is_an_error(tmp_path, capfd, in_tmp_path):
     for head in ("", "  headers: {format: mds}\n"):
         Path("set.yaml").write_text(f"one:\n{head}  content: [set.yaml, set.yaml]\n")
         for args in (

@@ -38,9 +38,8 @@ def data(tmp_path_factory):
 
 
 @pytest.fixture
-def here(data, tmp_path, monkeypatch):
+def here(data, tmp_path, in_tmp_path):
     """Change to a folder where `d` is the dataset, so written files would be seen."""
-    monkeypatch.chdir(tmp_path)
     os.symlink(os.path.dirname(str(data.playlists[0].at)), "d")
     return tmp_path
 

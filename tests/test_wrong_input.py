@@ -23,8 +23,7 @@ NULL = (
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def here(tmp_path, in_tmp_path):
     (tmp_path / "ok.csv").write_text("k,n,t\na,1,x\nb,2,y\nc,300,z\n")
     return tmp_path
 

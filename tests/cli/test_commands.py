@@ -412,8 +412,7 @@ def test_verify_refuses_invalid_parts_samples_and_reports(flare):
     )
 
 
-def test_verify_writes_reports_and_annotations(flare, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_verify_writes_reports_and_annotations(flare, tmp_path, in_tmp_path):
     finding = Finding("out/a.mds", "checksum", "fails its \x1bsum", "Fetch it.", row=3)
     ran = flare(
         "verify",

@@ -206,10 +206,9 @@ def test_a_missing_path_is_reported_with_similar_names(run_line, line, error, hi
     assert run_line(line) == (3, f"error: {error}\n" + (f"hint: {hint}\n" if hint else ""))
 
 
-def test_a_missing_shard_is_not_reported_as_mistyped(run_line, place, tmp_path, monkeypatch, capfd):
+def test_a_missing_shard_is_not_reported_as_mistyped(run_line, place, tmp_path, in_tmp_path, capfd):
     flarecli.pack(str(place / "first.parquet"), str(tmp_path / "out"), shard_rows=1)
     (tmp_path / "out" / "shard.00001.mds").unlink()
-    monkeypatch.chdir(tmp_path)
     assert main(["cat", "out"]) == 3
     assert capfd.readouterr().err == "error: out/shard.00001.mds: no such file or folder\n"
 
@@ -221,12 +220,11 @@ def test_a_missing_shard_is_not_reported_as_mistyped(run_line, place, tmp_path, 
         (30, "not valid JSON: Unterminated string starting at: line 1 column 14 (char 13)"),
     ],
 )
-def test_a_truncated_index_can_be_rebuilt(place, tmp_path, monkeypatch, capfd, length, message):
+def test_a_truncated_index_can_be_rebuilt(place, tmp_path, in_tmp_path, capfd, length, message):
     flarecli.pack(str(place / "first.parquet"), str(tmp_path / "out"))
     whole = (tmp_path / "out" / "index.json").read_bytes()
     (tmp_path / "out" / "playlist.yaml").unlink()
     (tmp_path / "out" / "index.json").write_bytes(whole[:length])
-    monkeypatch.chdir(tmp_path)
     assert main(["inspect", "out"]) == 4
     hint = "Fetch it again, or delete it and run `flare playlist out --reindex`."
     assert capfd.readouterr().err == f"error: out/index.json: {message}\nhint: {hint}\n"
@@ -238,9 +236,8 @@ def test_a_truncated_index_can_be_rebuilt(place, tmp_path, monkeypatch, capfd, l
     assert (tmp_path / "out" / "index.json").read_bytes() == whole
 
 
-def test_a_file_with_an_unknown_extension_is_noted(tmp_path, monkeypatch, capfd):
+def test_a_file_with_an_unknown_extension_is_noted(tmp_path, in_tmp_path, capfd):
     (tmp_path / "x.xlsx").write_text("PK")
-    monkeypatch.chdir(tmp_path)
     assert main(["pack", "x.xlsx", "out"]) == 0
     note = "x.xlsx: unknown extension; packing the whole file as one row"
     assert capfd.readouterr().err.splitlines()[0] == note

@@ -69,8 +69,7 @@ def test_a_name_that_is_not_utf_8_is_quoted_by_its_bytes():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_folders_in_suggested_commands_are_one_word(name, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_folders_in_suggested_commands_are_one_word(name, tmp_path, in_tmp_path, capsys):
     with Writer(name, columns={"id": "int"}) as writer:
         writer.write({"id": 1})
     (tmp_path / name / "playlist.yaml").unlink()
@@ -127,8 +126,7 @@ def test_columns_in_suggested_options_are_one_word(name, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_suggested_name_is_one_word(name, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_suggested_name_is_one_word(name, tmp_path, in_tmp_path, capsys):
     (tmp_path / f"dataset {name}").write_text("x")
     assert main(["inspect", f"dataset {name}s"]) == 3
     (hint,) = hints(capsys.readouterr().err)

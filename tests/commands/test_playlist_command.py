@@ -16,12 +16,11 @@ from flarecli.write import Writer
 
 
 def test_a_playlist_of_bare_shards_is_complete_and_reads_the_same_rows(
-    plain, tmp_path, monkeypatch, samples
+    plain, tmp_path, in_tmp_path, samples
 ):
     shutil.copytree(plain, tmp_path / "imgs")
     for name in ("playlist.yaml", "index.json", "failed.jsonl"):
         (tmp_path / "imgs" / name).unlink()
-    monkeypatch.chdir(tmp_path)
     text = commands.playlist(
         "imgs/*.mds", out="set.yaml", hash=["sha256", "crc32"], header=[("license", "CC0")]
     )
@@ -42,11 +41,10 @@ def test_a_playlist_of_bare_shards_is_complete_and_reads_the_same_rows(
 
 
 def test_named_sources_become_streams_and_sources_of_one_name_are_joined(
-    plain, zipped, tmp_path, monkeypatch
+    plain, zipped, tmp_path, in_tmp_path
 ):
     shutil.copytree(plain, tmp_path / "a")
     shutil.copytree(zipped, tmp_path / "b=c")
-    monkeypatch.chdir(tmp_path)
     text = commands.playlist(["images=a", "b=c", "a/shard.00000.mds", "images=a/shard.00001.mds"])
     streams = yaml.safe_load(text)
     assert list(streams) == ["images", "data"]

@@ -372,9 +372,8 @@ def test_an_unpack_lists_the_shard_and_the_row_of_failures(tmp_path, chosen):
     ids=str,
 )
 def test_a_duplicate_key_in_a_webdataset_shard_is_reported_with_its_row(
-    tmp_path, monkeypatch, chosen, place
+    tmp_path, in_tmp_path, chosen, place
 ):
-    monkeypatch.chdir(tmp_path)
     Path("a.csv").write_text("id,t\nz,0\na,1\nb,2\n")
     Path("b.csv").write_text("id,t\nc,3\nb,4\nd,5\n")
     options = {"format": "webdataset", "key": "id", "on_duplicate": "keep", **chosen}

@@ -53,9 +53,8 @@ def test_tokens_of_unusual_names_are_neither_printed_nor_stored(web, tmp_path, c
 
 @pytest.mark.parametrize("target", ["files", "-"])
 def test_keys_of_rows_that_unpack_skips_are_stored_without_secrets(
-    tmp_path, monkeypatch, capfdbinary, target
+    tmp_path, in_tmp_path, capfdbinary, target
 ):
-    monkeypatch.chdir(tmp_path)
     keys = [
         f"https://me:{TOKEN}@cdn.example/a.jpg?X-Amz-Signature={TOKEN}",
         f"s3://b/../c?sig={TOKEN}",

@@ -34,8 +34,7 @@ def damage(path):
 
 
 @pytest.mark.parametrize("spelling", ["near", "near/", "./near", "link"])
-def test_two_streams_with_the_same_local_are_rejected(tmp_path, monkeypatch, spelling):
-    monkeypatch.chdir(tmp_path)
+def test_two_streams_with_the_same_local_are_rejected(tmp_path, in_tmp_path, spelling):
     far = [written(tmp_path / name, first) for name, first in (("a", 0), ("b", 1000))]
     os.mkdir("near")
     os.symlink("near", "link")

@@ -153,9 +153,8 @@ def test_a_compressed_parquet_or_arrow_stream_is_decompressed(tmp_path):
 # -- lists
 
 
-def test_addresses_are_rows_with_a_name_and_the_contents(tmp_path, monkeypatch, web):
+def test_addresses_are_rows_with_a_name_and_the_contents(tmp_path, in_tmp_path, web):
     write_files(tmp_path, {"a/x.flac": "one", "y.flac": "two"})
-    monkeypatch.chdir(tmp_path)
     outside = tmp_path.parent / f"{tmp_path.name}.outside"
     outside.write_text("three")
     far = web.file("/z.flac?sig=secret", b"four").replace("http://", "http://me:pass@")
@@ -203,9 +202,8 @@ def test_addresses_with_newlines_are_separated_by_nul():
         (bytes(1 << 16), None),
     ],
 )
-def test_the_first_bytes_determine_the_kind(tmp_path, monkeypatch, data, kind):
+def test_the_first_bytes_determine_the_kind(tmp_path, in_tmp_path, data, kind):
     write_files(tmp_path, {"there.jpg": "", "[x].jpg": ""})
-    monkeypatch.chdir(tmp_path)
     (spool,) = open_streams(["-"], Pipe(data))
     if kind is None:
         with pytest.raises(FormatError):
@@ -386,8 +384,7 @@ def test_a_resumed_pack_needs_the_same_input_option(tmp_path):
 # -- FIFOs
 
 
-def test_a_typed_fifo_is_read_and_a_fifo_that_data_names_is_not(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_typed_fifo_is_read_and_a_fifo_that_data_names_is_not(tmp_path, in_tmp_path):
     with streamed(CSV, "pipe.csv") as pipe:
         assert packed(pipe, "out") == TABLE.to_pylist()
     os.symlink("pipe.csv", "link")
@@ -587,8 +584,7 @@ def test_the_kind_of_a_python_object_cannot_be_named(tmp_path):
     assert str(caught.value) == "--input: a Python object is not a file"
 
 
-def test_a_dialect_applies_to_streams_and_to_text_files(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_dialect_applies_to_streams_and_to_text_files(tmp_path, in_tmp_path):
     (tmp_path / "x.txt").write_bytes(b"a#b\n1#2\n")
     for source in ("x.txt", None):
         with streamed(b"a#b\n1#2\n") as pipe:

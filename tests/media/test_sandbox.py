@@ -2,6 +2,7 @@
 
 import io
 import pickle
+import signal
 import struct
 import subprocess
 import sys
@@ -166,7 +167,7 @@ def test_close_ends_the_children_and_a_pickled_copy_starts_its_own(decoders):
     assert decoders.check(picture()) == ""
     (child,) = decoders._idle
     decoders.close()
-    assert child._process.returncode == 0
+    assert child._process.returncode in (0, -signal.SIGKILL)  # killed if it takes longer than 0.2 s
     other = pickle.loads(pickle.dumps(decoders))
     assert (other.check(picture()), other.started) == ("", 1)
     other.close()

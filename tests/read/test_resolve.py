@@ -65,8 +65,7 @@ def test_a_glob_in_a_bucket_name_is_refused_in_a_list(tmp_path):
     assert str(caught.value) == "s3://b*/x.mds: a bucket name cannot contain *, ? or ["
 
 
-def test_the_query_of_a_signed_address_does_not_hide_its_format(tmp_path, web, capfd, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_query_of_a_signed_address_does_not_hide_its_format(tmp_path, web, capfd, in_tmp_path):
     with Writer("d", columns={"n": "int"}) as writer:
         writer.write({"n": 7})
     url = web.file("/d/shard.00000.mds", Path("d/shard.00000.mds").read_bytes())

@@ -20,9 +20,8 @@ HINT = "hint: Pass only the folder or only its playlist.\n"
 
 
 @pytest.fixture(autouse=True)
-def two(tmp_path, monkeypatch):
+def two(tmp_path, in_tmp_path):
     """Create two datasets of two shards."""
-    monkeypatch.chdir(tmp_path)
     for name in ("d", "e"):
         with Writer(name, columns={"n": "int"}, settings=Settings(shard_rows=2)) as writer:
             for i in range(4):

@@ -8,8 +8,7 @@ from flarecli.encodings import CUSTOM
 PAGE = Path(__file__).parents[2] / "docs" / "training.md"
 
 
-def test_the_examples_run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_examples_run(tmp_path, in_tmp_path):
     text = PAGE.read_text().replace("\n```\n", "\n")  # a closing fence is not expected output
     test = doctest.DocTestParser().get_doctest(text, {}, "training.md", str(PAGE), 0)
     output = []

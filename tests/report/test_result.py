@@ -148,8 +148,7 @@ def test_an_unknown_suffix_of_a_report_is_refused(tmp_path):
     assert caught.value.hint == "Use a file name with the suffix .xml (JUnit), .json or .html."
 
 
-def test_annotations_are_one_line_and_cannot_contain_other_commands(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_annotations_are_one_line_and_cannot_contain_other_commands(tmp_path, in_tmp_path):
     one = Finding(f"{tmp_path}/a,b:c.mds", "value", "100% bad\n::set-env name=x::y", "Look.", row=3)
     assert (
         annotation(one)

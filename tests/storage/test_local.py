@@ -407,8 +407,7 @@ def test_a_link_to_a_pipe_stays_a_link(pipe):
 @pytest.mark.parametrize(
     "args", [["inspect", "out", "--html"], ["verify", "out", "--report"], ["playlist", "out", "-o"]]
 )
-def test_no_command_replaces_a_pipe(pipe, tmp_path, monkeypatch, capfd, args):
-    monkeypatch.chdir(tmp_path)
+def test_no_command_replaces_a_pipe(pipe, tmp_path, in_tmp_path, capfd, args):
     (tmp_path / "t.csv").write_text("a\n1\n")
     assert main(["pack", "t.csv", "out", "-q"]) == 0
     os.rename("pipe", "pipe.xml")

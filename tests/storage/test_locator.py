@@ -226,8 +226,7 @@ def test_names_from_a_listing_are_not_expanded_again(objects, tmp_path, capfd):
     ) == [b"0", b"1", b"2"]
 
 
-def test_a_local_name_with_wildcards_is_taken_literally(tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
+def test_a_local_name_with_wildcards_is_taken_literally(tmp_path, in_tmp_path, capfd):
     for name in ("a{1,2}.csv", "a1.csv", "a2.csv", "b[1].csv"):
         Path(name).write_text(f"n\n{len(name)}\n")
     assert main(["pack", "a{1,2}.csv", "b[1].csv", "out", "-q"]) == 0

@@ -161,6 +161,9 @@ def test_a_killed_worker_of_a_loader_is_reported_and_the_others_end(packed, kill
     assert message == "a worker process ended (exit code -9) during the batch of"
     assert len(rows.split(", ")) == 8 and "77" in rows.split(", ")
     assert caught.value.hint == "The process may have run out of memory."
+    for process in multiprocessing.active_children():
+        if process.name == "flare-loader":
+            process.join(60)
     assert not [one for one in multiprocessing.active_children() if one.name == "flare-loader"]
 
 

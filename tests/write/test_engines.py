@@ -80,9 +80,8 @@ def dying(marks: Path) -> Callable[[Any], Any]:
 
 
 def test_relative_paths_start_in_the_folder_of_the_driver(
-    cluster: Any, index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: Any, index: str, tmp_path: Path, in_tmp_path: None
 ) -> None:
-    monkeypatch.chdir(tmp_path)  # the nodes were started in another folder
     flarecli.pack("index.parquet", "local", part_rows=200)
     flarecli.pack("index.parquet", "ray", part_rows=200, engine="ray")
     assert files_of(tmp_path / "ray") == files_of(tmp_path / "local")

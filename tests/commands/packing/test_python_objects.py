@@ -148,9 +148,8 @@ def test_a_pack_of_an_iterator_is_resumed_with_the_same_rows(tmp_path):
     assert [row["link"] for row in read.open(out)] == [f"text {n}" for n in range(30)]
 
 
-def test_relative_links_start_in_the_working_folder(tmp_path, monkeypatch):
+def test_relative_links_start_in_the_working_folder(tmp_path, in_tmp_path):
     (tmp_path / "a.txt").write_bytes(b"content")
-    monkeypatch.chdir(tmp_path)
     commands.pack([{"name": "a", "link": "a.txt"}], "out", fetch=["link:data"])
     assert read.open("out")[0]["data"] == "content"
 

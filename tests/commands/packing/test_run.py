@@ -441,11 +441,10 @@ def test_links_of_unselected_columns_are_not_fetched(tmp_path, server):
 
 
 def test_an_unfinished_pack_is_resumed_for_any_spelling_of_its_source(
-    tmp_path, server, monkeypatch
+    tmp_path, server, in_tmp_path
 ):
     source = index(tmp_path, server)
     commands.pack(source, f"{tmp_path}/whole", columns=["caption"])
-    monkeypatch.chdir(tmp_path)
     assert commands.pack("./index.parquet", "whole", columns=["caption"], resume=True).rows == 120
 
 

@@ -219,8 +219,7 @@ def test_a_key_that_is_invalid_in_a_tar_is_reported_with_its_source_row_and_can_
     assert [row["__key__"] for row in flarecli.open(str(tmp_path / "out"))] == ["a", "b_c", "d"]
 
 
-def test_a_pack_of_selected_rows_and_streams_has_only_these_rows(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_pack_of_selected_rows_and_streams_has_only_these_rows(tmp_path, in_tmp_path):
     for name, columns in (("a", {"n": "int", "t": "str"}), ("b", {"x": "float32"})):
         with Writer(name, columns=columns, settings=Settings(shard_rows=7)) as writer:
             for i in range(40):

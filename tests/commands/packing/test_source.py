@@ -238,11 +238,10 @@ def test_a_missing_file_on_standard_input_is_a_failed_row(tmp_path, monkeypatch)
     assert json.loads(line) == output
 
 
-def test_a_folder_is_not_packed_into_itself(tmp_path, monkeypatch):
+def test_a_folder_is_not_packed_into_itself(tmp_path, in_tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.txt").write_text("a")
     (tmp_path / "link").symlink_to("in")
-    monkeypatch.chdir(tmp_path)
     for source, out in (
         ("in", "in/out"),
         ("in/", f"{tmp_path}/in/deep/out/"),

@@ -195,9 +195,8 @@ def test_a_tar_has_the_same_files_and_is_reproducible(plain, tmp_path):
     ],
 )
 def test_invalid_names_are_refused_before_the_first_file(
-    tmp_path, monkeypatch, key, error, message
+    tmp_path, in_tmp_path, key, error, message
 ):
-    monkeypatch.chdir(tmp_path)
     dataset(
         tmp_path / "d",
         {"key": "str", "x": "bytes"},
@@ -223,9 +222,8 @@ def test_invalid_names_are_refused_before_the_first_file(
     ],
 )
 def test_a_file_with_the_name_of_a_folder_is_refused_before_the_first_file(
-    tmp_path, monkeypatch, keys, message
+    tmp_path, in_tmp_path, keys, message
 ):
-    monkeypatch.chdir(tmp_path)
     dataset(tmp_path / "d", {"key": "str", "x": "str"}, [{"key": key, "x": "1"} for key in keys])
     with pytest.raises(FormatError) as caught:
         commands.unpack("d", "f")

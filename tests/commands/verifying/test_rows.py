@@ -122,8 +122,7 @@ def test_streams_with_common_columns_and_partial_checks_compare_no_keys(tmp_path
         ({}, None),
     ],
 )
-def test_keys_that_were_not_compared_are_noted(tmp_path, monkeypatch, options, why):
-    monkeypatch.chdir(tmp_path)
+def test_keys_that_were_not_compared_are_noted(tmp_path, in_tmp_path, options, why):
     packed(tmp_path / "images", KEYS, "txt")
     packed(tmp_path / "labels", KEYS, "cls")
     packed(tmp_path / "apart", KEYS, "cls")
