@@ -54,7 +54,7 @@ MAX_COMBINATIONS = 10_000  # maximum number of distinct extension sets
 MAX_COMPOUNDS = 10_000  # maximum number of compound extension candidates in memory
 MAX_SHOWN = 5  # file names listed in a note
 _DESKTOP = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini"})
-_DOCUMENTS = frozenset({"readme", "license", "licence"})
+_DOCUMENTS = ("readme", "license", "licence")
 _DOCUMENT_SUFFIXES = frozenset(
     {"readme", "license", "licence", "md", "markdown", "rst", "txt", "html", "pdf"}
 )
@@ -126,13 +126,16 @@ def data_among(names: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _reason_to_skip(name: str, with_documents: bool = False) -> str:
     """Return the reason to skip a file that is not data, or an empty string for a data file."""
-    folder, _, last = name.rpartition("/")
-    if last.startswith(".") or folder.startswith(".") or "/." in folder:
+    if name.startswith(".") or "/." in name:
         return _HIDDEN
-    last = last.lower()
+    last = name[name.rfind("/") + 1 :].lower()
     if last in _DESKTOP:
         return _SYSTEM
-    if with_documents or last.partition(".")[0] not in _DOCUMENTS:
+    if (
+        with_documents
+        or not last.startswith(_DOCUMENTS)
+        or last.partition(".")[0] not in _DOCUMENTS
+    ):
         return ""
     return _DOCUMENT if last.rpartition(".")[2] in _DOCUMENT_SUFFIXES else ""
 
@@ -162,7 +165,7 @@ def groups(
                 skipped.add(reason, name)
             continue
         key, extension = _split_name(name, rules.compounds)
-        if not extension or not _is_text(name):
+        if not extension or not (name.isascii() or _is_text(name)):
             yield Group(_shown(name), {})
             continue
         group = next((group for group in open_groups if group.key == key), None)
@@ -196,9 +199,11 @@ def _compounds(name: str) -> list[tuple[str, str]]:
 
     Each part of the extension, except the last, starts with a letter.
     """
+    found: list[tuple[str, str]] = []
+    if name.count(".") < 2:
+        return found
     folder, slash, last = name.rpartition("/")
     parts = last.split(".")
-    found: list[tuple[str, str]] = []
     if not parts[-1]:
         return found
     for at in range(len(parts) - 2, 0, -1):
@@ -274,20 +279,23 @@ class _CheckedEntries:
     """An iterable of entries that computes a checksum of their names and sizes."""
 
     def __init__(self, entries: Iterable[Entry]) -> None:
-        self._entries, self._sums = entries, Sums([DEFAULT])
+        self._entries, self._sums, self._lines = entries, Sums([DEFAULT]), list[str]()
 
     def __iter__(self) -> Iterator[Entry]:
         for entry in self._entries:
-            self._sums.update(_line(entry))
+            self._lines.append(f"{entry.name}\0{entry.size}\n")
+            if len(self._lines) >= _ROWS:
+                self._update()
             yield entry
+
+    def _update(self) -> None:
+        self._sums.update("".join(self._lines).encode("utf-8", "surrogateescape"))
+        self._lines.clear()
 
     def checksum(self) -> str:
         """Return the checksum of the entries that were read so far."""
+        self._update()
         return self._sums.hex()[DEFAULT]
-
-
-def _line(entry: Entry) -> bytes:
-    return f"{entry.name}\0{entry.size}\n".encode("utf-8", "surrogateescape")
 
 
 class _Survey:
@@ -586,9 +594,9 @@ class Folder(Part):
         return "column", f"no column for this file (columns: {shown}{more})"
 
     def blocks(self) -> Iterator[bytes]:
-        """Yield the names and sizes of the files as bytes, for the checksum."""
+        """Yield the checksum of the names and sizes of the files, and the bytes of the metadata."""
         yield _VERSION
-        yield from (_line(entry) for entry in self.at.list())
+        yield self._checksum.encode()
         yield from self._metadata.blocks()
 
     def batches(self, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:

@@ -28,7 +28,7 @@ from flarecli.units import format_size
 __all__ = ["FILE_NAME", "Metadata", "Problem", "is_metadata"]
 
 FILE_NAME = "file_name"
-_NAMES = frozenset({"metadata.csv", "metadata.jsonl", "metadata.parquet"})
+_NAMES = _SUFFIXES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 MAX_FILES = 10_000  # maximum number of metadata files in a folder
 MAX_BYTES = 1 << 30  # maximum decoded size of all metadata
 
@@ -43,7 +43,7 @@ class Problem(NamedTuple):
 
 def is_metadata(name: str) -> bool:
     """Return whether a file may be a metadata file, according to its name."""
-    return name.rpartition("/")[2] in _NAMES
+    return name.endswith(_SUFFIXES) and name.rpartition("/")[2] in _NAMES
 
 
 class Metadata:

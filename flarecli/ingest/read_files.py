@@ -13,12 +13,11 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from flarecli.errors import FlareError, ReachError
+from flarecli.errors import FlareError
 from flarecli.media import kind_of
 from flarecli.model import ENCODING
 from flarecli.prefetch import OrderedQueue
 from flarecli.storage import Limits, Location
-from flarecli.units import format_size
 
 __all__ = ["Flaw", "contents", "filled"]
 
@@ -148,14 +147,7 @@ class _Reader:
         if name is None:
             return None
         try:
-            location = self.locate(name)
-            size = location.size()
-            if size > self.max_bytes:
-                raise ReachError(
-                    f"object is {format_size(size)}; the maximum is {format_size(self.max_bytes)}",
-                    where=location,
-                )
-            return location.read(0, size)
+            return self.locate(name).read_whole(self.max_bytes)
         except FlareError as error:
             return error
 

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 from flarecli.braces import compile_pattern
-from flarecli.errors import FormatError, MissingError, UnsafeError, UsageError
+from flarecli.errors import FormatError, MissingError, ReachError, UnsafeError, UsageError
 from flarecli.names import bare, check_name, is_url, scheme_of
 from flarecli.prefetch import ordered_map
 from flarecli.redact import address_key, redact
+from flarecli.units import format_size
 
 __all__ = [
     "ALLOW_LOCAL_HINT",
@@ -34,6 +35,7 @@ __all__ = [
     "Store",
     "Written",
     "bytewise",
+    "check_object_size",
     "cut",
     "file_address_error",
     "join_near",
@@ -183,6 +185,12 @@ class Store(ABC):
     @abstractmethod
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
         """Read bytes start..stop; `stop` None means the end. Raises FormatError if the file is shorter."""
+
+    def read_whole(self, path: str, max_bytes: int) -> bytes:
+        """Read a file. Raises ReachError if it is larger than `max_bytes`."""
+        size = self.size(path)
+        check_object_size(size, max_bytes, self.show(path))
+        return self.read(path, 0, size)
 
     def read_many(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Read ranges and return their bytes in the order of `ranges`. Ranges near each other are read together."""
@@ -376,6 +384,10 @@ class Location:
         """Read bytes start..stop; `stop` None means the end. Raises FormatError if the file is shorter."""
         return self.store.read(self.path, start, stop)
 
+    def read_whole(self, max_bytes: int) -> bytes:
+        """Read the file. Raises ReachError if it is larger than `max_bytes`."""
+        return self.store.read_whole(self.path, max_bytes)
+
     def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Read ranges and return their bytes in the order of `ranges`.
 
@@ -491,6 +503,14 @@ def read_each(locations: Sequence[Location]) -> Iterator[Part]:
 def short_read(where: object, start: int, stop: int, got: int) -> FormatError:
     """Return the error for a read of bytes start..stop that returned only `got` bytes."""
     return FormatError(short_message(start + got, stop), where=where, hint=SHORT_HINT)
+
+
+def check_object_size(size: int, max_bytes: int, where: object) -> None:
+    """Raise ReachError if an object is larger than `max_bytes`."""
+    if size > max_bytes:
+        raise ReachError(
+            f"object is {format_size(size)}; the maximum is {format_size(max_bytes)}", where=where
+        )
 
 
 def too_many_files(limit: int, where: object = "") -> UsageError:

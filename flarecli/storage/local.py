@@ -44,6 +44,7 @@ from flarecli.storage.base import (
     Store,
     Written,
     bytewise,
+    check_object_size,
     short_read,
     too_deep,
 )
@@ -265,6 +266,13 @@ class LocalStore(Store):
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
         return self.read_many(path, [(start, -1 if stop is None else stop)])[0]
+
+    def read_whole(self, path: str, max_bytes: int) -> bytes:
+        with self.opened(path) as fd:
+            size = self.status(fd, path).st_size
+            check_object_size(size, max_bytes, self.show(path))
+            read_ahead_of_file(fd, size, [(0, size)])
+            return self.pread(fd, path, 0, size, size)
 
     def read_many(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         with self.opened(path) as fd:
@@ -702,11 +710,10 @@ def _is_loop(path: str) -> bool:
 
 def _scanned(entry: os.DirEntry[str]) -> tuple[str, bool, int | None]:
     """Return the name of an entry, whether the entry is a folder, and its size if it is a regular file, or None."""
-    size = None
     with contextlib.suppress(OSError):  # the entry was deleted in the meantime
         if entry.is_file(follow_symlinks=False):
-            size = entry.stat(follow_symlinks=False).st_size
-    return entry.name, entry.is_dir(follow_symlinks=False), size
+            return entry.name, False, entry.stat(follow_symlinks=False).st_size
+    return entry.name, entry.is_dir(follow_symlinks=False), None
 
 
 def flock(fd: int, operation: int, where: str, hint: str) -> None:

@@ -41,13 +41,13 @@ def created(folder, names):
 @pytest.fixture
 def opened(monkeypatch):
     """Return the names of the files whose bytes are read."""
-    names, complete = [], Location.read
+    names, complete = [], Location.read_whole
 
-    def reading(at, start, stop):
+    def reading(at, max_bytes):
         names.append(at.name)
-        return complete(at, start, stop)
+        return complete(at, max_bytes)
 
-    monkeypatch.setattr(Location, "read", reading)
+    monkeypatch.setattr(Location, "read_whole", reading)
     return names
 
 
@@ -97,14 +97,14 @@ def test_rows_of_a_folder_match_a_dictionary(tmp_path):
 
 def test_a_file_that_is_deleted_during_the_pack_is_a_failed_row(tmp_path, monkeypatch):
     folder = created(tmp_path / "in", [f"{i}.{kind}" for i in range(6) for kind in ("bin", "txt")])
-    complete = Location.read
+    complete = Location.read_whole
 
-    def reading(at, start, stop):
+    def reading(at, max_bytes):
         if at.name == "3.txt":
             raise MissingError("no such file or folder", where=at)
-        return complete(at, start, stop)
+        return complete(at, max_bytes)
 
-    monkeypatch.setattr(Location, "read", reading)
+    monkeypatch.setattr(Location, "read_whole", reading)
     done = commands.pack(folder, str(tmp_path / "out"), on_error="skip")
     assert (done.rows, done.failed, [row["key"] for row in rows_of(tmp_path / "out")]) == (
         5,
@@ -157,15 +157,15 @@ def test_a_resumed_pack_of_a_folder_reads_only_remaining_files(tmp_path, opened,
     folder = created(tmp_path / "in", [f"{i:02d}.bin" for i in range(30)])
     commands.pack(folder, str(tmp_path / "whole"), shard_rows=5)
     complete = {path.name: path.read_bytes() for path in (tmp_path / "whole").iterdir()}
-    reading = Location.read
+    reading = Location.read_whole
 
-    def failing(at, start, stop):
+    def failing(at, max_bytes):
         if at.name == "22.bin":
             raise MissingError("no such file or folder", where=at)
-        return reading(at, start, stop)
+        return reading(at, max_bytes)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Location, "read", failing)
+        patch.setattr(Location, "read_whole", failing)
         with pytest.raises(ReachError):
             commands.pack(folder, str(tmp_path / "out"), shard_rows=5)
     opened.clear()
