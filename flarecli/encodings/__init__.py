@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         lookup,
     )
     from flarecli.encodings.names import register as encoding
+    from flarecli.encodings.packed_values import packed_value
     from flarecli.encodings.values import decode, decoder, encode
 
 __all__ = [
@@ -70,6 +71,7 @@ __all__ = [
     "lookup",
     "natural_of",
     "split_images",
+    "packed_value",
     "parse_type",
     "plain",
     "restore",
@@ -106,6 +108,7 @@ _MODULES = {
     "lookup": "names",
     "natural_of": "convert:natural",
     "split_images": "images:split",
+    "packed_value": "packed_values",
     "parse_type": "arrow_types",
     "plain": "convert",
     "restore": "arrow_types",

@@ -43,6 +43,7 @@ from flarecli.errors import FlareError, UsageError, ValueFitError
 from flarecli.expansion import MAX_DECODED_VALUE
 
 __all__ = [
+    "duration_nanoseconds",
     "is_restorable",
     "parse_type",
     "restore",
@@ -503,7 +504,7 @@ def _python_value(kind: pa.DataType) -> Callable[[Any], Any] | None:
         return lambda value: None if value is None else time.fromisoformat(value)
     if pa.types.is_duration(kind):
         nanoseconds = _NANOSECONDS[kind.unit]
-        return lambda value: None if value is None else _duration(value) // nanoseconds
+        return lambda value: None if value is None else duration_nanoseconds(value) // nanoseconds
     if pa.types.is_struct(kind):
         fields = [(field.name, read) for field in kind if (read := _python_value(field.type))]
         if not fields:
@@ -525,7 +526,7 @@ def _same(value: Any) -> Any:
     return value
 
 
-def _duration(text: str) -> int:
+def duration_nanoseconds(text: str) -> int:
     """Return the nanoseconds of a duration as Python and pandas print it. Raises ValueError."""
     match = _TIMEDELTA.fullmatch(text)
     if match is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterator
-from datetime import date, datetime, time, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal, InvalidOperation
 from typing import Any, TypeAlias
 from uuid import UUID
@@ -89,6 +89,7 @@ MAX_VALUES = 1 << 22  # maximum number of values in a row that is converted to P
 _ARRAYS = ("ndarray", "array", "tree")
 _DOCUMENTS = ("msgpack", "array", "tree")
 _PER_DAY = {"day": 1, "s": 86_400, "ms": 86_400 * 10**3, "us": 86_400 * 10**6, "ns": 86_400 * 10**9}
+_LAST_MEAN_TIME = 737  # days since 1970: Liberia was the last country to use local mean time
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896  # of the years 1 and 9999, since 1970
 _FLOAT = r"^-?(?:0|[1-9][0-9]*)(?:\.[0-9]+(?:[eE][+-]?[0-9]+)?|[eE][+-]?[0-9]+)$"
 _AS_TEXT = (date, datetime, time, timedelta, Decimal, UUID)
@@ -472,7 +473,25 @@ def _to_text(array: pa.Array) -> pa.Array:
         check_text(text)
     elif pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         _check_years(array)
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        return _exact_offsets(array, text)
     return text
+
+
+def _exact_offsets(array: pa.Array, text: pa.Array) -> pa.Array:
+    """Replace text whose UTC offset is not exact with text in UTC.
+
+    Arrow writes offsets in whole minutes. Until 1972, offsets of local mean time had seconds.
+    """
+    first = pc.min(array)
+    if (
+        not first.is_valid
+        or first.cast(pa.int64()).as_py() >= _LAST_MEAN_TIME * (_PER_DAY[array.type.unit])
+    ):
+        return text
+    read = text.cast(pa.timestamp("ns" if array.type.unit == "ns" else "us", array.type.tz))
+    is_exact = pc.equal(read.cast(array.type), array)
+    return pc.if_else(is_exact, text, array.cast(pa.timestamp(array.type.unit, "UTC")).cast(TEXT))
 
 
 def _check_years(array: pa.Array) -> None:
@@ -773,6 +792,8 @@ def _writer(encoding: Encoding) -> Callable[[Any], Any]:
 
 def _json_default(value: Any) -> Any:
     """Return a JSON value for dates, decimals and arrays; raise TypeError for bytes and objects."""
+    if isinstance(value, datetime) and (offset := value.utcoffset()) and offset.seconds % 60:
+        value = value.astimezone(UTC)  # Arrow reads offsets in whole minutes
     if isinstance(value, _AS_TEXT):
         return str(value)
     if hasattr(value, "tolist"):

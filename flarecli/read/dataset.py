@@ -51,6 +51,9 @@ ReadSample: TypeAlias = "Callable[[int], Sample | None]"
 class Dataset(Data):
     """Dataset rows by number: `data[i]`, `data[a:b]`, `data[[7, 3]]`, `data.rows(…)`.
 
+    Values in samples are those of the packed table: a timestamp that an encoding stores as text is
+    a datetime again, and a boolean that is stored as a number is True or False.
+
     columns   name and encoding of each column, in the order of the packed table if the playlist
               lists it, otherwise in the order of the format
     schema    Arrow schema of the batches: the types of the packed table if the playlist lists them;
@@ -90,6 +93,9 @@ class Dataset(Data):
             self._selected = tuple(self._table.order)
         self._read_sample: ReadSample | None = None
         self._set_schema()
+        for name, (_, kind) in self._conversions.items():
+            if kind is not None and encodings.packed_value(self._encodings[name], kind) is not None:
+                self._decoders[name] = replace(self._decoders[name], kind=kind)
 
     def _set_schema(self) -> None:
         """Derive the batch schema from the schema of the stored columns."""

@@ -35,11 +35,16 @@ class DecodeFailure(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """Decoder for one column. It is picklable if `rule` is."""
+    """Decoder for one column. It is picklable if `rule` is.
+
+    kind  type of the column in the packed table, if a value of this type is not the decoded value
+          of the encoding, such as a timestamp that is stored as text; else None
+    """
 
     encoding: Encoding
     allow_pickle: bool = False
     rule: DecodeRule = True
+    kind: Any = None
 
     @property
     def dtype(self) -> str | None:
@@ -47,13 +52,14 @@ class Decoder:
         encoding = self.encoding
         if self.rule is not True or encoding.size is None or encoding.arrow.equals(BINARY):
             return None
-        return str(np.dtype(encoding.arrow.to_pandas_dtype()))
+        return "bool" if self.kind is not None else str(np.dtype(encoding.arrow.to_pandas_dtype()))
 
     @property
     def copies(self) -> bool:
         """True if decoding only copies bytes, as for bytes, text, numbers and arrays of one shape."""
         if self.rule is True:
-            return self.encoding.name in ("bytes", "str") or self._has_fixed_shape
+            is_plain = self.encoding.name in ("bytes", "str") and self.kind is None
+            return is_plain or self._has_fixed_shape
         return self.rule is False
 
     @property
@@ -74,7 +80,7 @@ class Decoder:
                 return values
             if self.encoding.name == "bytes":
                 return list(data)
-            if self.encoding.name == "str":
+            if self.encoding.name == "str" and self.kind is None:
                 # after an error, values are decoded one by one to find the position
                 with contextlib.suppress(UnicodeDecodeError, AttributeError):
                     return [value.decode() for value in data]
@@ -85,15 +91,28 @@ class Decoder:
         if data is None or self.rule is False:
             return data
         if self.rule is True:
-            return encodings.decode(self.encoding, data, self.allow_pickle)
+            value = encodings.decode(self.encoding, data, self.allow_pickle)
+            return value if self.kind is None else self._packed(value)
         return self.rule(data)
+
+    def _packed(self, value: Any) -> Any:
+        """Return a decoded value as a value of `kind`. Raises ValueFitError."""
+        convert = encodings.packed_value(self.encoding, self.kind)
+        try:
+            return value if value is None or convert is None else convert(value)
+        except (ArithmeticError, AttributeError, TypeError, ValueError):
+            raise ValueFitError(f"not a valid {self.kind} value") from None
 
     def compiled(self) -> Callable[[Any], Any] | None:
         """Return a function that decodes a valid value; None if no decoding is needed."""
         if self.rule is False:
             return None
         if self.rule is True:
-            return encodings.decoder(self.encoding, self.allow_pickle)
+            decode = encodings.decoder(self.encoding, self.allow_pickle)
+            convert = self.kind and encodings.packed_value(self.encoding, self.kind)
+            if convert is None or decode is None:
+                return decode
+            return lambda data: convert(decode(data))
         return self.rule
 
     def _value_at(self, data: Any, index: int) -> Any:
@@ -124,6 +143,8 @@ class Decoder:
             is_valid = len(joined) == size * len(data) and not set(map(len, data)) - {size}
             array = np.frombuffer(joined, dtype) if is_valid else None
         # if a size is invalid, values are decoded one by one to find the position
+        if array is not None and self.kind is not None:  # booleans that are stored as numbers
+            return array.astype(bool)
         return None if array is None else array.reshape(len(data), *encoding.shape)
 
 

@@ -300,3 +300,20 @@ def test_dictionaries_in_nested_columns_survive(tmp_path):
         assert found.to_pylist() == table.to_pylist()
         assert [len(batch) for batch in data.batches(15_000)] == [15_000, 5000]
         assert data.where("box.kind = 'kind 7'").to_arrow().num_rows == 100
+
+
+@pytest.mark.parametrize("form", ["mds", "tfrecord"])
+def test_timestamps_in_local_mean_time_survive(tmp_path, form):
+    seconds = [-2_717_650_802, -2_717_650_801, 0]  # New York used UTC-4:56:02 until 1883
+    zoned = pa.array(seconds, pa.timestamp("s", "America/New_York"))
+    monrovia = pa.array([63_071_999, 1, 0], pa.timestamp("ms", "Africa/Monrovia"))
+    nested = pa.array([[one] for one in seconds], pa.list_(zoned.type))
+    table = pa.table({"at": zoned, "late": monrovia, "list": nested})
+    commands.pack(table, tmp_path / "out", format=form)
+    data = read.open(tmp_path / "out")
+    assert data.to_arrow(table.column_names).equals(table)
+    assert [row["at"] for row in data] == zoned.to_pylist()
+    assert data.rows([0, 2], ["at"]) == [
+        {"at": b"1883-11-18 16:59:58Z"},  # in UTC, because an offset in text has no seconds
+        {"at": b"1969-12-31 19:00:00-0500"},
+    ]

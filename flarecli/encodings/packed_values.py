@@ -1,0 +1,116 @@
+"""Python values of the packed type: the value that Arrow returns for a column in the type of the
+packed table, made from the decoded value of its encoding.
+
+An encoding may store a value as another type: a timestamp as text, a boolean as 0 or 1. A packed
+value is what `restore` and `as_py` return for the column, without an Arrow array for each value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from flarecli.encodings.arrow_types import duration_nanoseconds, restore
+from flarecli.encodings.columns import is_list
+from flarecli.encodings.names import TEXT, Encoding, lookup
+
+__all__ = ["packed_value"]
+
+Convert = Callable[[Any], Any]
+
+
+@lru_cache(maxsize=1024)
+def packed_value(encoding: Encoding, kind: pa.DataType) -> Convert | None:
+    """Return a function from a decoded value, not None, to the Python value of a type.
+
+    The result is None if both values are the same, and for an encoding in which flare does not
+    store the type. The function raises ValueError or TypeError for a value that is not valid for
+    the type.
+    """
+    value = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if pa.types.is_temporal(value) or pa.types.is_decimal(value):
+        names: tuple[str, ...] = ("str", "json_str")
+    elif pa.types.is_boolean(value):
+        names = ("uint8", "int", "varint", "str_int", "json_int")
+    else:  # a decoded array already has its dtype and shape
+        names = ("json", "json_json", "msgpack", "tree")
+    return _converter(value, is_nested=False) if encoding.name in names else None
+
+
+def _converter(kind: pa.DataType, is_nested: bool = True) -> Convert | None:
+    if pa.types.is_dictionary(kind):
+        return _converter(kind.value_type, is_nested)
+    if pa.types.is_boolean(kind):
+        return bool
+    if pa.types.is_decimal(kind):
+        return Decimal
+    if pa.types.is_temporal(kind):
+        return _temporal(kind, is_nested)
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return _tensor(kind)
+    if pa.types.is_map(kind):
+        key, item = (_converter(one) or _same for one in (kind.key_type, kind.item_type))
+        key, item = _optional(key), _optional(item)
+        return lambda value: [(key(k), item(v)) for k, v in value]
+    if pa.types.is_struct(kind):
+        fields = [
+            (field.name, _optional(convert))
+            for field in kind
+            if (convert := _converter(field.type))
+        ]
+        if not fields:
+            return None
+        return lambda value: value | {name: convert(value.get(name)) for name, convert in fields}
+    if is_list(kind) and (convert := _converter(kind.value_type)):
+        convert = _optional(convert)
+        return lambda value: [convert(item) for item in value]
+    return None
+
+
+def _optional(convert: Convert) -> Convert:
+    return lambda value: None if value is None else convert(value)
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _temporal(kind: pa.DataType, is_nested: bool) -> Convert:
+    if pa.types.is_duration(kind):
+        return _duration(kind, is_nested)
+    if pa.types.is_date(kind):
+        return date.fromisoformat
+    if kind == pa.time64("ns") or (pa.types.is_timestamp(kind) and kind.unit == "ns"):
+        return lambda text: _from_arrow(text, kind)  # Python's classes have no nanoseconds
+    if pa.types.is_time(kind):
+        return time.fromisoformat
+    if kind.tz is None:
+        return datetime.fromisoformat
+    zone = pa.scalar(0, kind).as_py().tzinfo
+    return lambda text: datetime.fromisoformat(text).astimezone(zone)
+
+
+def _from_arrow(text: str, kind: pa.DataType) -> Any:
+    return restore(pa.array([text], TEXT), kind, lookup("str"))[0].as_py()
+
+
+def _duration(kind: pa.DataType, is_nested: bool) -> Convert:
+    """Return a converter of integers as text; JSON contains the text of Python's timedelta."""
+    nanoseconds = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}[kind.unit]
+    if kind.unit == "ns":
+        read = duration_nanoseconds if is_nested else int
+        return lambda text: pa.scalar(read(text), kind).as_py()
+    if is_nested:
+        return lambda text: timedelta(microseconds=duration_nanoseconds(text) // 1000)
+    return lambda text: timedelta(microseconds=int(text) * nanoseconds // 1000)
+
+
+def _tensor(kind: pa.FixedShapeTensorType) -> Convert:
+    dtype, shape = kind.value_type.to_pandas_dtype(), tuple(kind.shape)
+    return lambda value: np.asarray(value, dtype).reshape(shape)

@@ -1,0 +1,157 @@
+"""Samples have the Python values that Arrow returns for the packed table, in every format."""
+
+import datetime
+from decimal import Decimal
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import flarecli as flare
+from flarecli import encodings
+from flarecli.encodings import lookup, packed_value
+from flarecli.errors import FlareError, ValueFitError
+from flarecli.write import Writer
+
+FORMATS = ("mds", "json", "tsv", "ffrecord", "granular", "webdataset", "tfrecord")
+DAY = datetime.date(2024, 2, 29)
+WHEN = datetime.datetime(2024, 2, 29, 12, 30, 15, 250_000)
+INSTANTS = [0, 1_700_000_000_123, -1_700_000_000_123]
+BOX = pa.struct(
+    [
+        *(("flag", pa.bool_()), ("at", pa.timestamp("us", "Europe/Berlin")), ("day", pa.date32())),
+        *(("none", pa.date32()), ("x", pa.float32()), ("price", pa.decimal128(5, 2))),
+        ("took", pa.duration("us")),
+    ]
+)
+ROW = {"flag": True, "at": WHEN, "day": DAY, "none": None, "x": 1.5, "price": Decimal("1.50")}
+ROW["took"] = datetime.timedelta(days=-2, hours=5, microseconds=3)
+COLUMNS = {
+    "date32": pa.array([DAY, datetime.date(1, 1, 1), datetime.date(9999, 12, 31)]),
+    "date64": pa.array([0, 86_400_000, -86_400_000], pa.date64()),
+    **{
+        f"timestamp {unit} {zone}": pa.array(INSTANTS, pa.timestamp(unit, zone))
+        for unit in ("ms", "us", "ns")
+        for zone in (None, "UTC", "Europe/Berlin", "+05:30")
+    },
+    "timestamp s": pa.array([0, 1, -1], pa.timestamp("s")),
+    "time32 s": pa.array([1, 2, 3], pa.time32("s")),
+    "time32 ms": pa.array([1, 2, 86_399_999], pa.time32("ms")),
+    "time64 us": pa.array([1, 0, 86_399_999_999], pa.time64("us")),
+    "time64 ns": pa.array([1000, 0, 86_399_999_999_000], pa.time64("ns")),
+    **{
+        f"duration {unit}": pa.array([1, -5, 10**9], pa.duration(unit))
+        for unit in ("s", "ms", "us", "ns")
+    },
+    "decimal": pa.array([Decimal("1.10"), Decimal("-0.01"), Decimal(0)], pa.decimal128(9, 2)),
+    "decimal256": pa.array([Decimal("1.10"), Decimal(10) ** 30], pa.decimal256(60, 2)),
+    "bool": pa.array([True, False, True]),
+    "dictionary of bool": pa.array([True, False, True]).dictionary_encode(),
+    "dictionary of dates": pa.array([DAY, DAY, datetime.date(1, 1, 1)]).dictionary_encode(),
+    "struct": pa.array([ROW, ROW], BOX),
+    "list": pa.array([[WHEN, None], [], [WHEN]], pa.list_(pa.timestamp("us"))),
+    "list of ns": pa.array([[1, None], [], [3]], pa.list_(pa.timestamp("ns"))),
+    "list of times": pa.array([[datetime.time(1, 2, 3), None]], pa.list_(pa.time32("ms"))),
+    "list of durations": pa.array([[5, -7], [], [3]], pa.list_(pa.duration("ns"))),
+    "list of bools": pa.array([[True, None], [], [False]]),
+    "list of boxes": pa.array([[ROW, None], []], pa.list_(BOX)),
+    "map": pa.array([[("a", 1)], [], [("b", None)]], pa.map_(pa.string(), pa.int64())),
+    "map of dates": pa.array([[("a", DAY)], [("b", None)]], pa.map_(pa.string(), pa.date32())),
+    "text": pa.array(["2024-01-01", "true", ""]),
+    "bytes": pa.array([b"ab", b"cd"], pa.binary(2)),
+    "uint64": pa.array([2**64 - 1, 0], pa.uint64()),
+    "half": pa.array([1.5, 2.0], pa.float16()),
+}
+
+
+def is_same(one, other):
+    return type(one) is type(other) and one == other and str(one) == str(other)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_samples_have_the_values_of_arrow(tmp_path, form):
+    for number, (name, array) in enumerate(COLUMNS.items()):
+        out = tmp_path / str(number)
+        try:
+            flare.pack(pa.table({"v": array}), out, format=form)
+        except FlareError as error:
+            assert name == "bytes", error
+            assert "cannot store bytes" in error.message
+            continue
+        data, expected = flare.open(out), array.to_pylist()
+        ways = {
+            "first": [data[i]["v"] for i in range(len(array))],
+            "again": [data[i]["v"] for i in range(len(array))],
+            "list": [row["v"] for row in data[[*range(len(array))]]],
+            "iteration": [row["v"] for row in data],
+            "where": [row["v"] for row in data.where("true").select(["v"])],
+            "read": [data.read(i)["v"] for i in range(len(array))],
+        }
+        for way, values in ways.items():
+            assert all(map(is_same, values, expected)), (name, way, values)
+        (batch,) = flare.Loader(data, len(array), order="sequential")
+        assert [*batch["v"]] == expected, name
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_tensors_have_their_shape_and_dtype(tmp_path, form):
+    tensors = np.arange(12, dtype=np.float32).reshape(3, 2, 2)
+    table = pa.table({"v": pa.FixedShapeTensorArray.from_numpy_ndarray(tensors)})
+    flare.pack(table, tmp_path / "out", format=form)
+    data = flare.open(tmp_path / "out")
+    for value, expected in zip(data, tensors, strict=True):
+        assert value["v"].dtype == np.float32
+        assert np.array_equal(value["v"], expected)
+    assert np.array_equal(data.collated([0, 1, 2])["v"], tensors)
+
+
+@pytest.mark.parametrize("form", ["mds", "json", "granular"])
+def test_batches_of_booleans_are_arrays_of_booleans(tmp_path, form):
+    flare.pack(pa.table({"v": [True, False, True]}), tmp_path / "out", format=form)
+    data = flare.open(tmp_path / "out")
+    seen = []
+    loader = flare.Loader(
+        data, 3, order="sequential", transform=lambda sample: seen.append(sample["v"]) or sample
+    )
+    for batch in (data.collated([0, 1, 2]), data.collate(data[:3]), *loader):
+        assert batch["v"].dtype == bool
+        assert batch["v"].tolist() == [True, False, True]
+    assert seen == [True, False, True]
+
+
+def test_other_decoders_and_chosen_encodings_return_the_stored_value(tmp_path):
+    table = pa.table({"at": pa.array([0], pa.timestamp("us")), "flag": [True]})
+    flare.pack(table, tmp_path / "out")
+    data = flare.open(tmp_path / "out", decode={"at": False, "flag": list})
+    assert data[0] == {"at": b"1970-01-01 00:00:00.000000", "flag": [1]}
+    flare.pack(table, tmp_path / "chosen", encode={"at": "str", "flag": "int"})
+    assert flare.open(tmp_path / "chosen")[0] == {"at": "1970-01-01 00:00:00.000000", "flag": 1}
+
+
+def test_a_value_that_is_not_of_the_listed_type_is_reported(tmp_path):
+    with Writer(tmp_path / "out") as writer:
+        writer.write_batch(pa.table({"at": pa.array([0, 1], pa.timestamp("us"))}))
+    (shard,) = (tmp_path / "out").glob("*.mds")
+    data = shard.read_bytes()
+    shard.write_bytes(data.replace(b"1970-01-01 00:00:00.000001", b"1970-99-01 00:00:00.000001"))
+    data = flare.open(tmp_path / "out")
+    assert data[0]["at"] == datetime.datetime(1970, 1, 1)
+    for read in (lambda: data[1], lambda: data[[0, 1]], lambda: data.collated([0, 1])):
+        with pytest.raises(ValueFitError) as caught:
+            read()
+        assert str(caught.value) == "row 1: column 'at': not a valid timestamp[us] value"
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from(["s", "ms", "us"]),
+    st.sampled_from([None, "UTC", "America/New_York", "-03:00"]),
+    st.integers(-60_000_000_000, 200_000_000_000),
+)
+def test_a_timestamp_is_read_as_arrow_reads_it(unit, zone, seconds):
+    kind = pa.timestamp(unit, zone)
+    array = pa.array([seconds * {"s": 1, "ms": 1000, "us": 10**6}[unit] + 1], kind)
+    text = encodings.coerce(array, lookup("str"))[0][0].as_py()
+    assert is_same(packed_value(lookup("str"), kind)(text), array[0].as_py())
