@@ -328,6 +328,72 @@ def test_a_value_that_does_not_fit(here, capfd):
     assert not (here / "out").exists()
 
 
+def test_hints_for_a_first_row_that_fails_name_the_option(here, capfd, web):
+    (here / "links.csv").write_text(f"url,n\n{web.url('/gone')},x\n")
+    skip = ", or use --on-error skip to omit such rows."
+    for args, code, error, hint in (
+        (
+            "--encode n=int",
+            4,
+            "n 'x' cannot be stored as int (-9223372036854775808 to 9223372036854775807)",
+            "Choose another encoding than --encode n=int; or omit such rows with --on-error skip.",
+        ),
+        (
+            "--fetch n",
+            3,
+            "x: no such file or folder",
+            "Check that --fetch names a column of URLs, or of paths relative to the folder of the "
+            f"source{skip}",
+        ),
+        (
+            "--fetch url --allow-private",
+            3,
+            f"{web.url('/gone')}: 404 Not Found",
+            f"Check whether the links still exist{skip}",
+        ),
+    ):
+        check_error(capfd, f"pack links.csv out {args}", code, f"links.csv[0]: {error}", hint)
+        shutil.rmtree(here / "out", ignore_errors=True)
+
+
+def test_a_wrong_input_option_is_named_in_the_hint(here, capfd, monkeypatch):
+    (here / "dir").mkdir()
+    for args, code, error, hint in (
+        (
+            "ok.csv out --input parquet",
+            4,
+            "ok.csv: not a parquet file: it does not start with PAR1",
+            "If the source is not parquet, change --input.",
+        ),
+        (
+            "ok.csv out --input tar",
+            4,
+            f"ok.csv: data ends at byte {os.path.getsize('ok.csv')}, without an end marker",
+            "The file was damaged or cut short; fetch or pack it again. "
+            "If the source is not tar, change --input.",
+        ),
+        (
+            "dir out --input csv",
+            2,
+            "dir: is a folder; --input csv expects files",
+            "Use a wildcard, such as 'dir/*'.",
+        ),
+        (
+            "ok.csv out --input json",
+            2,
+            "--input: expected arrow, parquet, jsonl, csv, tsv, lines, tar or files, got 'json'",
+            "Did you mean jsonl?",
+        ),
+    ):
+        check_error(capfd, f"pack {args}", code, error, hint)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"hello, world\nhello\n")))
+    hint = (
+        "Quote fields that contain a separator or a newline. "
+        "If the source is not csv, name its kind with --input."
+    )
+    check_error(capfd, "pack - out", 4, "-: line 2 has 1 field; the header has 2", hint)
+
+
 def test_a_value_that_does_not_fit_is_listed_with_on_error_skip(here, capfd):
     assert (
         main(

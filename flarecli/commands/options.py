@@ -262,8 +262,9 @@ class _TableOptions(Options):
         None,
         Option(
             group="Rows",
+            metavar="KIND",
             choices=("arrow", "parquet", "jsonl", "csv", "tsv", "lines", "tar", "files"),
-            help="Kind of SOURCE (default: detected): a table, a list of addresses (lines), a tar, or files.",
+            help="Kind of SOURCE, such as a list of addresses (lines): {choices} (default: detected).",
         ),
     )
     csv: Sequence[str] = option(

@@ -296,6 +296,12 @@ def sniff(spool: Blocks, dialect: Dialect = DEFAULT, null_separated: bool = Fals
     found = "xz" if head.startswith(_XZ) else media.sniff(head)
     line = first_line(head)
     is_text = found is None and not _CONTROL.search(line)
+    if found is None and b"\0" in line and not _CONTROL.search(line.replace(b"\0", b"")):
+        raise FormatError(
+            f"unknown kind of stream; expected {_EXPECTED}",
+            where=spool,
+            hint="Use -0 for a list of addresses that end with NUL.",
+        )
     if is_text and any(one.encode() in without_quoted(line, '"') for one in DELIMITERS):
         return "csv"
     raise _unknown_kind(spool, found, is_text)

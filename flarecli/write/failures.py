@@ -130,7 +130,9 @@ def error_of(failure: Failure, address: object, hint: str = SKIP_HINT) -> FlareE
     address  address of the source, for a row without a file
     hint     how to continue without failed rows
     """
-    named = f"{failure.key}: " if failure.key else ""
+    # the reason of a row of a list starts with the key, which is the name of the file
+    is_named = failure.key and not failure.reason.startswith(f"{failure.key}: ")
+    named = f"{failure.key}: " if is_named else ""
     if failure.kind == "robots" or (failure.kind == "unsafe" and "--allow-" in failure.hint):
         hint = f"{failure.hint.rstrip('.')}, or --on-error skip to omit such rows."
     elif failure.kind == "incomplete":
@@ -139,6 +141,8 @@ def error_of(failure: Failure, address: object, hint: str = SKIP_HINT) -> FlareE
         hint = _COLUMNS_HINT
     elif failure.kind == "null" and failure.hint:
         hint = failure.hint
+    elif failure.kind == "missing" and failure.hint:
+        hint = f"{failure.hint.rstrip('.')}, or use --on-error skip to omit such rows."
     elif failure.kind == "value" and failure.hint and hint is SKIP_HINT:
         hint = f"{failure.hint.rstrip('.')}; or omit such rows with --on-error skip."
     at, row = (address, failure.row) if failure.file is None else (failure.file, failure.file_row)

@@ -20,8 +20,9 @@ import numpy as np
 import pyarrow as pa
 
 from flarecli import media
-from flarecli.errors import CredentialsError, FlareError
+from flarecli.errors import CredentialsError, FlareError, MissingError
 from flarecli.model import IntArray
+from flarecli.names import is_url
 from flarecli.prefetch import get_interruptibly
 from flarecli.progress import Progress
 from flarecli.redact import redact, redact_text
@@ -47,6 +48,11 @@ __all__ = ["BytesColumnBuilder", "Fetched", "Link", "fetch"]
 MAX_SLICE_ROWS = 1024
 MAX_ROWS_AHEAD = 4096  # maximum rows whose links are requested in advance
 MAX_RUN_ROWS = 128  # maximum rows to process in one step if all links are plain bytes
+# hints if no link could be fetched before
+_GONE_HINT = "Check whether the links still exist."
+_NO_LINK_HINT = (
+    "Check that --fetch names a column of URLs, or of paths relative to the folder of the source."
+)
 MAX_SHOWN_HINTS = 3  # maximum notes about private addresses, each with a different hint
 # Approximate downloaded bytes per output batch. A batch is in memory twice during its conversion,
 # and the last batch of a shard remains in memory.
@@ -447,7 +453,9 @@ class _Fetcher:
             if outcome.kind == "robots":
                 self._robots_hint = outcome.hint
             message = f"{redact(part.request.urls[place])}: {outcome.message}"
-            return LinkFailure(outcome.kind, redact_text(message), outcome.hint)
+            is_first = outcome.kind == "missing" and not self._fetched
+            hint = outcome.hint or (_GONE_HINT if is_first else "")
+            return LinkFailure(outcome.kind, redact_text(message), hint)
         if isinstance(outcome, FetchedLink):
             body = bytes(outcome.data)
         elif isinstance(outcome, bytes | Page):
@@ -460,7 +468,9 @@ class _Fetcher:
                 raise
             except FlareError as error:
                 message = f"{redact(text)}: {error.message}"
-                return LinkFailure(error.kind, redact_text(message), error.hint)
+                is_missing = isinstance(error, MissingError) and not is_url(text)
+                hint = _NO_LINK_HINT if is_missing and not self._fetched else error.hint
+                return LinkFailure(error.kind, redact_text(message), hint)
             if isinstance(data, LinkFailure):
                 return replace(data, reason=f"{redact(text)}: {data.reason}")
             body = data

@@ -103,6 +103,7 @@ def test_pack_without_options_passes_the_defaults(flare):
         "allow_empty": False,
         "allow_missing": False,
         "csv": (),
+        "input": None,
         "null": (),
         "from0": False,
         "resize": None,
@@ -130,7 +131,7 @@ def test_every_option_of_pack_is_passed(flare):
         "--shard-size 256KiB --shard-rows 3 -z zstd:7 --hash sha1 --hash xxh64 --separator \\t| --newline \\r\\n --on-error skip "
         "--on-duplicate first --dry-run --resume "
         "--resize 640x480 --resize-mode crop --quality 80 --min-size 32 --max-aspect 2.5 --media-info --strict --part-rows 9 --engine ray "
-        "--csv delimiter=; --csv null=NA --null fill --null n=0 "
+        "--input csv --csv delimiter=; --csv null=NA --null fill --null n=0 "
         "--overwrite --allow-empty --allow-missing -0 -j 5 --retries 2 --timeout 8s --deadline 12s --max-object 1MB --allow-private --allow-local --cache kept --cache-limit 1MB --allow-host 10.0.0.7:80 --allow-host ::1 "
         "--per-host 4 --user-agent mybot/1.0 --ignore-robots-tag"
     )
@@ -159,6 +160,7 @@ def test_every_option_of_pack_is_passed(flare):
         "allow_empty": True,
         "allow_missing": True,
         "csv": ["delimiter=;", "null=NA"],
+        "input": "csv",
         "null": ["fill", "n=0"],
         "from0": True,
         "per_host": 4,

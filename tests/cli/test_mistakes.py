@@ -239,7 +239,7 @@ def test_a_truncated_index_can_be_rebuilt(place, tmp_path, in_tmp_path, capfd, l
 def test_a_file_with_an_unknown_extension_is_noted(tmp_path, in_tmp_path, capfd):
     (tmp_path / "x.xlsx").write_text("PK")
     assert main(["pack", "x.xlsx", "out"]) == 0
-    note = "x.xlsx: unknown extension; packing the whole file as one row"
+    note = "x.xlsx: unknown extension; packing the whole file as one row; use --input if the file is a table"
     assert capfd.readouterr().err.splitlines()[0] == note
 
 

@@ -39,6 +39,7 @@ from flarecli.commands.packing.run import (
     count_selected,
     dry_run,
     estimate,
+    failed_row,
     finished_before,
     note_addresses,
     pack_task,
@@ -65,7 +66,7 @@ from flarecli.progress import Progress
 from flarecli.storage import Location
 from flarecli.storage.local import LocalStore
 from flarecli.units import format_count
-from flarecli.write import Journal, Target, bucket_of, claim, engines, error_of, parts
+from flarecli.write import Journal, Target, bucket_of, claim, engines, parts
 from flarecli.write.columns import reader_notes, schema_header
 
 __all__ = ["join_parts", "pack_one_part", "pack_part", "pack_parts"]
@@ -644,7 +645,7 @@ def _sample(plan: Plan) -> Estimate:
     for note in reader_notes(plan.task.format, sample.columns, sample.types):
         plan.progress.note(note)
     if sample.failures and not sample.columns and plan.options.on_error == "fail":
-        raise error_of(sample.failures[0], plan.source.address)
+        raise failed_row(plan, sample.failures[0])
     if not sample.columns:
         raise NoRowsError(
             "no rows to pack among the first rows",

@@ -745,7 +745,7 @@ def _read_files(
                 column,
                 error.kind,
                 f"{batch.column(_NAME_OF + column)[row]}: {error.message}",
-                error.hint,
+                error.hint if error.kind == "unsafe" else "",
             )
             for row, column, error in flaws
         ]

@@ -63,6 +63,7 @@ __all__ = [
     "count_selected",
     "dry_run",
     "estimate",
+    "failed_row",
     "finished_before",
     "note_addresses",
     "pack_task",
@@ -260,7 +261,7 @@ def _write(
             notes.check_progress(writer.shards, writer.next)
             notes.check_rows(writer.has_large_row)
             if failures and not skips:
-                raise error_of(failures[0], plan.source.address)
+                raise failed_row(plan, failures[0])
             plan.places.forget(part.until)
             if spool is not None:
                 spool.until = part.until
@@ -270,6 +271,16 @@ def _write(
             written_bytes = writer.written_bytes
     if plan.duplicates:
         progress.note(f"skipped {plan.duplicates} rows with the key of an earlier row")
+
+
+def failed_row(plan: Plan, failure: Failure) -> FlareError:
+    """Return the error that ends a pack at its first failed row."""
+    encoding = plan.task.encode.get(failure.column)
+    is_first_value = failure.kind == "value" and failure.row == 0 and not failure.hint
+    if is_first_value and encoding is not None:  # perhaps no row fits
+        option = shell_quoted(f"{failure.column}={encoding}")
+        failure = replace(failure, hint=f"Choose another encoding than --encode {option}.")
+    return error_of(failure, plan.source.address)
 
 
 def _expected_rows(plan: Plan) -> int | None:
@@ -433,7 +444,7 @@ def dry_run(plan: Plan, part_rows: int | None = None) -> Packed:
     notes.check_total(totals.shards)
     notes.check_rows(totals.has_large_row)
     if totals.failures and plan.options.on_error == "fail":
-        raise error_of(totals.failures[0], plan.source.address)
+        raise failed_row(plan, totals.failures[0])
     for failure in totals.failures:
         plan.progress.failed(failure.key or failure.where, failure.reason)
     return Packed(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -15,12 +17,13 @@ from flarecli.braces import WILDCARDS
 from flarecli.commands.large_values import LargeValues
 from flarecli.commands.provenance import SourceName, shard_of, source_name
 from flarecli.commands.row_order import average_row_bytes, check_no_rows, read_rows, select_rows
-from flarecli.errors import NoRowsError, UsageError
+from flarecli.errors import FormatError, NoRowsError, UsageError
 from flarecli.formats import FALLBACK, STREAMED, facts
 from flarecli.hashes import DEFAULT, Sums
 from flarecli.ingest import DIALECT, Dialect
 from flarecli.media import is_media, kind_of
 from flarecli.model import IntArray, Playlist, Stream
+from flarecli.names import is_url, shell_quoted
 from flarecli.redact import redact
 from flarecli.storage import Guard, Location, locate
 
@@ -309,21 +312,31 @@ def open_source(
     spools = [one for one in opened if isinstance(one, ingest.Spool)]
     kinds = {kind} if kind else {ingest.sniff(one, dialect, null_separated) for one in spools}
     format = next((_SHARD_FORMATS[one] for one in kinds if one in _SHARD_FORMATS), None)
+    kinds_of_all = kinds if kind or len(spools) == len(opened) else ()
+    if format is None and kind is not None:
+        for one in opened:
+            if isinstance(one, str) and not is_url(one) and os.path.isdir(one):
+                raise UsageError(
+                    f"is a folder; --input {kind} expects files",
+                    where=one,
+                    hint=f"Use a wildcard, such as {shell_quoted(one.rstrip('/') + '/*')}.",
+                )
     is_index = kind is not None or all(
         isinstance(one, ingest.Spool) or ingest.is_index(one) for one in opened
     )
     if expanded and format is None and is_index:
         check_no_rows(shown, streams, rows)
         _check_folder_column(folder_column, shown)
-        index = ingest.open_index(
-            opened,
-            guard=guard,
-            text=text,
-            dialect=dialect,
-            kind=kind,
-            null_separated=null_separated,
-            allow_missing=allow_missing,
-        )
+        with _hints_on_kind(kind, kinds_of_all):
+            index = ingest.open_index(
+                opened,
+                guard=guard,
+                text=text,
+                dialect=dialect,
+                kind=kind,
+                null_separated=null_separated,
+                allow_missing=allow_missing,
+            )
         if object_name:
             # relative paths and local files are allowed, as in code that uses the object
             index = replace(index, at=locate(".", replace(guard, allow_local=True)))
@@ -341,18 +354,7 @@ def open_source(
             where=shown,
             hint="Pack tables, tar archives and datasets separately.",
         )
-    if spools:
-        resolved = [
-            playlist
-            for one in opened
-            for playlist in (
-                [_playlist_of(one, format or FALLBACK)]
-                if isinstance(one, ingest.Spool)
-                else read.resolve([one], format=kind and format, guard=guard, expanded=True)
-            )
-        ]
-    else:
-        resolved = read.resolve(expanded, format=format, guard=guard, maps=False, expanded=True)
+    resolved = _resolved(opened, format, kind, guard)
     if (
         kind is None
         and not spools
@@ -370,7 +372,8 @@ def open_source(
         return _IndexSource(shown, name, folder, guard)
     _check_folder_column(folder_column, shown)
     parts, max_bytes = read.select_streams(resolved, streams), guard.limits.max_bytes
-    source = _DatasetSource(shown, name, parts, resolved, rows, exact, max_bytes, spools)
+    with _hints_on_kind(kind, kinds_of_all):
+        source = _DatasetSource(shown, name, parts, resolved, rows, exact, max_bytes, spools)
     is_single = kind is None and len(expanded) == 1
     source.notes = (*skipped, *(_single_file(resolved[0].streams[0]) if is_single else ()))
     return source
@@ -385,10 +388,41 @@ def _check_folder_column(name: str, shown: str) -> None:
         )
 
 
-def _playlist_of(spool: ingest.Spool, format: str) -> Playlist:
-    """Return a playlist with one shard, the content of a stream."""
-    at = spool.location
-    return Playlist((Stream("data", at.folder, format, [at.name]),))
+@contextlib.contextmanager
+def _hints_on_kind(kind: str | None, kinds: Collection[str]) -> Iterator[None]:
+    """Add the option `--input` to the hints of errors of opening files.
+
+    kind   value of --input
+    kinds  the kind, or the kinds of the streams; empty: do not change the hints
+    """
+    try:
+        yield
+    except NoRowsError:
+        raise
+    except FormatError as error:
+        if not kinds:
+            raise
+        option = "change --input" if kind else "name its kind with --input"
+        hint = f"If the source is not {' or '.join(sorted(kinds))}, {option}."
+        raise error.changed(hint=f"{error.hint} {hint}".lstrip()) from None
+
+
+def _resolved(
+    sources: Sequence[str | ingest.Spool], format: str | None, kind: str | None, guard: Guard
+) -> list[Playlist]:
+    """Return the playlists of datasets; the playlist of a stream has one shard, its content."""
+    addresses = [one for one in sources if isinstance(one, str)]
+    named = None if kind is None else format  # other sources than streams have their own formats
+    if len(addresses) == len(sources):
+        return read.resolve(addresses, format=named, guard=guard, maps=False, expanded=True)
+    found = list[Playlist]()
+    for one in sources:
+        if isinstance(one, str):
+            found += read.resolve([one], format=named, guard=guard, maps=False, expanded=True)
+        else:
+            at = one.location
+            found.append(Playlist((Stream("data", at.folder, format, [at.name]),)))
+    return found
 
 
 def _expanded(
@@ -414,7 +448,9 @@ def _single_file(stream: Stream) -> tuple[str, ...]:
     """Return a note if the source is one file that is neither a known table nor a media file."""
     if not facts(stream.format).is_plain or len(stream) != 1 or is_media(kind_of(stream.urls[0])):
         return ()
-    return (f"{stream.chunk(0).at}: unknown extension; packing the whole file as one row",)
+    return (
+        f"{stream.chunk(0).at}: unknown extension; packing the whole file as one row; use --input if the file is a table",
+    )
 
 
 def is_plain_folder(address: str, resolved: Sequence[Playlist], guard: Guard) -> bool:

@@ -370,8 +370,9 @@ def test_if_all_links_fail_the_reason_is_reported(tmp_path: Path) -> None:
             str(tmp_path / "i.parquet"), str(tmp_path / "out"), fetch=["url"], part_rows=10
         )
     assert str(caught.value) == f"{tmp_path}/i.parquet[0]: gone0.jpg: no such file or folder"
-    assert (
-        caught.value.hint == "Use --on-error skip to omit such rows and list them in failed.jsonl."
+    assert caught.value.hint == (
+        "Check that --fetch names a column of URLs, or of paths relative to the folder of the "
+        "source, or use --on-error skip to omit such rows."
     )
     assert not (tmp_path / "out").exists()
 
