@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CatOptions",
+    "DEFAULT_SHARD_SIZE",
     "InspectOptions",
     "NetworkOptions",
     "PackOptions",
@@ -33,6 +34,7 @@ __all__ = [
 
 Pairs: TypeAlias = "Mapping[str, str] | Sequence[tuple[str, str]]"
 
+DEFAULT_SHARD_SIZE = "64MiB"
 _MIN_UNITLESS_SIZE = 1024  # a smaller shard size without a unit is probably a number of megabytes
 _FRACTION = r"(?a)(\d{1,18})/(\d{1,18})"
 _ESCAPES = {"\\t": "\t", "\\n": "\n", "\\r": "\r", "\\\\": "\\"}
@@ -387,14 +389,14 @@ class PackOptions(_DownloadOptions, _TableOptions, _WriteOptions, _StreamOptions
         ),
     )
     shard_size: int | str | None = option(
-        1 << 26,
+        parse_size(DEFAULT_SHARD_SIZE),
         Option(
             group="Shards",
             metavar="SIZE",
             parse=_shard_size,
             takes_text=True,
             minimum=0,
-            shown="64MiB",
+            shown=DEFAULT_SHARD_SIZE,
             help="Maximum size of a shard.",
         ),
     )

@@ -1,6 +1,6 @@
 """A target in a bucket. A lease locks it, a journal records progress, and the playlist commits it.
 
-    OUT/.flare/lock            the owner (`lease.py`)
+    OUT/.flare/lock            the owner: process id, host, start time, a random token, and a counter
     OUT/.flare/journal/…       completed steps, one object each (`storage/append_log.py`)
     OUT/.flare/failed.jsonl/…  failed rows
     OUT/.flare/new/…           with `overwrite`: the new dataset with its own journal, which
@@ -9,25 +9,222 @@
 
 Objects cannot be renamed, so the playlist is the commit. If the playlist exists, all listed files
 are complete, regardless of the contents of `.flare`.
+
+The lock is a lease: an object that its owner renews regularly. The object is created and taken over
+by conditional puts, so only one process succeeds. The clocks of other machines are not used. A
+process that finds an existing lock checks whether the object changes within DEAD_S. If the owner is
+on the same machine, the process checks whether the owner is running instead.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
+import os
+import socket
 import threading
+import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
-from flarecli.errors import FlareError, MissingError, UsageError
+from flarecli.errors import BusyError, FlareError, MissingError, UsageError
 from flarecli.playlists import PLAYLIST
 from flarecli.prefetch import ordered_map, start_thread
 from flarecli.storage import Entry, Location
+from flarecli.storage.cloud.store import Snapshot, snapshot, swap
 from flarecli.storage.local import SCRATCH
-from flarecli.write.lease import Lease
 from flarecli.write.target import DatasetContents, Target, check_dataset
 
-__all__ = ["BucketTarget"]
+__all__ = ["BucketTarget", "DEAD_S", "Lease"]
 
+_DELETED = "the lock of this pack was deleted"
+BEAT_S = 5.0  # interval between renewals
+_MAX_ATTEMPTS = 9  # attempts to acquire a free lock, in about five seconds
+DEAD_S = 60.0  # a lock that has not changed for this time is taken over
 _PARALLEL_REQUESTS = 32  # parallel requests for small objects
+
+
+class Lease:
+    """A lock on a folder in a bucket. It expires if its process ends or cannot reach the bucket.
+
+    waits   True: wait for DEAD_S to detect whether the owner of an existing lock is dead; False:
+            assume that the owner is alive
+    raises  BusyError with the owner if another process has the lock; ReachError if the thread that
+            renews the lock cannot be started
+    """
+
+    def __init__(self, at: Location, where: str, waits: bool) -> None:
+        self._at, self._where = at, where
+        self._owner: dict[str, Any] = {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "start": time.strftime("%Y-%m-%d %H:%M:%S"),
+            "machine": _machine(),
+            "ticks": _start_ticks(os.getpid()),
+            "token": uuid.uuid4().hex,
+        }
+        self._renewals, self._lost = 0, ""
+        self._mutex, self._ended = threading.Lock(), threading.Event()
+        self._snapshot = self._acquire(waits)
+        self._last = _now()
+        self._thread = threading.Thread(
+            target=self._renew_until_ended, name="flare-lease", daemon=True
+        )
+        try:
+            start_thread(self._thread)
+        except BaseException:
+            self.release()
+            raise
+
+    def _next(self) -> bytes:
+        self._renewals += 1
+        return json.dumps({**self._owner, "beat": self._renewals}).encode()
+
+    def _acquire(self, waits: bool) -> Snapshot:
+        for number in range(_MAX_ATTEMPTS):
+            current = snapshot(self._at)
+            if current is not None and not self._is_dead(current, waits):
+                continue  # the lock was released
+            with contextlib.suppress(BusyError):
+                return swap(self._at, self._next(), current)
+            time.sleep(0.01 * 2**number)
+        raise BusyError(
+            "cannot create the lock: other processes created it first, or the store refuses conditional puts",
+            where=self._where,
+            hint="Try again in a minute.",
+        )
+
+    def _is_dead(self, current: Snapshot, waits: bool) -> bool:
+        """Return True if the owner is dead, or False if the owner has released the lock.
+
+        raises  BusyError if the owner may be alive
+        """
+        owner = _parsed(current.data)
+        is_alive = (
+            _is_alive(owner.get("pid"), owner.get("ticks"))
+            if owner.get("machine") and owner["machine"] == _machine()
+            else None
+        )
+        if is_alive is False:
+            return True
+        if is_alive:
+            raise self._busy(owner, "Wait until the other process ends.")
+        if not waits:
+            raise self._busy(
+                owner,
+                f"Wait until the other process ends. If it was killed, --resume takes over the lock after {DEAD_S:.0f} seconds.",
+            )
+        stop = _now() + DEAD_S
+        while _now() < stop:
+            time.sleep(min(1.0, DEAD_S / 4))
+            now = snapshot(self._at)
+            if now is None:
+                return False
+            if now.data != current.data:
+                raise self._busy(_parsed(now.data), "Wait until the other process ends.")
+        return True
+
+    def _busy(self, owner: dict[str, Any], hint: str) -> BusyError:
+        process = f"process {owner.get('pid', '?')} on {str(owner.get('host', '?'))[:80]}, since {str(owner.get('start', '?'))[:30]}"
+        return BusyError(
+            f"another pack is writing to this folder ({process})", where=self._where, hint=hint
+        )
+
+    def _renew_until_ended(self) -> None:
+        while not self._ended.wait(BEAT_S):
+            with contextlib.suppress(FlareError):  # `check` reports a permanent error
+                self._renew()
+            if self._lost:
+                return
+
+    def _renew(self) -> None:
+        with self._mutex:
+            if self._ended.is_set() or self._lost:
+                return
+            try:
+                self._snapshot = swap(self._at, self._next(), self._snapshot)
+            except BusyError:
+                self._lost = (
+                    _DELETED if snapshot(self._at) is None else "another pack took over the lock"
+                )
+                return
+            self._last = _now()
+
+    def check(self, now: bool = False) -> None:
+        """Raise BusyError if another process has the lock, or ReachError if the lock cannot be read.
+
+        now  True: renew the lock first; False: rely on a recent renewal
+        """
+        if now or _now() - self._last > BEAT_S * 1.5:
+            self._renew()
+        if self._lost:
+            hint = "Stop one of the two packs, then run this pack again with --resume."
+            if self._lost == _DELETED:
+                hint = "Run the same command with --resume."
+            raise BusyError(self._lost, where=self._where, hint=hint)
+
+    def expire(self) -> None:
+        """Stop renewing the lock, so that it expires. Sends no request."""
+        self._ended.set()
+
+    def release(self) -> None:
+        """Release the lock, unless another process has taken it over."""
+        self._ended.set()
+        with self._mutex, contextlib.suppress(FlareError):
+            now = None if self._lost else snapshot(self._at)
+            if now is not None and _parsed(now.data).get("token") == self._owner["token"]:
+                self._at.delete()
+
+
+def _parsed(data: bytes) -> dict[str, Any]:
+    with contextlib.suppress(ValueError):
+        owner = json.loads(data)
+        if isinstance(owner, dict):
+            return owner
+    return {}
+
+
+def _now() -> float:
+    """Return a monotonic time in seconds, including the time for which the machine was suspended."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def _machine() -> str:
+    """Return the boot id and the process namespace as a machine id; empty if unknown."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def _is_alive(pid: object, ticks: object) -> bool | None:
+    """Return whether a process on this machine is running; None if unknown.
+
+    ticks  start time of the process, which is compared because process ids are reused
+    """
+    if not isinstance(pid, int) or pid < 1:
+        return None
+    if os.path.exists(f"/proc/{pid}"):
+        return _start_ticks(pid) == ticks
+    try:
+        os.kill(pid, 0)  # raises OSError if the process has ended or is hidden
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return None
+    return None
+
+
+def _start_ticks(pid: object) -> int | None:
+    """Return the start time of a process in ticks since boot; None if the process has ended."""
+    try:
+        with open(f"/proc/{int(str(pid))}/stat", encoding="utf-8", errors="replace") as file:
+            state, *rest = file.read().rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return None
+    return None if state in "ZX" else int(rest[18])
 
 
 class BucketTarget(Target):

@@ -12,8 +12,7 @@ from flarecli.storage import locate
 from flarecli.storage.base import Limits
 from flarecli.storage.http import engine as transfers
 from flarecli.write import Writer
-from flarecli.write.bucket_target import BucketTarget
-from flarecli.write.lease import Lease
+from flarecli.write.bucket_target import BucketTarget, Lease
 from tests.pool import is_idle
 
 NONE = "cannot start another thread"

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from flarecli import encodings, formats, playlists
 from flarecli.bisect import failing_rows
-from flarecli.commands.options import PackOptions
+from flarecli.commands.options import DEFAULT_SHARD_SIZE, PackOptions
 from flarecli.commands.packing.plan import PackTask, Plan, fetched, selected
 from flarecli.commands.packing.source import Source
 from flarecli.errors import FlareError, NoRowsError, UsageError, ValueFitError
@@ -75,7 +75,7 @@ _SAMPLE_ROWS, _SAMPLE_LINKS = 1024, 32  # rows that a dry run converts, without 
 MAX_SHARDS = 100_000  # a pack with more shards is reported
 _MIN_SHARDS = 1000  # finished shards after which the total is estimated
 _LARGE_ROW = (
-    "some rows are larger than the default --shard-size of 64MiB; "
+    f"some rows are larger than the default --shard-size of {DEFAULT_SHARD_SIZE}; "
     "each of these rows becomes a shard of its own"
 )
 

@@ -22,7 +22,7 @@ from flarecli.model import Settings
 from flarecli.storage import locate
 from flarecli.storage.cloud.store import NoConditionalWrites, ObjectStore
 from flarecli.storage.fsspec_store import FsspecStore
-from flarecli.write import Failure, Writer, bucket_target, lease
+from flarecli.write import Failure, Writer, bucket_target
 from tests.conftest import NumberedImages
 
 ROWS = 400
@@ -224,7 +224,7 @@ def elsewhere(s3, **more):
 
 
 def test_only_a_lock_that_does_not_change_is_taken_over(s3, monkeypatch):
-    monkeypatch.setattr(lease, "DEAD_S", 1.0)
+    monkeypatch.setattr(bucket_target, "DEAD_S", 1.0)
     elsewhere(s3)
     with pytest.raises(
         BusyError,
@@ -243,13 +243,18 @@ def test_only_a_lock_that_does_not_change_is_taken_over(s3, monkeypatch):
 def test_a_dead_owner_on_this_machine_is_detected(s3, monkeypatch):
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    elsewhere(s3, machine=lease._machine(), pid=ended.pid)
+    elsewhere(s3, machine=bucket_target._machine(), pid=ended.pid)
     Writer(f"{s3}/out", columns={"id": "int"}, resume=True).abandon()
     elsewhere(
-        s3, machine=lease._machine(), pid=os.getpid()
+        s3, machine=bucket_target._machine(), pid=os.getpid()
     )  # the id belongs to another process now
     Writer(f"{s3}/out", columns={"id": "int"}, resume=True).abandon()
-    elsewhere(s3, machine=lease._machine(), pid=os.getpid(), ticks=lease._start_ticks(os.getpid()))
+    elsewhere(
+        s3,
+        machine=bucket_target._machine(),
+        pid=os.getpid(),
+        ticks=bucket_target._start_ticks(os.getpid()),
+    )
     with pytest.raises(BusyError, match="far"):
         Writer(f"{s3}/out", columns={"id": "int"}, resume=True)
 
@@ -267,7 +272,7 @@ def test_without_conditional_writes_the_lock_is_read_before_and_after(s3, index,
 
 
 def test_a_pack_whose_lock_was_taken_over_stops(s3, monkeypatch):
-    monkeypatch.setattr(lease, "BEAT_S", 0.1)
+    monkeypatch.setattr(bucket_target, "BEAT_S", 0.1)
     writer = Writer(f"{s3}/out", columns={"id": "int"})
     elsewhere(s3)
     time.sleep(0.5)

@@ -4,7 +4,7 @@ import pytest
 
 from flarecli.errors import BusyError
 from flarecli.storage import locate
-from flarecli.write.lease import Lease
+from flarecli.write.bucket_target import Lease
 
 
 def test_a_store_that_refuses_conditional_puts_is_an_error_after_a_few_attempts(
@@ -16,8 +16,8 @@ def test_a_store_that_refuses_conditional_puts_is_an_error_after_a_few_attempts(
         requests.append(data)
         raise BusyError("another process has written there", where=at)
 
-    monkeypatch.setattr("flarecli.write.lease.swap", refused)
-    monkeypatch.setattr("flarecli.write.lease.time.sleep", slept.append)
+    monkeypatch.setattr("flarecli.write.bucket_target.swap", refused)
+    monkeypatch.setattr("flarecli.write.bucket_target.time.sleep", slept.append)
     with pytest.raises(BusyError) as caught:
         Lease(locate(str(tmp_path)) / "lock", "s3://b/out", waits=False)
     assert (
