@@ -29,6 +29,7 @@ from flarecli.commands.packing.source import Source
 from flarecli.errors import FlareError, NoRowsError, UsageError, ValueFitError
 from flarecli.hashes import DEFAULT
 from flarecli.ingest import SourceChecksum
+from flarecli.media import kind_of
 from flarecli.model import Columns, IntArray
 from flarecli.names import is_url, local_path, scheme_of, shell_quoted, whole_path
 from flarecli.prefetch import cpu_count
@@ -347,10 +348,16 @@ class _InferredColumns(NamedTuple):
 def _inferred(plan: Plan, part: fetch_links.Fetched) -> _InferredColumns:
     encode, source = plan.task.encode, plan.source
     extensions = {name: one.lower() for name, one in plan.extensions.items() if one[0] != "{"}
+    # the first file must not determine the encoding if the first files have several types
+    mixed = {
+        name: "bytes"
+        for name in source.files
+        if len({kind_of(file) for file in part.names.get(name, ()) if file}) > 1
+    }
     chosen = chosen_encodings(
         part.batch,
         plan.names,
-        encode if plan.is_statement else {**source.encodings, **encode},
+        encode if plan.is_statement else {**mixed, **source.encodings, **encode},
         {**extensions, **part.extensions},
         source.stored,
         source.types,

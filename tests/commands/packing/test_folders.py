@@ -310,3 +310,17 @@ def test_extensions_in_data_are_not_trusted(tmp_path):
     with pytest.raises(FormatError) as caught:
         read.open(str(out))
     assert caught.value.message == "column 'image': invalid extension '../x'"
+
+
+def test_a_list_of_files_of_several_types_is_bytes(photos, tmp_path, monkeypatch):
+    names = [name for name in sorted(PHOTOS) if name.endswith((".jpg", ".png", ".PNG"))]
+    monkeypatch.chdir(photos)
+    (tmp_path / "list").write_text("\n".join(names))
+    with open(tmp_path / "list", "rb") as file:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(file))
+        done = commands.pack("-", str(tmp_path / "out"))
+    assert {column.name: column.encoding for column in done.columns} == {
+        "data": "bytes",
+        "name": "str",
+    }
+    assert [row["data"] for row in rows_of(tmp_path / "out")] == [PHOTOS[name] for name in names]
