@@ -34,11 +34,13 @@ class _Signals:
 
     number  number of the first signal received, or 0
     armed   True while a signal raises KeyboardInterrupt
+    hint    what a resumed run keeps and repeats; None if unknown, empty if it cannot be resumed
     over    True after the run has ended
     """
 
     def __init__(self, args: Sequence[str]) -> None:
         self.number, self.armed, self.over, self._args = 0, True, False, args
+        self.hint: str | None = None
         self._before: dict[int, Any] = {}
         self._hook = sys.unraisablehook
 
@@ -107,11 +109,13 @@ class _Signals:
 
     def _line(self) -> str:
         reason, code = _NAMES[self.number], 128 + self.number
-        resumable = self._args[:1] in (["pack"], ["unpack"])
+        hint = self.hint
+        if hint is None:  # the run was interrupted outside a command, or killed
+            hint = "use --resume to continue" if self._args[:1] in (["pack"], ["unpack"]) else ""
         if _is_set(self._args, "json"):
-            hint = "Use --resume to continue." if resumable else ""
+            hint = f"{hint[0].upper()}{hint[1:]}." if hint else ""
             return f'{{"error": {{"kind": "interrupted", "message": "{reason}", "where": "", "row": null, "column": null, "hint": "{hint}", "exit_code": {code}}}}}\n'
-        return f"error: {reason}" + ("; use --resume to continue\n" if resumable else "\n")
+        return f"error: {reason}" + (f"; {hint}\n" if hint else "\n")
 
 
 def _write_stderr(text: str) -> None:
@@ -153,8 +157,9 @@ def _run(args: Sequence[str], signals: _Signals) -> int:
             code = _execute(args, signals)
         finally:
             signals.armed = False  # from here on, a signal changes only the exit code
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as caught:
         signals.number = signals.number or signal.SIGINT
+        signals.hint = str(caught) if caught.args else None
     except Exception as error:  # flarecli.cli handles all errors of a valid installation
         code = 6 if isinstance(error, ImportError) else 1
         _write_stderr(f"error: {type(error).__name__}: {error}\nhint: Reinstall flare.\n")

@@ -54,7 +54,7 @@ def command(line: Line) -> int:
     printer = line.printer()
     bar = ProgressBar(printer)
     findings: list[Finding] = []
-    hints = {""}
+    hints, result = {""}, None
     try:
         result = commands.verify(line.sources, progress=bar, **line.keywords(VerifyOptions))
         for finding in result:
@@ -63,6 +63,8 @@ def command(line: Line) -> int:
                 findings.append(finding)
             _print_finding(printer, finding, line.github, hints)
             finish()
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("" if result is None else result.resume_hint) from None
     finally:
         bar.close()
     counts = {

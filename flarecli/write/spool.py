@@ -22,6 +22,7 @@ import itertools
 import json
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -187,6 +188,17 @@ class Spool:
         self._files = [one for one in self._files if one.until > self._writer.next]
         self._drop(unneeded)
         self._due = time.monotonic() + SAVE_S
+
+    def saved_rows(self, links: int) -> int:
+        """Return the number of rows after the recorded shards whose downloads are all saved.
+
+        links  number of link columns
+        """
+        first = self._writer.next
+        places = [rows for _, rows in self._writer.unrecorded]
+        written = sum(int(((first <= rows) & (rows < self._next)).sum()) for rows in places)
+        counts = Counter(row for row, _ in self._links if row >= max(first, self._next))
+        return written + sum(count == links for count in counts.values())
 
     def _save_rows(self, rows: Sequence[tuple[pa.RecordBatch, IntArray]]) -> None:
         first, stop = self._next, int(rows[-1][1][-1]) + 1

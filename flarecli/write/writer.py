@@ -237,6 +237,11 @@ class Writer:
         return len(self._chunks)
 
     @property
+    def kept_rows(self) -> int | None:
+        """Number of rows in recorded shards; None if an abandoned Writer keeps nothing."""
+        return sum(chunk.rows or 0 for chunk in self._chunks) if _is_kept(self._journal) else None
+
+    @property
     def size(self) -> int:
         """Total size of the finished shards in bytes."""
         return sum(file.size or 0 for chunk in self._chunks for file in chunk.files)
@@ -701,7 +706,12 @@ def _row_numbers(rows: IntArray | Sequence[int], count: int) -> IntArray:
 def _release(target: Target, failed: Failed, journal: Journal) -> None:
     failed.close()
     journal.close()
-    target.abandon(keep=bool(journal.shards) or journal.is_kept)
+    target.abandon(keep=_is_kept(journal))
+
+
+def _is_kept(journal: Journal) -> bool:
+    """Return whether the folder of an abandoned Writer is kept for a resume."""
+    return bool(journal.shards) or journal.is_kept
 
 
 def _drop(pid: int, target: Target, *logs: Any) -> None:

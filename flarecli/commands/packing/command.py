@@ -88,6 +88,16 @@ def _pack(
     engines.check(options.engine)
     _check_parts(options)
     progress = options.progress or Progress()
+    if options.dry_run:
+        try:
+            return _packed(task, progress)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("") from None  # there is nothing to resume
+    return _packed(task, progress)
+
+
+def _packed(task: PackTask, progress: Progress) -> Packed:
+    options = task.options
     if options.join:
         return join_parts(task, progress)
     if options.part is not None:

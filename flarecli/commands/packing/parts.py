@@ -34,7 +34,9 @@ from flarecli.commands.packing.plan import (
 )
 from flarecli.commands.packing.run import (
     Estimate,
+    Kept,
     Packed,
+    PackInterrupt,
     ShardNotes,
     count_selected,
     dry_run,
@@ -135,7 +137,7 @@ def pack_parts(task: PackTask, progress: Progress) -> Packed:
     target = claim(task.out, resume=options.resume, overwrite=options.overwrite, guard=task.guard)
     if target.is_done:
         return finished_before(target, record, options.format)
-    journal, keep = None, True  # keep the output of an earlier run if this run is rejected
+    journal, done, keep = None, None, True  # keep an earlier run's output if this run is rejected
     try:
         journal = Journal(target.at, head)
         keep = journal.columns is not None
@@ -145,7 +147,8 @@ def pack_parts(task: PackTask, progress: Progress) -> Packed:
         keep = True
         common = _common_task(task, record, journal)
         tasks = _PartTasks(common, str(target.at), division)
-        done = _run(options, tasks, division.rows, progress, (*source.notes, DOTS_NOTE))
+        done = _Totals(bytearray(len(tasks)))
+        _run(options, tasks, done, division.rows, progress, (*source.notes, DOTS_NOTE))
         if not any(done.has_rows):
             raise NoRowsError(
                 "no rows to pack",
@@ -154,10 +157,15 @@ def pack_parts(task: PackTask, progress: Progress) -> Packed:
             )
         names = (parts.part_name(i) for i, has_rows in enumerate(done.has_rows) if has_rows)
         stream = parts.join(target.at, names, {"source": record}).stream
-    except BaseException:
+    except BaseException as error:
         if journal is not None:
             journal.close()
         target.abandon(keep=keep)
+        if isinstance(error, KeyboardInterrupt):
+            kept = Kept(0 if keep and done is None else None, 0, 0)
+            kept = error.kept if isinstance(error, PackInterrupt) else kept
+            count = "" if done is None else f"{done.parts} of {format_count(len(division), 'part')}"
+            raise PackInterrupt(options, kept, count) from None
         raise
     finally:
         progress.close()
@@ -247,10 +255,14 @@ def _join(plan: Plan, division: _Division, target: Target, progress: Progress) -
         check_keys(plan)
         names = [parts.part_name(i) for i in range(len(tasks))]
         joined = parts.join(target.at, names, {"source": record})
-    except BaseException:
+    except BaseException as error:
         if journal is not None:
             journal.close()
         target.abandon(keep=True)
+        if isinstance(error, KeyboardInterrupt):
+            raise KeyboardInterrupt(
+                "run the same command again: flare keeps all parts, and checks and joins them again"
+            ) from None
         raise
     finally:
         progress.close()
@@ -404,6 +416,8 @@ def _prepare(plan: Plan, division: _Division, progress: Progress) -> tuple[Locat
             _record_columns(Plan(task, plan.source, progress), journal)
         keep = True
         return target.at, _common_task(plan.task, record, journal)
+    except KeyboardInterrupt:
+        raise PackInterrupt(plan.options, Kept(0 if keep else None, 0, 0)) from None
     finally:
         if journal is not None:
             journal.close()
@@ -568,9 +582,11 @@ class _Totals:
     """Totals over the packed parts.
 
     has_rows  for each part, 1 if the part has rows, otherwise 0
+    parts     number of parts that were packed without an error
     """
 
     has_rows: bytearray
+    parts: int = 0
     rows: int = 0
     shards: int = 0
     bytes: int = 0
@@ -658,20 +674,23 @@ def _sample(plan: Plan) -> Estimate:
 def _run(
     options: PackOptions,
     tasks: Sequence[PackTask],
+    done: _Totals,
     rows: int,
     progress: Progress,
     reported: Sequence[str],
-) -> _Totals:
+) -> None:
     """Pack all parts. Raises the error of the failed part with the lowest number.
 
+    done      totals to update
     reported  notes that were already reported, and are not repeated
     """
-    done, notes, engine = _Totals(bytearray(len(tasks))), 0, options.engine
+    notes, engine = 0, options.engine
     shard_notes = ShardNotes(options, progress, len(tasks))
     errors: dict[int, FlareError] = {}
     progress.start("pack", rows)
     for finished, (i, outcome) in enumerate(engines.run(engine, pack_part, tasks), 1):
         part, packed = f"part {parts.part_name(i)}", outcome.packed
+        done.parts += outcome.error is None
         if packed is not None:
             done.add(i, packed)
             shard_notes.check_progress(done.shards, finished)
@@ -698,7 +717,6 @@ def _run(
         if error.address:
             raise error.changed(address=part + error.address)
         raise error.changed(address=part + error.where, row=None)
-    return done
 
 
 def _base_folder(task: PackTask) -> str | None:

@@ -34,6 +34,7 @@ from flarecli.model import Columns, IntArray
 from flarecli.names import is_url, local_path, scheme_of, shell_quoted, whole_path
 from flarecli.prefetch import cpu_count
 from flarecli.progress import Progress
+from flarecli.units import format_count
 from flarecli.write import (
     FAILED,
     SHARD_LIMIT,
@@ -59,6 +60,8 @@ from flarecli.write.columns import (
 
 __all__ = [
     "Estimate",
+    "Kept",
+    "PackInterrupt",
     "Packed",
     "ShardNotes",
     "count_selected",
@@ -105,6 +108,62 @@ class Packed:
         """Return the result as plain values, for --json."""
         columns = {column.name: column.encoding for column in self.columns}
         return {**asdict(self), "columns": columns}
+
+
+class Kept(NamedTuple):
+    """What an interrupted pack keeps for a resume.
+
+    rows, shards  rows in finished shards, and number of these shards; None if nothing is kept
+    fetched       number of further rows whose downloads are saved
+    """
+
+    rows: int | None
+    shards: int
+    fetched: int
+
+    def texts(self) -> list[str]:
+        """Return what is kept, as phrases for a list."""
+        parts = []
+        if self.shards:
+            shards = format_count(self.shards, "shard")
+            parts.append(f"{format_count(self.rows or 0, 'row')} in {shards}")
+        if self.fetched:
+            more = "more row" if self.shards else "row"
+            parts.append(f"the downloads of {format_count(self.fetched, more)}")
+        if self.rows is not None and not parts:
+            parts.append("the columns")
+        return parts
+
+
+class PackInterrupt(KeyboardInterrupt):
+    """An interrupt of a pack, with the hint that says what a resume keeps and repeats.
+
+    kept   what the pack keeps
+    parts  finished parts, if the pack writes several parts
+    """
+
+    def __init__(self, options: PackOptions, kept: Kept, parts: str = "") -> None:
+        self.options, self.kept = options, kept
+        again = "run the same command again"
+        held = [*([parts] if parts else []), *kept.texts()]
+        if not held:
+            super().__init__(f"nothing was kept: {again}")
+            return
+        verbs = ["reads the source"]
+        if options.shuffle is not None:
+            verbs.append("shuffles the rows")
+        if options.key and options.on_duplicate != "keep":
+            verbs.append("checks the keys")
+        if options.fetch:
+            verbs.append("fetches the other links")
+        if options.part is None:
+            flags = "--overwrite --resume" if options.overwrite else "--resume"
+            again = f"use {flags} to continue"
+        super().__init__(f"{again}: flare keeps {_and(held)}, and {_and(verbs)} again")
+
+
+def _and(parts: Sequence[str]) -> str:
+    return " and ".join([*([", ".join(parts[:-1])] if parts[1:] else []), parts[-1]])
 
 
 def source_record(
@@ -182,7 +241,7 @@ def pack_task(task: PackTask, progress: Progress, plan: Plan | None = None) -> P
     )
     if writer.is_done:
         return finished_before(writer.target, record(), options.format)
-    resumed_rows = writer.rows
+    resumed_rows, spool = writer.rows, None
     try:
         with writer:
             if task.encodings is not None:
@@ -203,6 +262,9 @@ def pack_task(task: PackTask, progress: Progress, plan: Plan | None = None) -> P
                     hint="Check --rows, --where and --limit." if selects else "",
                 )
             path = writer.close(record())
+    except KeyboardInterrupt:
+        saved = 0 if spool is None else spool.saved_rows(len(plan.links))
+        raise PackInterrupt(options, Kept(writer.kept_rows, writer.shards, saved)) from None
     finally:
         progress.close()
     return Packed(

@@ -266,8 +266,10 @@ class _Unpacking:
                 raise FormatError("no rows to unpack", where=self.source.address)
             reasons = dict(output.reasons)
             path = output.finish(self.index, self.index_fields)
-        except BaseException:
+        except BaseException as error:
             output.abandon()
+            if isinstance(error, KeyboardInterrupt):
+                raise KeyboardInterrupt(output.resume_hint(bool(self.links))) from None
             raise
         finally:
             self.used_names.close()

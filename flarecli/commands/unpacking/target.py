@@ -32,6 +32,7 @@ from flarecli.names import whole_path
 from flarecli.storage import Location
 from flarecli.storage.append_log import FileLog, LogLine, format_line, open_log, parse_line
 from flarecli.storage.local import SCRATCH, LocalStore
+from flarecli.units import format_count
 from flarecli.write import FAILED, Contents, Failure, FolderTarget
 from flarecli.write.failures import Failed
 from flarecli.write.journal import key_difference
@@ -80,6 +81,13 @@ class Output(ABC):
     @abstractmethod
     def finish(self, kind: str, fields: Sequence[pa.Field]) -> str | None:
         """Write the index, finish the output, and return the path of the index."""
+
+    def resume_hint(self, fetches: bool) -> str:
+        """Return what a resume of the abandoned unpack keeps and repeats; empty without a resume.
+
+        fetches  whether the unpack downloads links
+        """
+        return ""
 
     def abandon(self) -> None:  # noqa: B027  FinishedFolder writes nothing
         """Stop, and keep written files if the output can be resumed."""
@@ -137,7 +145,7 @@ class Folder(Output):
             self._log.close()
             self._target.release()
             raise
-        self._is_resumed = resume
+        self._is_resumed, self._overwrites = resume, overwrite
 
     def _count_finished(self, index: str) -> None:
         """Count rows and files of a finished folder."""
@@ -246,6 +254,16 @@ class Folder(Output):
     def _close(self) -> None:
         for log in (self._failed, self._log, self._begun):
             log.close()
+
+    def resume_hint(self, fetches: bool) -> str:
+        if not self.next:
+            return "nothing was kept: run the same command again"
+        links = " and fetches the other links" if fetches else ""
+        files = format_count(self.files, "file")
+        return (
+            f"use {'--overwrite ' * self._overwrites}--resume to continue: flare keeps {files} of "
+            f"{format_count(self.rows, 'row')}, and reads the source{links} again"
+        )
 
     def abandon(self) -> None:
         """Stop, and keep written files for a resume; remove the folder if it has no files."""

@@ -55,6 +55,7 @@ from flarecli.prefetch import cpu_count
 from flarecli.progress import Progress
 from flarecli.read import expand, resolve
 from flarecli.storage import Location
+from flarecli.units import format_count
 
 if TYPE_CHECKING:
     from flarecli.commands.verifying.state import VerifyState
@@ -113,6 +114,15 @@ class Verification:
 
     def __repr__(self) -> str:
         return f"<Verification: {self.files} files, {self.shards} shards, {self.rows} rows, {self.findings} findings; iterate it for the findings>"
+
+    @property
+    def resume_hint(self) -> str:
+        """What an interrupted check keeps and repeats; empty without a state file."""
+        state = self._settings.state
+        if state is None:
+            return ""
+        kept = f"keeps the results of {format_count(state.count, 'file')}"
+        return f"run the same command again: the state file {kept}, and all other files are checked"
 
     def __iter__(self) -> Iterator[Finding]:
         # only the caller has a reference, so the iterator is closed when the caller's loop ends

@@ -42,6 +42,7 @@ class VerifyState:
 
     def __init__(self, path: str, options: Mapping[str, Any]) -> None:
         self._path, self._known = path, dict[str, FileResult]()
+        self._count = 0
         folder, name = os.path.split(os.path.realpath(path))
         store = LocalStore(folder, maps=False, durable=False)
         self._log = FileLog(Location(store, name), store)
@@ -78,6 +79,7 @@ class VerifyState:
             except (KeyError, TypeError, ValueError):
                 break
             self._known[key], good = done, stop
+        self._count = len(self._known)
         self._log.cut(good)
 
     def _foreign(self, first: bytes) -> UsageError:
@@ -106,6 +108,7 @@ class VerifyState:
 
     def add(self, key: str, done: FileResult) -> None:
         """Write the result for a file."""
+        self._count += 1
         names = (*_TEXTS, *_NUMBERS, "column")
         findings = [{name: getattr(one, name) for name in names} for one in done.findings]
         self._log.append(
@@ -119,6 +122,11 @@ class VerifyState:
                 }
             )
         )
+
+    @property
+    def count(self) -> int:
+        """Number of files whose results the state contains."""
+        return self._count
 
     def close(self, is_done: bool) -> None:
         """Close the file, and remove it after a completed check, unless it was replaced."""
