@@ -43,8 +43,10 @@ import sklearn.datasets
 import vega_datasets
 
 from flarecli.__main__ import main as flare
+from flarecli.formats import names
 
-FORMATS = ("mds", "json", "csv", "tsv", "ffrecord", "granular", "webdataset", "tfrecord")
+# `xsv` is `csv` with another separator, and `granular-refs` an older layout of `granular`.
+FORMATS = tuple(one for one in names(writable=True) if one not in ("xsv", "granular-refs"))
 _SEPARATORS = {"csv": ",", "tsv": "\t"}  # values must not contain it, or a newline
 _LINES = ("json", *_SEPARATORS)  # lines of text, which cannot contain bytes
 
@@ -446,10 +448,11 @@ def difference(source: Source, found: pa.Table, filled: bool) -> str:
     return ""
 
 
-def _holds(name: str, table: pa.Table) -> bool:
-    """Return whether a format can hold the columns of a table."""
+def _holds(name: str, source: Source) -> bool:
+    """Return whether a format can hold a source. The rows of a folder have a key beside the media."""
+    table = source.expected
     if name == "ffrecord":
-        return table.num_columns == 1
+        return source.ordered and table.num_columns == 1
     if name == "granular":
         return not any("/" in column for column in table.column_names)
     if name not in _LINES:
@@ -512,15 +515,15 @@ def outcome(source: Source, name: str, folder: Path) -> tuple[str, str]:
     differs, message = _packed(source, name, folder / "1", ())
     if not differs:
         return "=", ""
-    if source.options and not _names_a_format(message, source.expected):
+    if source.options and not _names_a_format(message, source):
         if not all(option in message for option in source.options if option.startswith("--")):
             return "x", f"the message does not name {' '.join(source.options)}: {message}"
         differs, message = _packed(source, name, folder / "2", source.options)
         if not differs:
             return "o", ""
-    if _holds(name, source.expected):
+    if _holds(name, source):
         return "x", differs
-    if not _names_a_format(message, source.expected):
+    if not _names_a_format(message, source):
         return "x", f"the message does not name a format that can hold it: {message}"
     return "-", ""
 
@@ -547,10 +550,10 @@ def outcomes(names: Sequence[str], formats: Sequence[str], folder: Path) -> Iter
         yield Line(name, has_null(one.expected), [mark for mark, _ in found], reasons)
 
 
-def _names_a_format(message: str, table: pa.Table) -> bool:
-    """Return whether a message names formats, all of which can hold a table."""
+def _names_a_format(message: str, source: Source) -> bool:
+    """Return whether a message names formats, all of which can hold a source."""
     named = [one for one in re.findall(r"-f (\w+)", message) if one in FORMATS]
-    return bool(named) and all(_holds(one, table) for one in named)
+    return bool(named) and all(_holds(one, source) for one in named)
 
 
 def main() -> int:
@@ -560,12 +563,12 @@ def main() -> int:
     parser.add_argument("--formats", default=",".join(FORMATS))
     parser.add_argument("--keep", type=Path)
     args = parser.parse_args()
-    names = [one for one in args.only.split(",") if one] or list(MAKERS)
+    chosen = [one for one in args.only.split(",") if one] or list(MAKERS)
     formats = args.formats.split(",")
     lines = []
     with tempfile.TemporaryDirectory() as temporary:
         print(f"{'source':32}", *(f"{one[:6]:>6}" for one in formats))
-        for line in outcomes(names, formats, args.keep or Path(temporary)):
+        for line in outcomes(chosen, formats, args.keep or Path(temporary)):
             lines.append(line)
             print(f"{line.name:32}", *(f"{mark:>6}" for mark in line.marks), flush=True)
     for line in lines:

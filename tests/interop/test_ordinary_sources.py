@@ -17,7 +17,7 @@ LARGE = ("vega_airports.csv", "vega_la-riots.csv", "vega_us-employment.csv", "ve
 NAMES = [
     name
     for name in ordinary_sources.MAKERS
-    if not name.startswith((*LARGE, "vega_sf", "vega_seattle", "photos"))
+    if not name.startswith((*LARGE, "vega_sf", "vega_seattle"))
 ]
 NULLS = {"vega_cars.json", "vega_wheat.json"}
 
