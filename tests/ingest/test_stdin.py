@@ -24,6 +24,7 @@ from flarecli.formats.tables import decompress
 from flarecli.ingest import open_index
 from flarecli.ingest.stdin import open_streams, sniff
 from flarecli.storage import Guard
+from flarecli.write.journal import Journal
 from tests.ingest.samples import rows_of, write_files
 
 TABLE = pa.table({"id": [1, 2, 3], "name": ["x", "y;z", "ä"]})
@@ -372,6 +373,37 @@ def test_a_pack_is_resumed_if_the_same_bytes_come_again(tmp_path, data):
     assert caught.value.message == (
         "the folder contains a dataset from a different source or with different options"
     )
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "tar"])
+def test_an_interrupted_pack_of_a_stream_is_resumed_to_the_same_bytes(tmp_path, monkeypatch, kind):
+    data = {"csv": CSV, "parquet": parquet(), "tar": tar()}[kind]
+    with streamed(data) as pipe:
+        flarecli.pack(pipe, tmp_path / "whole", shard_rows=1)
+    record = Journal.record_shard
+
+    def interrupt(self, *args):
+        record(self, *args)
+        raise KeyboardInterrupt
+
+    with (
+        monkeypatch.context() as patch,
+        streamed(data) as pipe,
+        pytest.raises(KeyboardInterrupt),
+    ):
+        patch.setattr(Journal, "record_shard", interrupt)
+        flarecli.pack(pipe, tmp_path / "out", shard_rows=1)
+    other = tar([("z.txt", b"z")]) if kind == "tar" else CSV + b"4,z\n"
+    with streamed(other) as pipe, pytest.raises(UsageError) as caught:
+        flarecli.pack(pipe, tmp_path / "out", shard_rows=1, resume=True)
+    assert caught.value.message.startswith("the unfinished pack was started with ")
+    with streamed(data) as pipe:
+        done = flarecli.pack(pipe, tmp_path / "out", shard_rows=1, resume=True)
+    assert done.resumed_rows == 1
+    names = sorted(path.name for path in (tmp_path / "whole").iterdir())
+    assert names == sorted(path.name for path in (tmp_path / "out").iterdir())
+    for name in names:
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
 def test_a_resumed_pack_needs_the_same_input_option(tmp_path):
