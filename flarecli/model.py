@@ -7,8 +7,8 @@ A Stream stores its chunks as columns to save memory. Chunk objects are created 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -37,6 +37,7 @@ __all__ = [
     "BoolArray",
     "column_of",
     "finding_of",
+    "joined_columns",
     "total",
 ]
 
@@ -73,6 +74,25 @@ class Column:
 
 
 Columns: TypeAlias = tuple[Column, ...]
+
+
+def joined_columns(first: Columns, others: Iterable[Columns]) -> Columns:
+    """Return the columns of concatenated streams, which differ at most in their extensions.
+
+    Different extensions become lower case if they are then equal, and otherwise unknown.
+    """
+    out = first
+    for columns in others:
+        pairs = zip(out, columns, strict=True)
+        out = tuple(
+            one
+            if one.extension == other.extension
+            else replace(one, extension=one.extension.lower())
+            if one.extension.lower() == other.extension.lower()
+            else replace(one, extension="")
+            for one, other in pairs
+        )
+    return out
 
 
 def column_of(extension: str) -> str:

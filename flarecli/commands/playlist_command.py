@@ -29,7 +29,7 @@ from flarecli.commands.options import Pairs, PlaylistOptions
 from flarecli.commands.verifying.listings import check_own_checksum
 from flarecli.errors import FlareError, FormatError, UnfinishedError, UsageError
 from flarecli.formats import DEFAULT, INDEX, find
-from flarecli.model import Chunk, File, Finding, Playlist, Stream, finding_of
+from flarecli.model import Chunk, File, Finding, Playlist, Stream, finding_of, joined_columns
 from flarecli.names import is_url, local_path, scheme_of, shell_quoted, whole_path
 from flarecli.playlists import faults, parse, places, stored, text
 from flarecli.playlists.fill import filled, summed
@@ -230,7 +230,9 @@ def _joined(
         first.at,
         first.format,
         [url for *_, url in listed],
-        first.columns if all(part.columns == first.columns for part in parts) else None,
+        joined_columns(first.columns, [part.columns or () for part in parts])
+        if first.columns and all(part.columns == first.columns for part in parts)
+        else None,
         _counts(listed, lambda part: part.rows),
         _counts(listed, lambda part: part.sizes),
         {

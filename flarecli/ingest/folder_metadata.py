@@ -10,6 +10,7 @@ leaves this folder is rejected. All rows are in memory while the folder is read.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -155,7 +156,8 @@ class Rows:
 
     def place(self, row: int) -> str:
         """Return the metadata file and the row in this file, such as `metadata.csv[7]`."""
-        first, metadata, at = next(one for one in reversed(self._places) if one[0] <= row)
+        number = bisect_right(self._places, row, key=lambda place: place[0]) - 1
+        first, metadata, at = self._places[number]
         return f"{metadata}[{at + row - first}]"
 
     def take(self, files: Sequence[str]) -> list[int]:

@@ -20,7 +20,7 @@ from flarecli import encodings, formats, lifetimes, playlists
 from flarecli.errors import FlareError, FormatError, UsageError
 from flarecli.formats import LargeValue, byte_ranges
 from flarecli.lazy import pa
-from flarecli.model import Chunk, Columns, IntArray, Row, Shard, Stream, total
+from flarecli.model import Chunk, Columns, IntArray, Row, Shard, Stream, joined_columns, total
 from flarecli.read.fingerprint import listing_checksum
 from flarecli.storage import expect, files_limit
 
@@ -94,7 +94,7 @@ class Series:
                     where=stream.at,
                     hint="Read the streams separately, or pack them again with the same columns.",
                 )
-            out = out or columns
+            out = joined_columns(out, [columns]) if out and len(stream) else out or columns
         return out or ()
 
     def _starts(self) -> IntArray:

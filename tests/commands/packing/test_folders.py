@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -324,3 +325,20 @@ def test_a_list_of_files_of_several_types_is_bytes(photos, tmp_path, monkeypatch
         "name": "str",
     }
     assert [row["data"] for row in rows_of(tmp_path / "out")] == [PHOTOS[name] for name in names]
+
+
+def test_concatenated_datasets_keep_only_equal_extensions(tmp_path):
+    for name, extension in (("a", "JPG"), ("b", "jpg"), ("c", "jpeg")):
+        files = {f"{name}.{extension}": picture("JPEG"), f"{name}.md": b"x", f"{name}.npy": b"1"}
+        commands.pack(write(tmp_path / name, files), str(tmp_path / f"{name}.out"))
+    a, b, c = (str(tmp_path / f"{name}.out") for name in "abc")
+    commands.playlist([a, b], out=str(tmp_path / "set.yaml"))
+    for source in ([a, b], str(tmp_path / "set.yaml")):
+        commands.unpack(source, str(tmp_path / "ab"), index="none", overwrite=True)
+        assert sorted(path.name for path in (tmp_path / "ab").iterdir()) == [
+            "a.jpg", "a.md", "a.npy", "b.jpg", "b.md", "b.npy",
+        ]  # fmt: skip
+        shutil.rmtree(tmp_path / "ab")
+    commands.unpack([b, c], str(tmp_path / "bc"), index="none", columns=["image"])
+    # the extension is unknown, and derived from the content
+    assert sorted(path.name for path in (tmp_path / "bc").iterdir()) == ["b.jpg", "c.jpg"]
