@@ -21,6 +21,7 @@ from flarecli.__main__ import main
 from flarecli.model import Settings
 from flarecli.storage import locate
 from flarecli.write import Writer
+from tests.outputs import files_of
 
 _EVENTS = """
 import os, sys
@@ -61,14 +62,6 @@ def run(args, cwd, env=None, before=None):
         timeout=60,
         check=False,
     )
-
-
-def tree(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
 
 
 @pytest.fixture
@@ -294,7 +287,7 @@ def test_unpack_at_the_file_size_limit_ends_with_one_line_and_can_resume(links):
     assert not (links / "out" / "index.jsonl").exists()
     assert run([*line, "--resume"], links).returncode == 0
     assert run([*line[:2], "whole", *line[3:]], links).returncode == 0
-    assert tree(links / "out") == tree(links / "whole")
+    assert files_of(links / "out") == files_of(links / "whole")
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
@@ -386,7 +379,7 @@ def test_output_does_not_depend_on_the_hash_seed_and_the_number_of_jobs(links):
             {"PYTHONHASHSEED": seed},
         )
         assert (done.returncode, done.stdout) == (0, f"{name}/playlist.yaml\n")
-    assert tree(links / "a") == tree(links / "b") == tree(links / "c")
+    assert files_of(links / "a") == files_of(links / "b") == files_of(links / "c")
 
 
 @pytest.mark.parametrize("form", ["mds", "webdataset"])
@@ -402,7 +395,7 @@ def test_output_does_not_depend_on_locale_time_zone_and_umask(links, form):
             before=lambda mask=mask: os.umask(mask),
         )
         assert (done.returncode, done.stdout) == (0, f"{name}/playlist.yaml\n")
-    assert tree(links / "a") == tree(links / "b")
+    assert files_of(links / "a") == files_of(links / "b")
     assert stat.S_IMODE((links / "b" / "playlist.yaml").stat().st_mode) == 0o600
 
 
@@ -419,7 +412,7 @@ def test_pack_at_the_file_size_limit_ends_with_one_line_and_can_resume(links):
     assert not (links / "out" / "playlist.yaml").exists()
     assert run([*line, "--resume"], links).returncode == 0
     assert run(["pack", "index.parquet", "whole", "--fetch", "url:data"], links).returncode == 0
-    assert tree(links / "out") == tree(links / "whole")
+    assert files_of(links / "out") == files_of(links / "whole")
 
 
 def test_a_pack_syncs_files_before_renaming_and_writes_the_playlist_last(links):

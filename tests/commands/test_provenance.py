@@ -13,6 +13,7 @@ from flarecli import commands
 from flarecli.errors import FormatError, ReachError, ValueFitError
 from flarecli.progress import Progress
 from flarecli.write.journal import Journal
+from tests.outputs import failed_rows
 
 ROWS = 120
 FORMATS = ("mds", "json", "csv", "tsv", "granular", "granular-refs", "webdataset")
@@ -54,10 +55,6 @@ def key_at(file, row):
     )
 
 
-def failed(out):
-    return [json.loads(line) for line in (Path(out) / "failed.jsonl").read_text().splitlines()]
-
-
 SKIP = {"on_error": "skip", "encode": {"n": "uint8"}, "key": "key"}
 
 
@@ -80,7 +77,7 @@ SKIP = {"on_error": "skip", "encode": {"n": "uint8"}, "key": "key"}
 )
 def test_failed_rows_are_listed_with_their_file_and_row_in_the_index(addresses, tmp_path, chosen):
     done = commands.pack(addresses, str(tmp_path / "out"), **(SKIP | chosen))
-    output = failed(tmp_path / "out")
+    output = failed_rows(tmp_path / "out")
     assert done.failed == len(output) > 3
     folder = Path(addresses[0]).parent
     assert {str(folder / one["file"]) for one in output} <= set(addresses)
@@ -98,7 +95,7 @@ def test_a_row_created_by_a_query_has_no_file(addresses, tmp_path):
     commands.pack(
         addresses, str(tmp_path / "skip"), where=query, on_error="skip", encode={"n": "uint8"}
     )
-    assert [(one["file"], one["row"]) for one in failed(tmp_path / "skip")] == [
+    assert [(one["file"], one["row"]) for one in failed_rows(tmp_path / "skip")] == [
         (None, 0),
         (None, 1),
     ]
@@ -200,7 +197,7 @@ def test_a_failed_link_of_a_shuffled_pack_is_reported_with_its_source_row(tmp_pa
         where="id::INT > 4",
         on_error="skip",
     )
-    assert sorted((one["row"], one["key"]) for one in failed(tmp_path / "out")) == [
+    assert sorted((one["row"], one["key"]) for one in failed_rows(tmp_path / "out")) == [
         (9, "9"),
         (18, "18"),
         (27, "27"),
@@ -219,7 +216,7 @@ def test_a_failed_link_of_a_shuffled_pack_is_reported_with_its_source_row(tmp_pa
 def test_a_failed_row_of_a_dataset_is_listed_with_its_shard(addresses, tmp_path):
     commands.pack(addresses, str(tmp_path / "in"), shard_rows=50)
     commands.pack(str(tmp_path / "in"), str(tmp_path / "out"), **(SKIP | {"where": "even = 1"}))
-    output = failed(tmp_path / "out")
+    output = failed_rows(tmp_path / "out")
     expected = [
         (f"shard.{i // 50:05d}.mds", i % 50, f"k{i}") for i in range(ROWS) if i % 2 and is_bad(i)
     ]
@@ -230,7 +227,7 @@ def test_failed_rows_of_a_selection_are_listed_with_their_shards(addresses, tmp_
     commands.pack(addresses, str(tmp_path / "in"), shard_rows=50)
     commands.pack(str(tmp_path / "in"), str(tmp_path / "out"), rows="100:40:-1", **SKIP)
     expected = [(f"shard.{i // 50:05d}.mds", i % 50) for i in range(100, 40, -1) if is_bad(i)]
-    assert [(one["file"], one["row"]) for one in failed(tmp_path / "out")] == expected
+    assert [(one["file"], one["row"]) for one in failed_rows(tmp_path / "out")] == expected
 
 
 def test_a_duplicate_key_is_reported_with_both_rows(tmp_path):
@@ -288,7 +285,8 @@ def test_a_row_without_a_key_is_a_failed_row_in_every_format(tmp_path, format):
     column = "__key__" if format == "webdataset" else "id"
     empty, null = f"{column} is empty; keys must not be empty", f"{column} is null"
     output = [
-        (one["row"], one["key"], one["column"], one["reason"]) for one in failed(tmp_path / "out")
+        (one["row"], one["key"], one["column"], one["reason"])
+        for one in failed_rows(tmp_path / "out")
     ]
     assert output == [
         (1, "", column, empty),
@@ -301,7 +299,9 @@ def test_a_row_without_a_key_is_a_failed_row_in_every_format(tmp_path, format):
 def test_a_number_is_a_valid_key_and_a_null_is_not(tmp_path):
     pq.write_table(pa.table({"id": [0, None, 2], "n": range(3)}), tmp_path / "x.parquet")
     commands.pack(str(tmp_path / "x.parquet"), str(tmp_path / "out"), key="id", on_error="skip")
-    assert [(one["row"], one["reason"]) for one in failed(tmp_path / "out")] == [(1, "id is null")]
+    assert [(one["row"], one["reason"]) for one in failed_rows(tmp_path / "out")] == [
+        (1, "id is null")
+    ]
 
 
 def test_a_row_without_a_key_ends_a_pack_with_on_error_fail(tmp_path):
@@ -323,7 +323,7 @@ def test_an_unpack_lists_file_and_row_of_failures_and_a_finished_unpack_counts_t
     both = [str(tmp_path / "a.csv"), str(tmp_path / "b.csv")]
     options = {"fetch": ["path"], "key": "id", "where": "id <> '2'", "on_error": "skip"}
     done = commands.unpack(both, str(tmp_path / "out"), **options)
-    assert [(one["file"], one["row"], one["key"]) for one in failed(tmp_path / "out")] == [
+    assert [(one["file"], one["row"], one["key"]) for one in failed_rows(tmp_path / "out")] == [
         ("a.csv", 5, ""),
         ("b.csv", 6, "gone"),
     ]
@@ -345,7 +345,7 @@ def test_an_unpack_lists_the_shard_and_the_row_of_failures(tmp_path, chosen):
         commands.pack(str(tmp_path / f"{name}.parquet"), str(tmp_path / name), shard_rows=3)
     sources = [str(tmp_path / "a"), str(tmp_path / "b")]
     done = commands.unpack(sources, str(tmp_path / "u"), on_error="skip", **chosen)
-    result = [(one["file"], one["row"], one["key"]) for one in failed(tmp_path / "u")]
+    result = [(one["file"], one["row"], one["key"]) for one in failed_rows(tmp_path / "u")]
     of_each = [
         [(f"{folder}/shard.00000.mds", 2, "../x"), (f"{folder}/shard.00001.mds", 1, "")]
         for folder in ("a", "b")

@@ -2,22 +2,14 @@
 
 import json
 import os
-from pathlib import Path
 
 import pytest
 
 from flarecli import commands, playlists
 from flarecli.storage import locate
+from tests.outputs import files_of
 
 WAYS = ["{0}", "./{0}", "../{1}/{0}", "{2}/{0}", "{2}/./{0}", "file://{2}/{0}", "../link/{0}"]
-
-
-def files(folder):
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(Path(folder).rglob("*"))
-        if path.is_file()
-    }
 
 
 @pytest.fixture
@@ -42,7 +34,7 @@ def outputs(source, name, do):
     out = []
     for number, way in enumerate(WAYS):
         do(way.format(name, source.name, source), str(source.parent / f"out{number}"))
-        out.append(files(source.parent / f"out{number}"))
+        out.append(files_of(source.parent / f"out{number}"))
     return out
 
 
@@ -111,7 +103,7 @@ def test_several_files_have_the_name_of_their_folder_and_failed_rows_that_of_the
     for number, addresses in enumerate(ways):
         out = source.parent / f"out{number}"
         packed(addresses, str(out))
-        result.append(files(out))
+        result.append(files_of(out))
     assert all(one == result[0] for one in result)
     assert recorded_address(source.parent / "out0") == "source"
     lines = [json.loads(line) for line in result[0]["failed.jsonl"].splitlines()]
@@ -122,7 +114,9 @@ def test_files_of_several_folders_are_named_relative_to_their_common_folder(sour
     (source / "deep").mkdir()
     (source / "deep" / "one.csv").write_text("key,file\na,none.jpg\n")
     packed(["more.csv", os.path.join("deep", "one.csv")], str(source.parent / "out"))
-    lines = [json.loads(line) for line in files(source.parent / "out")["failed.jsonl"].splitlines()]
+    lines = [
+        json.loads(line) for line in files_of(source.parent / "out")["failed.jsonl"].splitlines()
+    ]
     assert [line["file"] for line in lines] == ["more.csv", "deep/one.csv"]
 
 
@@ -140,4 +134,4 @@ def test_a_pack_is_resumed_under_another_path_to_the_same_bytes(source):
         resume=True,
     )
     assert packed_again.rows == 1
-    assert files(unfinished) == files(source.parent / "whole")
+    assert files_of(unfinished) == files_of(source.parent / "whole")

@@ -14,6 +14,7 @@ from flarecli.formats import find
 from flarecli.formats.granular.append import Appender
 from flarecli.model import Settings
 from flarecli.storage import locate
+from tests.outputs import files_of
 
 granular = find("granular")
 granular_refs = find("granular-refs")
@@ -49,14 +50,6 @@ def lists_of(generation):
 
 def samples(generation, first=0, stop=ROWS):
     return list(shared["samples"](first, stop, lists_of(generation)))
-
-
-def files(folder):
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
 
 
 def shards(folder):
@@ -110,7 +103,7 @@ def test_the_original_reads_datasets_of_flare(peer, tmp_path, generation, shardl
         )
     expected = [shared["described"](row) for row in samples(generation)]
     assert peer(generation, "read", tmp_path / "flare", 0, int(shardlen > 0)) == expected
-    assert files(tmp_path / "flare") == files(tmp_path / "peer")
+    assert files_of(tmp_path / "flare") == files_of(tmp_path / "peer")
 
 
 @pytest.mark.skipif(
@@ -143,7 +136,7 @@ def test_one_generation_is_converted_to_the_other(peer, tmp_path, source, target
         shared["described"](row) for row in shared["samples"](0, ROWS, 0)
     ]
     peer(target, "write", tmp_path / "same", 0, ROWS, 0, 0)
-    assert files(tmp_path / "flare") == files(tmp_path / "same")
+    assert files_of(tmp_path / "flare") == files_of(tmp_path / "same")
 
 
 @pytest.mark.skipif(
@@ -159,7 +152,7 @@ def test_both_append_rows_to_one_dataset_in_turn(peer, tmp_path):
     assert peer("new", "read", folder, 0, 0) == [
         shared["described"](row) for row in shared["samples"](0, 30, 0)
     ]
-    assert files(folder) == files(tmp_path / "whole")
+    assert files_of(folder) == files_of(tmp_path / "whole")
 
 
 @pytest.mark.skipif(
@@ -175,5 +168,5 @@ def test_shards_completed_by_flare_equal_those_of_the_original(peer, tmp_path):
     assert writer.rows == 10
     for batch in (rows[1].slice(3), *rows[2:]):
         writer.append(batch)
-    assert files(tmp_path / "ds") == files(tmp_path / "whole")
+    assert files_of(tmp_path / "ds") == files_of(tmp_path / "whole")
     assert len(peer("new", "read", tmp_path / "ds", 0, 1)) == 25

@@ -15,6 +15,7 @@ from flarecli.__main__ import main
 from flarecli.commands.packing.parts import pack_part
 from flarecli.errors import FormatError, UsageError
 from flarecli.write import engines
+from tests.outputs import files_of
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = (
@@ -52,14 +53,6 @@ def index(tmp_path: Path) -> str:
         row_group_size=50,
     )
     return str(path)
-
-
-def files_of(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
 
 
 def dying(marks: Path) -> Callable[[Any], Any]:

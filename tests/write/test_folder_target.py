@@ -14,23 +14,16 @@ from flarecli.errors import BusyError, ReachError, UsageError
 from flarecli.model import Settings
 from flarecli.write import Failure, Writer
 from flarecli.write.folder_target import remove_unfinished_files
+from tests.outputs import files_of
 
 COLUMNS = {"n": "int"}
-
-
-def files(folder):
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(Path(folder).rglob("*"))
-        if path.is_file()
-    }
 
 
 def pack(out, rows, **options):
     with Writer(str(out), columns=COLUMNS, settings=Settings(shard_rows=2), **options) as writer:
         for row in range(writer.rows, rows):
             writer.write({"n": row})
-    return files(out)
+    return files_of(out)
 
 
 def leave_unfinished(out, rows, **options):
@@ -92,7 +85,7 @@ def test_a_link_in_an_unfinished_pack_is_removed_and_its_target_is_kept(tmp_path
     (tmp_path / "mine" / "notes").write_text("precious")
     (tmp_path / "out" / "00007.mds").symlink_to(tmp_path / "mine")
     assert pack(tmp_path / "out", 6, overwrite=True) == pack(tmp_path / "other", 6)
-    assert files(tmp_path / "mine") == {"notes": b"precious"}
+    assert files_of(tmp_path / "mine") == {"notes": b"precious"}
 
 
 def test_the_old_dataset_stays_until_it_is_replaced_however_often_the_replacement_is_interrupted(
@@ -109,7 +102,7 @@ def test_the_old_dataset_stays_until_it_is_replaced_however_often_the_replacemen
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr("os.rename", killed)
             pack(tmp_path / "out", 9, overwrite=True, resume=True)
-        assert files(tmp_path / ".out.flare-old") == old
+        assert files_of(tmp_path / ".out.flare-old") == old
     assert pack(tmp_path / "out", 9, overwrite=True, resume=True) == pack(tmp_path / "other", 9)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "out"]
 

@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
 
@@ -16,19 +15,12 @@ from flarecli.errors import FlareError, IntegrityError, MissingError, ReachError
 from flarecli.model import Settings
 from flarecli.storage import locate
 from flarecli.write import Failure, Writer, parts
+from tests.outputs import files_of
 from tests.servers import stop_server
 
 COLUMNS = {"n": "int"}
 MOVED = "the folder was moved or deleted during the write"
 AGAIN = "Run the same command with --resume to write the file again."
-
-
-def files(folder):
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(Path(folder).rglob("*"))
-        if path.is_file()
-    }
 
 
 def opened(out, **options):
@@ -45,7 +37,7 @@ def write(writer, rows):
 def pack(out, rows, **options):
     with opened(out, **options) as writer:
         write(writer, rows)
-    return files(out)
+    return files_of(out)
 
 
 def move(out):
@@ -66,11 +58,11 @@ def test_a_target_that_was_moved_or_deleted_is_not_created_again(tmp_path, how, 
     with pytest.raises(ReachError) as caught, opened(out) as writer:
         write(writer, rows)
         how(out)
-        existing = files(out) if out.exists() else None
+        existing = files_of(out) if out.exists() else None
         write(writer, 9)
     assert str(caught.value) == f"{out}: {MOVED}"
     assert caught.value.exit_code == 3
-    assert (files(out) if out.exists() else None) == existing
+    assert (files_of(out) if out.exists() else None) == existing
 
 
 def test_a_moved_target_can_be_resumed_at_its_new_path(tmp_path):
@@ -104,7 +96,7 @@ def test_a_moved_new_dataset_of_an_overwrite_is_detected(tmp_path):
         write(writer, 5)
         move(tmp_path / ".out.flare-new")
         write(writer, 9)
-    assert files(tmp_path / "out") == old
+    assert files_of(tmp_path / "out") == old
 
 
 def test_a_deleted_scratch_folder_is_reported(tmp_path):
@@ -192,7 +184,7 @@ def test_packing_a_finished_dataset_again_reports_a_missing_shard(tmp_path):
     with pytest.raises(MissingError):
         commands.pack(rows, out, shard_rows=2, resume=True)
     commands.pack(rows, out, shard_rows=2, overwrite=True)
-    assert files(out).keys() >= {"shard.00003.mds"}
+    assert files_of(out).keys() >= {"shard.00003.mds"}
 
 
 def test_a_finished_pack_in_parts_with_a_missing_shard_is_not_resumed(tmp_path):

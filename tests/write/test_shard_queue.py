@@ -17,6 +17,7 @@ from flarecli.model import Chunk, Settings
 from flarecli.storage import locate
 from flarecli.write import Writer
 from flarecli.write.shard_queue import ShardQueue
+from tests.outputs import files_of
 
 ROWS = 400
 COLUMNS = {"n": "int", "text": "str"}
@@ -25,14 +26,6 @@ SMALL = Settings(shard_bytes=2000, compression="zstd")
 
 def chunk(number: int) -> Chunk:
     return Chunk(locate(f"/{number}"), 1, (), "mds", ())
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
 
 
 def written(out: Path, jobs: int, **options) -> Writer:
@@ -54,7 +47,7 @@ def journal(out: Path) -> list[str]:
 def test_parallel_writing_produces_the_same_bytes(tmp_path, jobs):
     one, many = written(tmp_path / "one", 1), written(tmp_path / "many", jobs)
     assert one.shards == many.shards > 10
-    assert files(tmp_path / "one") == files(tmp_path / "many")
+    assert files_of(tmp_path / "one") == files_of(tmp_path / "many")
 
 
 @pytest.mark.parametrize("format", ["mds", "json", "csv", "webdataset"])
@@ -74,9 +67,9 @@ def test_a_pack_with_two_threads_has_the_same_bytes_in_each_compressed_format(
             shard_size=3000,
             jobs=jobs,
         )
-    result = files(tmp_path / "1")
+    result = files_of(tmp_path / "1")
     assert len(result) > 4
-    assert result == files(tmp_path / "2")
+    assert result == files_of(tmp_path / "2")
 
 
 def test_a_failed_shard_is_named_and_no_later_shard_is_recorded(tmp_path):
@@ -96,7 +89,7 @@ def test_a_failed_shard_is_named_and_no_later_shard_is_recorded(tmp_path):
     (stuck / "in the way").rmdir()
     stuck.rmdir()
     written(out, 2, resume=True)
-    assert files(out) == files(expected)
+    assert files_of(out) == files_of(expected)
 
 
 def test_a_failed_first_shard_leaves_no_files(tmp_path):

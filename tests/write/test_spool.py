@@ -14,19 +14,12 @@ import pytest
 
 from flarecli.__main__ import main
 from tests.conftest import NumberedImages
+from tests.outputs import files_of
 
 ROWS, STUCK = 60, 40  # the object of row STUCK is sent only after an event
 FETCHED = {row for row in range(ROWS) if row % 9 != 8 and row != STUCK}
 OPTIONS = ["--fetch", "url:data", "--key", "id", "--on-error", "skip", "-q", "--retries", "0"]
 SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
-
-
-def files(folder):
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(Path(folder).rglob("*"))
-        if path.is_file()
-    }
 
 
 def answer(row):
@@ -152,7 +145,7 @@ def uninterrupted(index, tmp_path, server, packed_cache):
         if more not in packed_cache:
             server.may_end.set()
             assert main(argv(index, tmp_path / "whole", server, *more)) == 1
-            packed_cache[more] = files(tmp_path / "whole")
+            packed_cache[more] = files_of(tmp_path / "whole")
         return packed_cache[more]
 
     return packed
@@ -174,11 +167,11 @@ def test_a_stopped_pack_is_resumed_without_repeated_downloads(
     assert result[0] == code
     kinds = {path.read_bytes()[:16] for path in (tmp_path / "out" / ".flare").glob("fetched.*")}
     assert kinds == {b'{"kind": "rows",', b'{"kind": "links"'}
-    assert not [one for one in files(tmp_path / "out") if one.endswith(".part")]
+    assert not [one for one in files_of(tmp_path / "out") if one.endswith(".part")]
     server.may_end.set()
     assert main(argv(index, tmp_path / "out", server, "--resume", *cut)) == 1
     assert fetched_again(server) == []
-    assert files(tmp_path / "out") == uninterrupted(*cut)
+    assert files_of(tmp_path / "out") == uninterrupted(*cut)
 
 
 @pytest.mark.parametrize(("cut", "form"), [(CUTS[0], "webdataset"), (CUTS[1], "mds")])
@@ -194,7 +187,7 @@ def test_a_resume_after_a_kill_does_not_repeat_saved_downloads(
     server.may_end.set()
     assert main([*arguments, "--resume"]) == 1
     assert fetched_again(server) == []
-    assert files(tmp_path / "out") == uninterrupted(*more)
+    assert files_of(tmp_path / "out") == uninterrupted(*more)
 
 
 def test_a_pack_can_be_stopped_and_resumed_many_times(tmp_path, index, server, uninterrupted):
@@ -204,7 +197,7 @@ def test_a_pack_can_be_stopped_and_resumed_many_times(tmp_path, index, server, u
     server.may_end.set()
     assert main([*arguments, "--resume"]) == 1
     assert fetched_again(server) == []
-    assert files(tmp_path / "out") == uninterrupted("--shard-size", "1MB")
+    assert files_of(tmp_path / "out") == uninterrupted("--shard-size", "1MB")
 
 
 def flipped(path):
@@ -234,7 +227,7 @@ def test_downloads_in_a_damaged_spool_file_are_repeated(
     server.may_end.set()
     assert main([*arguments, "--resume"]) == 1
     assert len(fetched_again(server)) > 40
-    assert files(tmp_path / "out") == uninterrupted("--shard-rows", "1000")
+    assert files_of(tmp_path / "out") == uninterrupted("--shard-rows", "1000")
 
 
 def test_addresses_of_fetched_links_are_not_stored(tmp_path, index, server):
@@ -243,7 +236,7 @@ def test_addresses_of_fetched_links_are_not_stored(tmp_path, index, server):
         text = text.replace(f"/{row}\n", f"/{row}?token=secret\n")
     index.write_text(text)
     run_until_signal(argv(index, tmp_path / "out", server), server, signal.SIGINT)
-    kept = files(tmp_path / "out" / ".flare")
+    kept = files_of(tmp_path / "out" / ".flare")
     assert any(name.startswith("fetched.") for name in kept)
     assert not [name for name, data in kept.items() if b"secret" in data]
 

@@ -8,17 +8,10 @@ import pytest
 from flarecli.errors import UsageError
 from flarecli.model import Settings
 from flarecli.write import Writer
+from tests.outputs import files_of
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 HINT = "Move this file elsewhere first."
-
-
-def files(folder):
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(Path(folder).rglob("*"))
-        if path.is_file()
-    }
 
 
 def pack(out, rows=5, format="mds", **options):
@@ -32,19 +25,19 @@ def pack(out, rows=5, format="mds", **options):
     ) as writer:
         for row in range(writer.rows, rows):
             writer.write({"b": str(row) if is_text else b"%d" % row})
-    return files(out)
+    return files_of(out)
 
 
 def refused(out, name, **options):
     """Check that an overwrite is refused because of a file, and changes nothing."""
-    before = files(out)
+    before = files_of(out)
     with pytest.raises(UsageError) as caught:
         pack(out, 9, overwrite=True, **options)
     assert (str(caught.value), caught.value.hint) == (
         f"{out}: contains a file {name!r}, which is not part of the dataset",
         HINT,
     )
-    assert files(out) == before
+    assert files_of(out) == before
     assert sorted(path.name for path in out.parent.iterdir()) == [out.name]
 
 
@@ -121,7 +114,7 @@ def test_files_added_to_the_old_dataset_during_a_pack_are_kept(tmp_path):
         str(caught.value)
         == f"{tmp_path}/out: contains a file 'notes.txt', which is not part of the dataset"
     )
-    assert files(tmp_path / "out") == {**old, "notes.txt": b"mine"}
+    assert files_of(tmp_path / "out") == {**old, "notes.txt": b"mine"}
     (tmp_path / "out" / "notes.txt").rename(tmp_path / "notes.txt")
     assert pack(tmp_path / "out", 9, overwrite=True, resume=True) == pack(tmp_path / "other", 9)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.txt", "other", "out"]

@@ -28,17 +28,10 @@ from flarecli.errors import (
 from flarecli.model import Settings
 from flarecli.storage import locate
 from flarecli.write import Failure, Writer
+from tests.outputs import files_of
 from tests.properties import examples
 
 COLUMNS = {"n": "int", "t": "str"}
-
-
-def files(folder):
-    return {
-        str(p.relative_to(folder)): p.read_bytes()
-        for p in sorted(Path(folder).rglob("*"))
-        if p.is_file()
-    }
 
 
 def samples(count, size=50):
@@ -51,7 +44,7 @@ def pack(path, rows, how=None, **options):
     ) as writer:
         for row in rows[writer.rows :]:
             writer.write(row)
-    return files(path)
+    return files_of(path)
 
 
 def rule(sizes, base, limit):
@@ -134,7 +127,7 @@ def test_after_an_exception_there_is_no_index_and_a_resume_produces_the_same_byt
         writer._write_samples()
         raise RuntimeError("the source failed")
     assert writer.shards > 0
-    left = files(tmp_path / "out")
+    left = files_of(tmp_path / "out")
     assert "index.json" not in left
     assert "playlist.yaml" not in left
     with pytest.raises(UnfinishedError) as caught:
@@ -239,7 +232,7 @@ def test_resuming_a_finished_dataset_changes_nothing(tmp_path):
     complete = pack(tmp_path / "out", samples(300))
     with Writer(str(tmp_path / "out"), columns=COLUMNS, resume=True) as writer:
         assert writer.is_done
-    assert files(tmp_path / "out") == complete
+    assert files_of(tmp_path / "out") == complete
 
 
 def test_a_finished_writer_refuses_rows(tmp_path):
@@ -249,7 +242,7 @@ def test_a_finished_writer_refuses_rows(tmp_path):
     )
     with Writer(str(tmp_path / "out"), columns=COLUMNS) as writer:
         writer.write({"n": 1, "t": "a"})
-    complete = files(tmp_path / "out")
+    complete = files_of(tmp_path / "out")
     again = Writer(str(tmp_path / "out"), columns=COLUMNS, resume=True)
     assert (again.is_done, again.rows) == (True, 1)
     for one in (writer, again):
@@ -261,7 +254,7 @@ def test_a_finished_writer_refuses_rows(tmp_path):
                 write()
             assert str(caught.value) == f"{tmp_path}/out: the dataset is already finished"
         assert one.close() == f"{tmp_path}/out/playlist.yaml"
-    assert files(tmp_path / "out") == complete
+    assert files_of(tmp_path / "out") == complete
     given_up = Writer(str(tmp_path / "other"), columns=COLUMNS)
     given_up.abandon()
     for use in (given_up.close, lambda: given_up.write({"n": 2, "t": "b"})):
@@ -280,7 +273,7 @@ def test_a_folder_that_is_not_empty_is_refused(tmp_path):
         replacing = "Name another folder: --overwrite replaces only output of `flare pack`."
         hint = "Use --resume to continue an unfinished pack, --overwrite to replace a dataset, or name another folder."
         assert caught.value.hint == (replacing if overwrite else hint)
-    assert files(tmp_path) == {"notes.txt": b"mine"}
+    assert files_of(tmp_path) == {"notes.txt": b"mine"}
     with pytest.raises(UsageError, match="expected a folder, got a file$"):
         Writer(str(tmp_path / "notes.txt"), columns=COLUMNS)
 
@@ -300,7 +293,7 @@ def test_overwrite_keeps_the_old_dataset_until_the_new_dataset_is_complete(tmp_p
             writer.write(row)
         writer._write_samples()
         raise RuntimeError
-    assert files(tmp_path / "out") == old
+    assert files_of(tmp_path / "out") == old
     assert pack(tmp_path / "out", samples(300), overwrite=True, resume=True) == pack(
         tmp_path / "other", samples(300)
     )
@@ -316,7 +309,7 @@ def test_overwrite_refuses_a_folder_with_other_files(tmp_path):
         str(caught.value)
         == f"{tmp_path}/out: contains a file 'notes.txt', which is not part of the dataset"
     )
-    assert files(tmp_path / "out") == {**old, "notes.txt": b"mine"}
+    assert files_of(tmp_path / "out") == {**old, "notes.txt": b"mine"}
 
 
 def test_an_interrupted_replacement_is_completed(tmp_path):
@@ -415,7 +408,7 @@ def test_a_dataset_with_a_remaining_scratch_folder_is_finished(tmp_path):
     (tmp_path / "out" / ".flare").mkdir()  # killed between the last two steps
     with pytest.raises(UsageError, match="output folder is not empty$"):
         pack(tmp_path / "out", samples(20))
-    assert files(tmp_path / "out") == complete
+    assert files_of(tmp_path / "out") == complete
     with Writer(str(tmp_path / "out"), columns=COLUMNS, resume=True) as writer:
         assert (writer.is_done, writer.rows) == (True, 10)
     assert not (tmp_path / "out" / ".flare").exists()
@@ -644,7 +637,7 @@ def test_an_unfinished_pack_of_each_format_can_be_overwritten(tmp_path, format, 
             if name == "out" and not options:
                 writer._write_samples()
                 raise RuntimeError
-        return files(tmp_path / name)
+        return files_of(tmp_path / name)
 
     with pytest.raises(RuntimeError):
         write("out", 5)
@@ -743,7 +736,7 @@ def test_a_garbage_collected_writer_releases_its_lock_and_writes_no_playlist(tmp
                 time.sleep(0.01)  # threads that write its shards refer to the Writer
     finally:
         gc.enable()
-    assert not {"index.json", "playlist.yaml"} & files(tmp_path / "out").keys()
+    assert not {"index.json", "playlist.yaml"} & files_of(tmp_path / "out").keys()
     assert pack(tmp_path / "out", rows, how, resume=True) == complete
 
 
@@ -796,7 +789,7 @@ def test_a_repeated_key_in_a_tar_is_reported_with_its_row_and_the_shard_is_not_w
         writer.close()
     row, key = ("7", "b") if how else ("3", "a")
     assert str(caught.value) == f"row {row}: duplicate key {key!r} in the same shard"
-    assert sorted(name for name in files(tmp_path / "out") if name.endswith(".tar")) == (
+    assert sorted(name for name in files_of(tmp_path / "out") if name.endswith(".tar")) == (
         ["00000.tar", "00001.tar"] if how else []
     )
     writer.abandon()

@@ -16,25 +16,18 @@ from flarecli.hashes import digest
 from flarecli.model import Settings
 from flarecli.storage import locate
 from flarecli.write import Failure, Writer, parts
+from tests.outputs import files_of
 
 COLUMNS = {"n": "int"}
 TWO = Settings(shard_rows=2)
 LACKING = (3, 4, 8, 10, 11)
 
 
-def files(folder):
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(Path(folder).rglob("*"))
-        if path.is_file()
-    }
-
-
 def pack(out, rows, how=TWO, **options):
     with Writer(str(out), columns=COLUMNS, settings=how, **options) as writer:
         for row in range(writer.rows, rows):
             writer.write({"n": row})
-    return files(out)
+    return files_of(out)
 
 
 def leave_unfinished(out, rows, how=TWO, **options):
@@ -70,7 +63,7 @@ def test_the_playlist_is_written_after_all_other_files(tmp_path, monkeypatch):
 
     def interrupted(at, *args):
         seen.append(
-            sorted(name for name in files(tmp_path / "out") if not name.startswith(".flare/"))
+            sorted(name for name in files_of(tmp_path / "out") if not name.startswith(".flare/"))
         )
         raise KeyboardInterrupt
 
@@ -154,7 +147,7 @@ def test_failed_rows_are_counted_and_listed_once_however_often_a_pack_is_interru
             failing(tmp_path / f"out{rounds}", stop + 1, resume=True)
         second = failing(tmp_path / f"out{rounds}", resume=True)
         assert second.failed.counts == complete.failed.counts
-        assert files(tmp_path / f"out{rounds}") == files(tmp_path / "whole")
+        assert files_of(tmp_path / f"out{rounds}") == files_of(tmp_path / "whole")
     assert list(commands.verify(str(tmp_path / "out0"))) == []
 
 
@@ -287,7 +280,9 @@ def test_a_failed_truncation_is_an_error_with_the_name_of_the_file(tmp_path, mon
 
 def test_a_refused_writer_releases_the_folder_and_removes_nothing(tmp_path):
     leave_unfinished(tmp_path / "out", 5)
-    before = {name: data for name, data in files(tmp_path / "out").items() if name != ".flare/lock"}
+    before = {
+        name: data for name, data in files_of(tmp_path / "out").items() if name != ".flare/lock"
+    }
     for columns, how, message in (
         ({"n": "str"}, TWO, "the unfinished pack has different columns"),
         (
@@ -300,7 +295,7 @@ def test_a_refused_writer_releases_the_folder_and_removes_nothing(tmp_path):
             Writer(str(tmp_path / "out"), columns=columns, settings=how, resume=True)
         assert str(caught.value) == f"{tmp_path}/out: {message}"
         assert {
-            name: data for name, data in files(tmp_path / "out").items() if name != ".flare/lock"
+            name: data for name, data in files_of(tmp_path / "out").items() if name != ".flare/lock"
         } == before
     assert pack(tmp_path / "out", 5, resume=True) == pack(tmp_path / "whole", 5)
 

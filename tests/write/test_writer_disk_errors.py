@@ -3,7 +3,6 @@
 import errno
 import itertools
 import os
-from pathlib import Path
 
 import pytest
 
@@ -11,25 +10,18 @@ from flarecli import read
 from flarecli.errors import FlareError, ReachError, UsageError
 from flarecli.model import Settings
 from flarecli.write import Failure, Writer
+from tests.outputs import files_of
 
 COLUMNS = {"n": "int"}
 GONE = "an earlier shard could not be written, so later rows are refused"
 AGAIN = "Open another Writer with resume=True, and continue after its `rows`."
 
 
-def files(folder):
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(Path(folder).rglob("*"))
-        if path.is_file()
-    }
-
-
 def pack(out, rows, **options):
     with Writer(str(out), columns=COLUMNS, settings=Settings(shard_rows=2), **options) as writer:
         for row in rows[writer.rows :]:
             writer.write({"n": row})
-    return files(out)
+    return files_of(out)
 
 
 @pytest.fixture
@@ -79,7 +71,7 @@ def test_a_writer_that_lost_a_shard_refuses_rows_and_finishes_no_dataset(
     assert (str(caught.value), caught.value.hint) == (GONE, AGAIN)
     assert isinstance(messages[0], ReachError)
     assert all(isinstance(one, UsageError) for one in messages[1:])
-    assert not {"index.json", "playlist.yaml"} & files(out).keys()
+    assert not {"index.json", "playlist.yaml"} & files_of(out).keys()
     with Writer(str(out), columns=COLUMNS, settings=how, resume=True) as second:
         assert second.rows in (2, 4)
         for row in range(second.rows, 9):

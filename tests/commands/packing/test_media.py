@@ -5,7 +5,6 @@ import json
 import os
 import struct
 import zlib
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,6 +14,7 @@ from PIL import Image, ImageOps
 from flarecli import commands, read
 from flarecli.errors import ReachError, UsageError, ValueFitError
 from tests.commands.packing.note_collector import NoteCollector
+from tests.outputs import files_of
 
 
 def saved(size, kind="jpeg"):
@@ -57,14 +57,6 @@ def rows_of(out):
     return [row for batch in data.scan() for row in batch.to_pylist()]
 
 
-def files(folder):
-    return {
-        str(p.relative_to(folder)): p.read_bytes()
-        for p in sorted(Path(folder).rglob("*"))
-        if p.is_file()
-    }
-
-
 def test_resized_images_are_those_of_pillow_in_row_order(images, tmp_path):
     folder, values = images
     done = pack(folder, tmp_path / "out", resize=32)
@@ -88,7 +80,7 @@ def test_the_bytes_do_not_depend_on_threads(images, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(7), raising=False)
     monkeypatch.setattr("flarecli.commands.packing.media._AHEAD_BYTES", 1)
     pack(folder, tmp_path / "three", **options)
-    assert files(tmp_path / "one") == files(tmp_path / "two") == files(tmp_path / "three")
+    assert files_of(tmp_path / "one") == files_of(tmp_path / "two") == files_of(tmp_path / "three")
 
 
 def test_bytes_are_unchanged_without_media_options(images, tmp_path):
@@ -209,7 +201,7 @@ def test_a_pack_is_resumed_only_with_the_same_media_options(images, tmp_path):
         == 15
     )
     pack(folder, tmp_path / "whole", resize=(48, 32), shard_rows=5)
-    assert files(tmp_path / "out") == files(tmp_path / "whole")
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
 
 
 def test_media_info_columns_have_the_name_of_their_column_if_names_are_used(images, tmp_path):

@@ -37,6 +37,7 @@ from flarecli.storage import locate
 from flarecli.storage.fsspec_store import FsspecStore
 from flarecli.write import claim
 from tests.commands.packing.note_collector import NoteCollector
+from tests.outputs import files_of
 
 ROWS = 95
 TABLE = pa.table(
@@ -57,14 +58,6 @@ def index(tmp_path: Path) -> str:
     path = tmp_path / "index.parquet"
     pq.write_table(TABLE, path, row_group_size=10)
     return str(path)
-
-
-def files_of(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
 
 
 def pack_jobs(source: Any, out: Path | str, count: int, **options: Any) -> Packed:

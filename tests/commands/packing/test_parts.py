@@ -31,6 +31,7 @@ from flarecli.errors import (
 from flarecli.storage import locate
 from flarecli.write import Failure, Writer, claim, engines
 from tests.commands.packing.note_collector import NoteCollector
+from tests.outputs import files_of
 
 ROWS = 95
 
@@ -45,14 +46,6 @@ def index(tmp_path: Path) -> str:
     }
     pq.write_table(pa.table(columns), path, row_group_size=10)
     return str(path)
-
-
-def files_of(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
 
 
 @pytest.mark.parametrize("format", ["mds", "json", "csv", "granular", "webdataset", "ffrecord"])

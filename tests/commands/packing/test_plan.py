@@ -14,6 +14,7 @@ from flarecli.commands.provenance import Places
 from flarecli.errors import FlareError, FormatError, UsageError
 from flarecli.write import Failure
 from flarecli.write.journal import Journal
+from tests.outputs import files_of
 
 COUNT = 14
 FILES = [
@@ -326,11 +327,3 @@ def test_row_numbers_are_kept_until_their_rows_can_no_longer_fail() -> None:
         assert places.placed(Failure(3 * number + 2, "", "", "", "")).file == "i"
         places.forget(3 * number + 3)
         assert places.placed(Failure(3 * number + 2, "", "", "", "")).file is None
-
-
-def files_of(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }

@@ -1,6 +1,5 @@
 """Polite downloads: a limit per host, a chosen User-Agent, and servers that disallow the use by X-Robots-Tag."""
 
-import json
 import threading
 import time
 from collections import Counter
@@ -14,6 +13,7 @@ from flarecli import __version__, read
 from flarecli.__main__ import main
 from flarecli.errors import ReachError, UsageError
 from tests.commands.packing.note_collector import NoteCollector
+from tests.outputs import failed_rows
 
 OPTIONS = {"fetch": ["url:image"], "key": "id", "allow_host": "127.0.0.0/8"}
 BODY = b"\xff\xd8\xff\xe0" + bytes(100)
@@ -24,10 +24,6 @@ def index(folder, urls):
     path = folder / "index.parquet"
     pq.write_table(pa.table({"id": [f"k{i}" for i in range(len(urls))], "url": urls}), path)
     return str(path)
-
-
-def failed_rows(out):
-    return [json.loads(line) for line in (out / "failed.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture

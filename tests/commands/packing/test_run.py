@@ -20,6 +20,7 @@ from flarecli.progress import Progress
 from flarecli.storage import locate
 from flarecli.write.journal import Journal
 from tests.conftest import Web
+from tests.outputs import files_of
 
 SECRET = "hunter2"
 
@@ -59,14 +60,6 @@ def index(folder, server, rows=120, bad=()):
     return str(path)
 
 
-def files(folder):
-    return {
-        str(p.relative_to(folder)): p.read_bytes()
-        for p in sorted(Path(folder).rglob("*"))
-        if p.is_file()
-    }
-
-
 LINK = {
     "fetch": ["data_url:image"],
     "key": "data_id",
@@ -102,7 +95,7 @@ def test_the_bytes_do_not_depend_on_the_order_of_arrival(tmp_path, server):
     source = index(tmp_path, server)
     commands.pack(source, f"{tmp_path}/one", jobs=1, **LINK)
     commands.pack(source, f"{tmp_path}/many", jobs=24, **LINK)
-    assert files(tmp_path / "one") == files(tmp_path / "many")
+    assert files_of(tmp_path / "one") == files_of(tmp_path / "many")
 
 
 def test_failed_rows_are_skipped_and_listed(tmp_path, server):
@@ -131,7 +124,7 @@ def test_the_first_failed_row_ends_the_pack_without_a_dataset(tmp_path, server):
     assert (
         caught.value.hint == "Use --on-error skip to omit such rows and list them in failed.jsonl."
     )
-    assert not {"index.json", "playlist.yaml"} & set(files(tmp_path / "out"))
+    assert not {"index.json", "playlist.yaml"} & set(files_of(tmp_path / "out"))
 
 
 @pytest.mark.parametrize("recorded", [True, False])
@@ -156,10 +149,10 @@ def test_a_resumed_pack_has_the_bytes_of_an_uninterrupted_pack(
         monkeypatch.setattr(Journal, "stop", stop, raising=False)
         with pytest.raises(KeyboardInterrupt):
             commands.pack(source, f"{tmp_path}/out", on_error="skip", resume=True, **LINK)
-        assert not {"index.json", "playlist.yaml"} & set(files(tmp_path / "out"))
+        assert not {"index.json", "playlist.yaml"} & set(files_of(tmp_path / "out"))
     monkeypatch.undo()
     second = commands.pack(source, f"{tmp_path}/out", on_error="skip", resume=True, **LINK)
-    assert files(tmp_path / "out") == files(tmp_path / "whole")
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
     assert (second.rows, second.failed, second.reasons) == (
         complete.rows,
         complete.failed,
@@ -243,7 +236,7 @@ def test_a_pack_killed_at_any_time_is_resumed(tmp_path, server):
         if os.path.exists(f"{out}/.flare/journal"):
             assert list(commands.verify(out))
         assert main(arguments) == 1
-        assert files(out) == files(tmp_path / "whole")
+        assert files_of(out) == files_of(tmp_path / "whole")
 
 
 def test_resuming_a_finished_pack_returns_the_same_result_and_refuses_another_source(
@@ -251,7 +244,7 @@ def test_resuming_a_finished_pack_returns_the_same_result_and_refuses_another_so
 ):
     source = index(tmp_path, server)
     first = commands.pack(source, f"{tmp_path}/out", **LINK)
-    before = files(tmp_path / "out")
+    before = files_of(tmp_path / "out")
     second = commands.pack(source, f"{tmp_path}/out", resume=True, **LINK)
     assert (second.rows, second.shards, second.bytes, second.playlist) == (
         first.rows,
@@ -264,7 +257,7 @@ def test_resuming_a_finished_pack_returns_the_same_result_and_refuses_another_so
         match="the folder contains a dataset from a different source or with different options$",
     ):
         commands.pack(source, f"{tmp_path}/out", resume=True, limit=3, **LINK)
-    assert files(tmp_path / "out") == before
+    assert files_of(tmp_path / "out") == before
 
 
 @pytest.mark.parametrize(
@@ -333,7 +326,7 @@ def test_relative_links_start_at_the_index_and_may_not_leave_its_folder(tmp_path
     packed = commands.pack(f"{tmp_path}/d/i.csv", f"{tmp_path}/out", fetch=["url"], on_error="skip")
     assert (packed.rows, packed.failed) == (1, 3)
     assert read.open(f"{tmp_path}/out")[0] == {"url": "é"}
-    assert not any(SECRET.encode() in data for data in files(tmp_path / "out").values())
+    assert not any(SECRET.encode() in data for data in files_of(tmp_path / "out").values())
 
 
 def test_secrets_in_links_are_not_in_the_output(tmp_path, server, capfd):
@@ -361,7 +354,7 @@ def test_secrets_in_links_are_not_in_the_output(tmp_path, server, capfd):
     )
     out, err = capfd.readouterr()
     assert SECRET not in out + err
-    assert not any(SECRET.encode() in data for data in files(tmp_path / "out").values())
+    assert not any(SECRET.encode() in data for data in files_of(tmp_path / "out").values())
 
 
 def test_a_column_of_addresses_that_is_not_fetched_is_a_note(tmp_path, server):
@@ -409,7 +402,7 @@ def test_the_playlist_lists_every_file_it_needs(tmp_path, server):
     result = playlists.read(locate(f"{tmp_path}/out/playlist.yaml"))
     (stream,) = result.streams
     assert result.protected
-    assert {*stream.urls, *stream.files, "playlist.yaml"} == set(files(tmp_path / "out"))
+    assert {*stream.urls, *stream.files, "playlist.yaml"} == set(files_of(tmp_path / "out"))
 
 
 def test_the_column_of_links_may_be_the_key(tmp_path, server):

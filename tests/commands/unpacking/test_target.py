@@ -15,6 +15,7 @@ from flarecli.errors import ReachError, UnsafeError, UsageError
 from flarecli.model import Settings
 from flarecli.progress import Progress
 from flarecli.write import Writer
+from tests.outputs import files_of
 
 HINT = "Move this file elsewhere first."
 ROWS = 12
@@ -30,17 +31,9 @@ CALLS = (
 )  # a kill may occur before these calls
 
 
-def tree(folder):
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(Path(folder).rglob("*"))
-        if path.is_file()
-    }
-
-
 def kept(folder):
     """Return the files that a refusal must not change, without the owner of the lock."""
-    return {name: data for name, data in tree(folder).items() if name != ".flare/lock"}
+    return {name: data for name, data in files_of(folder).items() if name != ".flare/lock"}
 
 
 @pytest.fixture
@@ -122,7 +115,7 @@ def test_overwrite_of_an_unfinished_unpack_removes_only_its_files(source, tmp_pa
         (to / other).unlink()
     (to / "mine").rmdir()
     commands.unpack(source, str(to), overwrite=True, rows="3:5", index="none")
-    assert sorted(tree(to)) == names([3, 4])
+    assert sorted(files_of(to)) == names([3, 4])
 
 
 def test_a_link_to_a_folder_is_another_file(source, tmp_path, monkeypatch):
@@ -140,7 +133,7 @@ def test_a_link_to_a_folder_is_another_file(source, tmp_path, monkeypatch):
             commands.unpack(source, str(folder), overwrite=True)
         assert str(caught.value) == f"{folder}: contains another file '0/link'{output}"
         assert os.readlink(folder / "0" / "link") == str(tmp_path / "mine")
-    assert tree(tmp_path / "mine") == {"notes": b"precious"}
+    assert files_of(tmp_path / "mine") == {"notes": b"precious"}
 
 
 @pytest.mark.parametrize("ends", ["of another size", "of the same size"])
@@ -163,7 +156,7 @@ def test_a_resume_replaces_only_files_that_it_began(source, tmp_path, monkeypatc
     (to / "1" / "k9.bin").unlink()
     commands.unpack(source, str(to), resume=True)
     commands.unpack(source, str(tmp_path / "whole"))
-    assert tree(to) == tree(tmp_path / "whole")
+    assert files_of(to) == files_of(tmp_path / "whole")
 
 
 def test_a_file_created_between_record_and_write_is_not_ours(source, tmp_path, monkeypatch):
@@ -211,10 +204,10 @@ def test_an_unpack_killed_before_any_step_can_be_resumed_or_overwritten(
     some, others = {"index": index, "rows": "0:4"}, {"index": index, "rows": "2:5"}
     commands.unpack(source, str(tmp_path / "whole"), **some)
     commands.unpack(source, str(tmp_path / "other"), **others)
-    complete, other = tree(tmp_path / "whole"), tree(tmp_path / "other")
+    complete, other = files_of(tmp_path / "whole"), files_of(tmp_path / "other")
 
     def is_whole(folder):
-        return tree(folder) == complete and not (folder / ".flare").exists()
+        return files_of(folder) == complete and not (folder / ".flare").exists()
 
     step = 0
     while killed(step, source, str(tmp_path / f"a{step}"), **some):
@@ -234,10 +227,10 @@ def test_an_unpack_killed_before_any_step_can_be_resumed_or_overwritten(
             killed(step // 2, source, str(to), resume=True, **some)
             if not is_whole(to):
                 commands.unpack(source, str(to), resume=True, **some)
-            assert tree(to) == complete, step
+            assert files_of(to) == complete, step
             if (second / ".flare" / "journal").exists():
                 commands.unpack(source, str(second), overwrite=True, **others)
-                assert tree(second) == other, step
+                assert files_of(second) == other, step
         step += stride
     assert step > 30
 
@@ -274,7 +267,7 @@ def test_an_incomplete_record_names_no_file(source, tmp_path, monkeypatch):
         commands.unpack(source, str(to), overwrite=True)
     commands.unpack(source, str(to), resume=True)
     commands.unpack(source, str(tmp_path / "whole"))
-    assert tree(to) == {**tree(tmp_path / "whole"), "mine": b"mine"}
+    assert files_of(to) == {**files_of(tmp_path / "whole"), "mine": b"mine"}
 
 
 def test_a_folder_that_replaced_a_finished_unpack_is_not_overwritten(source, tmp_path):
@@ -292,7 +285,7 @@ def test_a_folder_that_replaced_a_finished_unpack_is_not_overwritten(source, tmp
             str(caught.value)
             == f"{to}: contains another file 'mine': there is no index that lists it"
         )
-    assert tree(to) == {"mine": b"mine"}
+    assert files_of(to) == {"mine": b"mine"}
 
 
 def test_a_finished_unpack_without_an_index_is_finished(source, tmp_path):
@@ -306,18 +299,18 @@ def test_a_finished_unpack_without_an_index_is_finished(source, tmp_path):
         ["nothing to resume: the unpack is finished"],
         replace(done, resumed_rows=ROWS),
     )
-    assert sorted(tree(to)) == names(range(ROWS))
+    assert sorted(files_of(to)) == names(range(ROWS))
     hint = "Name another folder. Without an index, the folder must contain exactly the files of the unpack."
 
     def refused(output, **options):
-        before = tree(to)
+        before = files_of(to)
         with pytest.raises(UsageError) as caught:
             commands.unpack(source, str(to), index="none", resume=True, **options)
         assert (str(caught.value), caught.value.hint) == (
             f"{to}: output folder is not empty, and {output}",
             hint,
         )
-        assert tree(to) == before
+        assert files_of(to) == before
 
     refused("'0/k10.bin' is not a file of this unpack", rows="0:6")
     refused("'0/k0.txt' is missing", name="{key}.txt")
@@ -338,7 +331,7 @@ def test_a_finished_unpack_without_an_index_counts_its_failed_rows(tmp_path):
             writer.write({"key": key, "b": key.encode()})
     how = {"index": "none", "on_error": "skip"}
     done = commands.unpack(str(tmp_path / "d"), str(tmp_path / "f"), **how)
-    assert (done.rows, done.failed, sorted(tree(tmp_path / "f"))) == (
+    assert (done.rows, done.failed, sorted(files_of(tmp_path / "f"))) == (
         2,
         2,
         ["a.bin", "c.bin", "failed.jsonl"],
@@ -418,7 +411,7 @@ def test_invalid_records_name_no_file(source, tmp_path, monkeypatch, name, line)
     )
     (to / "notes").unlink()
     commands.unpack(source, str(to), overwrite=True, rows="0", index="none")
-    assert sorted(tree(to)) == names([0])
+    assert sorted(files_of(to)) == names([0])
 
 
 @pytest.mark.parametrize(
@@ -443,13 +436,13 @@ def test_a_resume_starts_at_the_first_invalid_line_of_the_journal(
     journal.write_text("\n".join([*lines[:at], line, *lines[at + 1 :]]) + "\n")
     commands.unpack(source, str(to), resume=True)
     commands.unpack(source, str(tmp_path / "whole"))
-    assert tree(to) == tree(tmp_path / "whole")
+    assert files_of(to) == files_of(tmp_path / "whole")
 
 
 def test_files_added_to_the_old_folder_during_an_unpack_are_kept(source, tmp_path, monkeypatch):
     to, put = tmp_path / "f", outlets.Folder.write
     commands.unpack(source, str(to))
-    old = tree(to)
+    old = files_of(to)
 
     def adding_file(self, name, data):
         (to / "notes").write_text("mine")
@@ -462,8 +455,8 @@ def test_files_added_to_the_old_folder_during_an_unpack_are_kept(source, tmp_pat
         f"{to}: contains another file 'notes': index.jsonl does not list it",
         HINT,
     )
-    assert tree(to) == {**old, "notes": b"mine"}
+    assert files_of(to) == {**old, "notes": b"mine"}
     (to / "notes").unlink()
     commands.unpack(source, str(to), overwrite=True, resume=True, rows="0:6")
-    assert sorted(tree(to)) == sorted([*names(range(6)), "index.jsonl"])
+    assert sorted(files_of(to)) == sorted([*names(range(6)), "index.jsonl"])
     assert sorted(os.listdir(tmp_path)) == ["d", "f"]

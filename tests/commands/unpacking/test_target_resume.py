@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
@@ -11,17 +10,10 @@ from flarecli.commands.unpacking import target as outlets
 from flarecli.errors import ReachError, UnsafeError, UsageError
 from flarecli.model import Settings
 from flarecli.write import Writer
+from tests.outputs import files_of
 
 OTHERS = "the unfinished unpack was started from a different source or with different options"
 LIMITS = {"jobs": 2, "retries": 0, "timeout": 5, "deadline": 10}
-
-
-def tree(folder):
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(Path(folder).rglob("*"))
-        if path.is_file()
-    }
 
 
 def dataset(path, values):
@@ -73,13 +65,15 @@ def test_an_unpack_of_a_changed_dataset_is_not_resumed(tmp_path, monkeypatch):
         stop_at(patch, "9.")
         commands.unpack(str(source), str(tmp_path / "f"))
     dataset(source, [b"%d" % (99 - i) for i in range(20)])
-    before = {name: data for name, data in tree(tmp_path / "f").items() if name != ".flare/lock"}
+    before = {
+        name: data for name, data in files_of(tmp_path / "f").items() if name != ".flare/lock"
+    }
     assert len(before) > 3
     with pytest.raises(UsageError) as caught:
         commands.unpack(str(source), str(tmp_path / "f"), resume=True)
     assert str(caught.value) == f"{tmp_path}/f: {OTHERS}"
     assert {
-        name: data for name, data in tree(tmp_path / "f").items() if name != ".flare/lock"
+        name: data for name, data in files_of(tmp_path / "f").items() if name != ".flare/lock"
     } == before
 
 
@@ -105,13 +99,15 @@ def test_a_resume_with_other_options_is_refused_and_changes_nothing(tmp_path, mo
     with monkeypatch.context() as patch, pytest.raises(ReachError):
         stop_at(patch, "k7")
         commands.unpack(index, str(tmp_path / "f"), **options)
-    before = {name: data for name, data in tree(tmp_path / "f").items() if name != ".flare/lock"}
+    before = {
+        name: data for name, data in files_of(tmp_path / "f").items() if name != ".flare/lock"
+    }
     assert len(before) > 3
     with pytest.raises(UsageError) as caught:
         commands.unpack(index, str(tmp_path / "f"), resume=True, **{**options, **other})
     assert str(caught.value) == f"{tmp_path}/f: {OTHERS}"
     assert {
-        name: data for name, data in tree(tmp_path / "f").items() if name != ".flare/lock"
+        name: data for name, data in files_of(tmp_path / "f").items() if name != ".flare/lock"
     } == before
 
 
@@ -144,7 +140,7 @@ def test_failed_rows_are_listed_once_however_often_an_unpack_is_interrupted(
             complete.failed,
             complete.reasons,
         )
-        assert tree(tmp_path / f"f{stop}") == tree(tmp_path / "whole")
+        assert files_of(tmp_path / f"f{stop}") == files_of(tmp_path / "whole")
 
 
 def test_rows_are_in_the_journal_before_the_next_batch(tmp_path):
@@ -169,11 +165,11 @@ def test_an_unpacked_folder_with_failed_rows_may_be_replaced(tmp_path):
         {"fetch": ["url"], "key": "id", "on_error": "skip", **LIMITS},
     )
     commands.unpack(index, str(tmp_path / "f"), **options)
-    assert "failed.jsonl" in tree(tmp_path / "f")
+    assert "failed.jsonl" in files_of(tmp_path / "f")
     commands.unpack(
         links(tmp_path / "other", ["x"]), str(tmp_path / "f"), overwrite=True, **options
     )
-    assert sorted(tree(tmp_path / "f")) == ["index.jsonl", "k0.bin"]
+    assert sorted(files_of(tmp_path / "f")) == ["index.jsonl", "k0.bin"]
 
 
 def test_a_file_added_during_the_unpack_is_not_replaced(tmp_path, monkeypatch):

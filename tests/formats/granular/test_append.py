@@ -13,6 +13,7 @@ from flarecli.formats.granular.append import Appender
 from flarecli.model import Settings
 from flarecli.storage import direct_io as sink
 from flarecli.storage import local, locate
+from tests.outputs import files_of
 
 granular = find("granular")
 granular_refs = find("granular-refs")
@@ -32,21 +33,13 @@ def some(start, stop):
     )
 
 
-def files(folder):
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
-
-
 def written(folder, cuts, settings=None):
     """Return the files of a dataset written at once, one shard for each cut."""
     for number, (start, stop) in enumerate(cuts):
         granular.write_shard(
             locate(f"{folder}/"), number, COLUMNS, [some(start, stop)], settings or Settings()
         )
-    return files(folder)
+    return files_of(folder)
 
 
 def test_rows_appended_in_parts_equal_rows_written_at_once(tmp_path):
@@ -57,7 +50,7 @@ def test_rows_appended_in_parts_equal_rows_written_at_once(tmp_path):
             assert writer.rows == start
             writer.append(some(start, min(10, start + cut)))
             assert writer.rows == min(10, start + cut)
-        assert files(at) == written(
+        assert files_of(at) == written(
             tmp_path / f"whole {cut}", [(0, 10)], Settings(shard_bytes=None)
         )
 
@@ -68,20 +61,20 @@ def test_shards_are_filled_in_order(tmp_path):
         writer = Appender(locate(f"{at}/"), COLUMNS, shard_rows=3)
         assert writer.rows == start
         writer.append(some(start, stop))
-    assert files(at) == written(tmp_path / "whole", [(0, 3), (3, 6), (6, 9), (9, 11)])
+    assert files_of(at) == written(tmp_path / "whole", [(0, 3), (3, 6), (6, 9), (9, 11)])
 
 
 def test_several_writers_share_a_folder_by_shard_numbers(tmp_path):
     at = tmp_path / "ds"
     for start in (0, 1):
         Appender(locate(f"{at}/"), COLUMNS, shard_rows=2, start=start, step=2).append(some(0, 3))
-    assert files(at) == written(tmp_path / "whole", [(0, 2), (0, 2), (2, 3), (2, 3)])
+    assert files_of(at) == written(tmp_path / "whole", [(0, 2), (0, 2), (2, 3), (2, 3)])
 
 
 def test_no_file_is_created_before_the_first_row(tmp_path):
     writer = Appender(locate(f"{tmp_path}/"), COLUMNS, shard_rows=2)
     writer.append(some(0, 0))
-    assert files(tmp_path) == {}
+    assert files_of(tmp_path) == {}
 
 
 class Killed(BaseException):
@@ -151,7 +144,7 @@ def test_appending_resumes_after_an_interruption_at_any_step(tmp_path, killer, s
             break
         killer(1 << 30)
         ended = attempts == 1
-        left = {name: data for name, data in files(at).items() if not name.endswith(".part")}
+        left = {name: data for name, data in files_of(at).items() if not name.endswith(".part")}
         assert left == whole, (steps, attempts)
         shutil.rmtree(at)
     assert steps > 20
@@ -180,7 +173,7 @@ def test_incomplete_records_are_truncated_and_appended_again(tmp_path, damage):
     writer = Appender(locate(f"{at}/"), COLUMNS)
     assert writer.rows < 6
     writer.append(some(writer.rows, 7))
-    assert files(at) == written(tmp_path / "whole", [(0, 7)], Settings(shard_bytes=None))
+    assert files_of(at) == written(tmp_path / "whole", [(0, 7)], Settings(shard_bytes=None))
 
 
 def test_records_of_an_incomplete_row_are_compared_with_the_next_rows(tmp_path):
@@ -202,7 +195,7 @@ def test_records_of_an_incomplete_row_are_compared_with_the_next_rows(tmp_path):
     for stop in (3, 4, 6):
         writer = Appender(locate(f"{at}/"), COLUMNS)
         writer.append(some(writer.rows, stop))
-    assert files(at) == written(tmp_path / "whole", [(0, 6)], Settings(shard_bytes=None))
+    assert files_of(at) == written(tmp_path / "whole", [(0, 6)], Settings(shard_bytes=None))
 
 
 def test_records_of_an_incomplete_row_can_be_truncated(tmp_path):
@@ -248,7 +241,7 @@ def test_a_null_is_refused_before_anything_is_written(tmp_path):
                 {"n": pa.array([1], pa.int64()), "t": pa.array([None], pa.large_string())}
             )
         )
-    assert files(tmp_path) == {}
+    assert files_of(tmp_path) == {}
 
 
 def test_folders_that_cannot_be_appended_to_are_refused(tmp_path):

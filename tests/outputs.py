@@ -1,0 +1,18 @@
+"""What a command wrote: the files of a folder, and the failed rows that `failed.jsonl` lists."""
+
+import json
+from pathlib import Path
+
+
+def files_of(folder):
+    """Return path in the folder -> bytes, for all files in the folder and its subfolders."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(Path(folder).rglob("*"))
+        if path.is_file()
+    }
+
+
+def failed_rows(folder):
+    """Return the objects in `failed.jsonl`."""
+    return [json.loads(line) for line in (Path(folder) / "failed.jsonl").read_text().splitlines()]
