@@ -336,7 +336,7 @@ def test_hints_for_a_first_row_that_fails_name_the_option(here, capfd, web):
             "--encode n=int",
             4,
             "n 'x' cannot be stored as int (-9223372036854775808 to 9223372036854775807)",
-            "Choose another encoding than --encode n=int; or omit such rows with --on-error skip.",
+            "Choose another encoding than --encode n=int, or use --on-error skip to omit such rows.",
         ),
         (
             "--fetch n",

@@ -141,10 +141,8 @@ def error_of(failure: Failure, address: object, hint: str = SKIP_HINT) -> FlareE
         hint = _COLUMNS_HINT
     elif failure.kind == "null" and failure.hint:
         hint = failure.hint
-    elif failure.kind == "missing" and failure.hint:
+    elif failure.kind in ("missing", "value") and failure.hint:
         hint = f"{failure.hint.rstrip('.')}, or use --on-error skip to omit such rows."
-    elif failure.kind == "value" and failure.hint and hint is SKIP_HINT:
-        hint = f"{failure.hint.rstrip('.')}; or omit such rows with --on-error skip."
     at, row = (address, failure.row) if failure.file is None else (failure.file, failure.file_row)
     return _ERRORS.get(failure.kind, ReachError)(
         f"{named}{failure.reason}", where=at, row=row, column=failure.column or None, hint=hint

@@ -239,8 +239,8 @@ def test_nulls_in_nested_values_are_kept(tmp_path, name, form):
         with pytest.raises(ValueFitError) as caught:  # the lists of an Example have no nulls
             flare.pack(table, tmp_path / "out", format=form)
         assert caught.value.hint == (
-            "Use --encode v=json to store lists that contain nulls; or omit such rows with "
-            "--on-error skip."
+            "Use --encode v=json to store lists that contain nulls, or use --on-error skip "
+            "to omit such rows."
         )
         return
     if form == "webdataset" and array.null_count:
@@ -286,8 +286,8 @@ def test_a_sample_without_members_is_a_failed_row(tmp_path):
         "Table[1]: every column is null; a sample needs at least one member"
     )
     assert caught.value.hint == (
-        "Use -f tfrecord, which stores such rows, or --null COL=VALUE to store a value; or omit "
-        "such rows with --on-error skip."
+        "Use -f tfrecord, which stores such rows, or --null COL=VALUE to store a value, or use "
+        "--on-error skip to omit such rows."
     )
     flare.pack(table, tmp_path / "out", format="webdataset", on_error="skip")
     assert [row["v"] for row in flare.open(tmp_path / "out")] == ["a", "b"]
