@@ -1,4 +1,4 @@
-"""Long lists are taken out before the YAML library reads: what comes of it is what the library alone would give, or the same fault."""
+"""Long lists, which are parsed without the YAML library, have the values and faults of the YAML library."""
 
 import importlib
 import random
@@ -19,7 +19,7 @@ LONG = 300
 
 
 def alone(text):
-    """What the YAML library gives of all of it."""
+    """Parse the complete text with the YAML library."""
     return read_yaml(text, AT, {})
 
 
@@ -70,7 +70,7 @@ ITEMS = [
 
 
 @pytest.mark.parametrize("item", ITEMS)
-def test_items_mean_the_same_in_a_long_list(item):
+def test_items_of_a_long_list_have_the_values_of_the_yaml_library(item):
     for text in (
         "k:\n" + f"  - {item}\n" * LONG + "  - z\n",
         "k:\n" + f"- {item}\n" * LONG,
@@ -109,13 +109,13 @@ def test_items_mean_the_same_in_a_long_list(item):
         "k: [[\n" + "  1, 2,\n" * LONG + "  3], [\n" + '  "1", "2",\n' * LONG + "  3]]\n",
     ],
 )
-def test_what_only_looks_like_a_list_is_what_it_is(text):
+def test_text_that_only_resembles_a_list_is_read_as_by_the_yaml_library(text):
     assert outcome(read_document, text, AT) == outcome(alone, text)
 
 
 @settings(max_examples=examples(300), deadline=None)
 @given(st.integers(0, 1 << 32))
-def test_any_text_of_such_lines_means_the_same(seed):
+def test_random_lines_are_read_as_by_the_yaml_library(seed):
     rng = random.Random(seed)
     lines = ["k:"]
     for _ in range(rng.randrange(1, 8)):
@@ -166,7 +166,7 @@ def test_any_text_of_such_lines_means_the_same(seed):
     ],
 )
 @pytest.mark.parametrize("head, tail", [("l: [\n", "  3]\n"), ("l:\n", "")])
-def test_a_run_ends_where_a_line_does_not_fit_however_much_of_it_does(head, tail, end):
+def test_a_list_ends_before_the_first_line_with_another_syntax(head, tail, end):
     line = "  1, 2,\n" if tail else "  - 1\n"
     for last in (f"  {end},\n", f"  {end}\n", f"  - {end}\n", f"  - 1{end}\n"):
         text = head + line * LONG + last + tail

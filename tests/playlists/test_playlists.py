@@ -1,4 +1,4 @@
-"""Playlists: read without trust, written so that they read back the same."""
+"""Playlists are validated when they are read, and are read back unchanged after writing."""
 
 import importlib
 from dataclasses import replace
@@ -169,7 +169,7 @@ def fault(data: bytes) -> str:
         ),
     ],
 )
-def test_faults_name_their_line(data, message):
+def test_faults_are_reported_with_their_line(data, message):
     if message is None:
         playlists.parse(data, AT)
     else:
@@ -185,7 +185,7 @@ def test_nesting_beyond_the_limit_of_libyaml_is_refused():
     )
 
 
-def test_words_that_other_readers_turn_into_values_stay_texts():
+def test_words_that_are_values_in_yaml_1_1_are_read_as_text():
     (stream,) = playlists.parse(
         b"a: {content: [no, 012, 1:30, yes, 0x1f, 1_000, .inf, 2024-01-01]}\n", AT
     )
@@ -244,7 +244,7 @@ def streams(draw):
 
 @settings(max_examples=examples(150), deadline=None)
 @given(st.lists(streams(), max_size=3, unique_by=lambda s: s.name))
-def test_what_is_written_is_read_back(values):
+def test_a_written_playlist_is_read_back_unchanged(values):
     data = playlists.text(Playlist(tuple(values)))
     again = playlists.parse(data, AT)
     assert again.protected
@@ -264,7 +264,7 @@ def test_what_is_written_is_read_back(values):
 
 @settings(max_examples=examples(60), deadline=None)
 @given(st.lists(streams(), min_size=1, max_size=2, unique_by=lambda s: s.name))
-def test_another_yaml_reader_sees_the_flare_shape(values):
+def test_pyyaml_reads_headers_and_content_of_each_stream(values):
     read = yaml.safe_load(playlists.text(Playlist(tuple(values))))
     assert list(read) == [stream.name for stream in values]
     for stream in values:
@@ -272,7 +272,7 @@ def test_another_yaml_reader_sees_the_flare_shape(values):
         assert read[stream.name]["headers"]["xxh3_64"] == list(stream.hashes["xxh3_64"])
 
 
-def test_every_flipped_bit_is_noticed():
+def test_every_flipped_bit_is_detected():
     stream = Stream(
         "data",
         AT.folder,
@@ -322,16 +322,16 @@ def test_any_bytes_are_a_playlist_or_a_format_error(data):
         ),
     ],
 )
-def test_lists_at_the_border_of_what_they_may_be(stream, told):
+def test_lists_of_another_length_or_type_are_faults(stream, told):
     assert [error.message for error in playlists.faults(stream.encode(), locate("p.yaml"))] == told
 
 
-def test_the_first_line_counts_when_it_is_empty():
+def test_an_empty_first_line_is_counted():
     (error,) = playlists.faults(b"\na: \xff", locate("p.yaml"))
     assert error.where.endswith("p.yaml:2:4")
 
 
-def test_a_playlist_longer_than_any_is_not_read(monkeypatch):
+def test_a_playlist_above_the_maximum_size_is_not_read(monkeypatch):
     data = playlists.text(Playlist(()))
     at = Location(MemoryStore({"playlist.yaml": data}), "playlist.yaml")
     monkeypatch.setattr(READ, "MAX_BYTES", len(data))
@@ -345,7 +345,7 @@ def test_a_playlist_longer_than_any_is_not_read(monkeypatch):
     )
 
 
-def test_what_stands_behind_the_sum_is_not_protected_by_it():
+def test_text_before_or_after_the_checksummed_text_is_not_protected():
     data = playlists.text(Playlist((Stream("a", AT.folder, None, ["x"]),)))
     assert playlists.parse(data, AT).protected
     for more in (b"#\n", b"b: {}\n", b"\n", b" "):
@@ -354,7 +354,7 @@ def test_what_stands_behind_the_sum_is_not_protected_by_it():
     assert not playlists.parse(data[:-1], AT).protected
 
 
-def test_all_that_is_said_of_files_is_read():
+def test_sizes_and_checksums_of_all_files_are_read():
     (stream,) = playlists.parse(
         b"a:\n  headers:\n    rows: [null, 3]\n    bytes: [5, null]\n    raw_bytes: [null, 7]\n"
         b"    files: {./i.json: {bytes: 1, raw_bytes: 2, md5: aa}}\n    parts: [{./x.meta: {raw_bytes: 4}}, {}]\n"
@@ -384,7 +384,7 @@ def test_all_that_is_said_of_files_is_read():
 @pytest.mark.parametrize(
     "number", [2**63, -(2**64), 12345678901234567890, 10**38, -(10**38) - 1, 0, -1]
 )
-def test_a_number_of_more_than_64_bits_stays_the_number_it_is(number):
+def test_integers_of_more_than_64_bits_are_kept(number):
     (stream,) = playlists.parse(b"a: {headers: {x: %d, y: [%d]}}\n" % (number, number), AT)
     data = playlists.text(Playlist((stream,)))
     assert yaml.safe_load(data)["a"]["headers"] == {"x": number, "y": [number]}
@@ -392,7 +392,7 @@ def test_a_number_of_more_than_64_bits_stays_the_number_it_is(number):
 
 
 @pytest.mark.parametrize("word", ["1e999", "-1e400", "9" * 40, "0." + "1" * 40])
-def test_a_number_that_nothing_holds_stays_the_text_it_is(word):
+def test_numbers_that_a_float_cannot_represent_are_read_as_text(word):
     (stream,) = playlists.parse(f"a: {{headers: {{x: {word}}}}}\n".encode(), AT)
     assert stream.headers == {"x": word}
     assert yaml.safe_load(playlists.text(Playlist((stream,))))["a"]["headers"] == {"x": word}
@@ -472,8 +472,8 @@ WORDS = [
 
 
 @pytest.mark.parametrize(("length", "step"), [(1, 1), (130, 9), (1100, 9)])
-def test_any_word_anywhere_is_the_same_to_another_reader(length, step):
-    """Also names of more than the 1,024 characters that YAML takes before a colon without a mark."""
+def test_pyyaml_reads_every_word_unchanged_in_every_position(length, step):
+    """Includes names longer than 1,024 characters, the maximum length of an implicit key in YAML."""
     words = [word * length for word in WORDS[1::step]]
     columns = tuple(Column(word, "str") for word in words if word)
     files = {word: File(word, 1, {"md5": word}) for word in words}
@@ -514,7 +514,7 @@ def test_any_word_anywhere_is_the_same_to_another_reader(length, step):
     assert playlists.text(again) == data
 
 
-def test_headers_that_are_no_numbers_to_yaml_are_texts():
+def test_infinity_and_nan_in_headers_are_written_as_text():
     stream = Stream(
         "a",
         AT.folder,
@@ -556,5 +556,5 @@ def test_headers_that_are_no_numbers_to_yaml_are_texts():
         ),
     ],
 )
-def test_all_faults_are_told_in_the_order_of_their_lines(data, told):
+def test_all_faults_are_reported_in_line_order(data, told):
     assert [str(error) for error in playlists.faults(data.encode(), locate("p.yaml"))] == told
