@@ -54,7 +54,7 @@ def place(tmp_path_factory):
     made = io.BytesIO()
     Image.new("RGB", (40, 30), "teal").save(made, "JPEG")
     ids = [f"k{i}" for i in range(20)]
-    for below in ("pictures", "photos/house", "bucket/index/pictures"):
+    for below in ("pictures", "images", "photos/house", "bucket/index/pictures"):
         (folder / below).mkdir(parents=True)
         for name in ids:
             (folder / below / f"{name}.jpg").write_bytes(made.getvalue())
