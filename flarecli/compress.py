@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 from flarecli.errors import FlareError, FormatError, IntegrityError, MissingLibraryError, UsageError
 from flarecli.expansion import BOMB_HINT, decompressed_limit
+from flarecli.progress import count_bytes
 from flarecli.suggest import choose
 
 __all__ = ["NAMES", "SUFFIXES", "compressed", "decompress", "stream", "suffix_of"]
@@ -84,6 +85,9 @@ def _parse(compression: str) -> tuple[str, int]:
 def compressed(compression: str, parts: Iterable[Any], size: int) -> Iterator[bytes]:
     """Compress the consecutive parts of a file and yield the compressed bytes.
 
+    The compressed parts are counted with `count_bytes`, except by br and snappy, which compress a
+    file in one step.
+
     size    total size of the parts in bytes
     raises  UsageError for an unknown name or level
     """
@@ -105,6 +109,7 @@ def compressed(compression: str, parts: Iterable[Any], size: int) -> Iterator[by
     for part in parts:
         if data := compressor.compress(part):
             yield data
+        count_bytes(len(part))
     yield compressor.flush()
 
 
@@ -132,6 +137,7 @@ def _compress_gz(parts: Iterable[Any], level: int) -> Iterator[bytes]:
         crc, size = isal_zlib.crc32(part, crc), size + len(part)
         if data := compressor.compress(part):
             yield data
+        count_bytes(len(part))
     yield compressor.flush() + struct.pack("<II", crc, size & 0xFFFFFFFF)
 
 

@@ -6,23 +6,85 @@ object, which do nothing by default.
 
 from __future__ import annotations
 
-__all__ = ["Progress"]
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+__all__ = ["Progress", "count_bytes", "counted"]
 
 
 class Progress:
-    """No-op progress callbacks, to override in a subclass. A single thread makes all calls."""
+    """No-op progress callbacks, to override in a subclass.
 
-    def start(self, task: str, rows: int | None, bytes: int | None = None) -> None:
-        """Start a task. `task` is a name such as `pack`; `rows` and `bytes` are totals or None."""
+    Worker threads may call `advance` and `written`; a single thread makes all other calls.
+    """
+
+    def start(
+        self,
+        task: str,
+        rows: int | None,
+        bytes: int | None = None,
+        *,
+        done: int = 0,
+        unit: str = "row",
+        write_share: float = 0.0,
+    ) -> None:
+        """Start a task.
+
+        task         name such as `pack`
+        rows, bytes  totals; None: unknown
+        done         number of rows that an earlier run finished
+        unit         noun for what is counted, if it is not rows
+        write_share  share of the work that is left when all rows have arrived, from 0 to 1: rows are
+                     compressed and written as shards, which `written` reports
+        """
 
     def advance(self, rows: int, bytes: int) -> None:
-        """Report the rows and bytes processed since the last call."""
+        """Report the rows and bytes that arrived or were processed since the last call."""
 
-    def failed(self, key: str, reason: str) -> None:
-        """Report a failed row immediately. `key` and `reason` may contain control characters."""
+    def written(self, rows: float) -> None:
+        """Report rows that were compressed and written since the last call.
+
+        A shard that is being written reports fractions of its rows.
+        """
+
+    def failed(self, key: str, reason: str, rows: int = 1) -> None:
+        """Report a failed row, or several rows with one reason, immediately.
+
+        `key` and `reason` may contain control characters.
+        """
 
     def note(self, text: str, verbose: bool = False) -> None:
         """Report a note. `verbose` is True for a detailed note."""
 
     def close(self) -> None:
         """End the task, even after an error."""
+
+
+class _Counter(threading.local):
+    """The function that `count_bytes` calls in this thread."""
+
+    report: Callable[[int], None] | None = None
+
+
+_counter = _Counter()
+
+
+@contextmanager
+def counted(report: Callable[[int], None]) -> Iterator[None]:
+    """Call `report` with the size of each block of bytes that this thread passes to `count_bytes`.
+
+    So a format can report how much of a shard it has written, and a check how much it has read,
+    without a further argument of each function in between.
+    """
+    before, _counter.report = _counter.report, report
+    try:
+        yield
+    finally:
+        _counter.report = before
+
+
+def count_bytes(size: int) -> None:
+    """Report processed bytes to the innermost `counted` block of this thread, if there is one."""
+    if _counter.report is not None:
+        _counter.report(size)

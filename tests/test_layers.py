@@ -14,14 +14,13 @@ PACKAGE = ROOT / "flarecli"
 LAYERS = [  # packages and modules; each imports from the layers above it in this list, and from itself
     {"errors", "lazy", "lifetimes"},
     {"names"},
-    {"suggest", "expansion", "redact"},
+    {"suggest", "expansion", "redact", "progress"},
     {
         "units",
         "arguments",
         "braces",
         "hashes",
         "compress",
-        "progress",
         "prefetch",
     },
     {"storage", "media"},

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flarecli.arguments import Option, option
 from flarecli.cli import rows as output
 from flarecli.cli.options import CommandLine
-from flarecli.cli.printer import ProgressBar
+from flarecli.cli.printer import is_terminal
+from flarecli.cli.progress import ProgressBar
 from flarecli.commands.options import CatOptions
 from flarecli.errors import UsageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,17 @@ def command(line: Line) -> int:
     if line.raw is not None:
         options |= {"columns": [line.raw], "stored": True}
     exact = line.to not in ("arrow", "parquet")
-    batches = commands.cat(line.sources, exact=exact, progress=ProgressBar(printer), **options)
     style = output.ValueStyle(line.bytes_as == "base64", line.allow_pickle, line.csv_safe)
-    output.write(batches, printer, line.to, line.raw, style)
+    with ProgressBar(printer, "cat") as bar:
+        batches = commands.cat(line.sources, exact=exact, progress=bar, **options)
+        if is_terminal():
+            batches = _without_bar(batches, bar)
+        output.write(batches, printer, line.to, line.raw, style)
     return 0
+
+
+def _without_bar(batches: Iterator[pa.RecordBatch], bar: ProgressBar) -> Iterator[pa.RecordBatch]:
+    """Yield the batches, and remove the bar before rows are printed on the same terminal."""
+    for batch in batches:
+        bar.end()
+        yield batch

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from flarecli.arguments import Address, Option, address_text, option
 from flarecli.cli import rows as output
 from flarecli.cli.options import SOURCES, Argument, CommandLine
-from flarecli.cli.printer import Printer, ProgressBar, binary_stdout
+from flarecli.cli.printer import Printer, binary_stdout
+from flarecli.cli.progress import ProgressBar
 from flarecli.commands.options import InspectOptions
 from flarecli.errors import MissingError, UsageError
 from flarecli.suggest import choose
@@ -81,7 +82,8 @@ def command(line: Line) -> int:
     if line.html is not None:
         options["shards"] = True
         options["sample"] = _PAGE_ROWS if line.sample is None else line.sample
-    found = commands.inspect(line.sources, progress=ProgressBar(printer), **options)
+    with ProgressBar(printer, "inspect") as bar:
+        found = commands.inspect(line.sources, progress=bar, **options)
     sampled = sum(batch.num_rows for batch in found.sample)
     if found.asked > sampled:
         printer.note(

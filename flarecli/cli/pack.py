@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from flarecli.cli.options import OUT, SOURCES, Argument, CommandLine
-from flarecli.cli.printer import ProgressBar
+from flarecli.cli.progress import ProgressBar
 from flarecli.commands.options import PackOptions
 from flarecli.units import format_count, format_size
 
@@ -32,11 +32,8 @@ def command(line: Line) -> int:
 
     _release_freed_memory()
     printer = line.printer()
-    bar = ProgressBar(printer)
-    try:
+    with ProgressBar(printer, "pack") as bar:
         packed = commands.pack(line.sources, line.out, progress=bar, **line.keywords(PackOptions))
-    finally:
-        bar.close()
     bar.print_failures(packed.reasons)
     counts = f"{format_count(packed.rows, 'row')} in {format_count(packed.shards, 'shard')}, {format_size(packed.bytes)}"
     if line.as_json:

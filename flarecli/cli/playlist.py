@@ -8,7 +8,8 @@ from typing import ClassVar
 
 from flarecli.arguments import Option, address_texts, option
 from flarecli.cli.options import Argument, CommandLine
-from flarecli.cli.printer import Printer, ProgressBar
+from flarecli.cli.printer import Printer
+from flarecli.cli.progress import ProgressBar
 from flarecli.commands.options import PlaylistOptions
 from flarecli.errors import UsageError
 
@@ -78,7 +79,8 @@ def command(line: Line) -> int:
         return 0
     out = None if line.out == "-" else line.out
     options = {**line.keywords(PlaylistOptions), "out": out}
-    text = commands.playlist(sources, progress=ProgressBar(printer), **options)
+    with ProgressBar(printer, "playlist") as bar:
+        text = commands.playlist(sources, progress=bar, **options)
     if line.as_json:
         printer.json({"playlist": out, "text": text} if out is None else {"playlist": out})
     elif out is None:

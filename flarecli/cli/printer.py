@@ -1,4 +1,4 @@
-"""Output of the commands: results to stdout; notes, errors and progress to stderr.
+"""Output of the commands: results to stdout; notes and errors to stderr.
 
 Control characters in data are escaped. Both streams are UTF-8 (see `__main__`). A failed write to
 stdout is an error unless the reader closed the pipe; a failed write to stderr is ignored.
@@ -12,24 +12,20 @@ import math
 import os
 import re
 import sys
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from typing import IO, TYPE_CHECKING, Any, TextIO, cast
 
 from flarecli.errors import FlareError, ReachError, UsageError
 from flarecli.names import escape
-from flarecli.progress import Progress
 from flarecli.redact import one_line
-from flarecli.units import format_count, format_size
 
 if TYPE_CHECKING:
     from rich.text import Text
 
 __all__ = [
     "Printer",
-    "ProgressBar",
     "binary_stdout",
     "bytes_summary",
     "finish",
@@ -48,7 +44,6 @@ _ACTIVE = "[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\u
 _ENCODE = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 _NAME = 12  # minimum number of visible characters of a column name
 _RED, _CYAN, _OFF = "\x1b[31m", "\x1b[36m", "\x1b[0m"
-MAX_FAILURES = 20  # maximum number of failed rows and of reasons to print
 
 
 # -- stdout
@@ -320,89 +315,3 @@ def _runs(header: Sequence[str], width: int) -> list[slice]:
     return [
         slice(start, stop) for start, stop in zip(starts, [*starts[1:], len(header)], strict=True)
     ]
-
-
-# -- progress
-
-
-class ProgressBar(Progress):
-    """Progress on stderr: a bar, the first failures, counts of failures, and a summary.
-
-    The bar is drawn only if stderr is a terminal and output is neither quiet nor JSON.
-    """
-
-    def __init__(self, printer: Printer) -> None:
-        self._printer = printer
-        self._bar: Any = None
-        self._start = time.monotonic()
-        self._bytes = self._failures = 0
-
-    def _seconds(self) -> float:
-        return max(1e-3, time.monotonic() - self._start)
-
-    def start(self, task: str, rows: int | None, bytes: int | None = None) -> None:
-        """Draw the bar."""
-        self.close()
-        is_quiet = self._printer.quiet or self._printer.as_json
-        if is_quiet or sys.stderr is None or not sys.stderr.isatty():
-            return
-        from tqdm import tqdm
-
-        layout = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} rows, {elapsed}<{remaining}{postfix}"
-        if rows is None:
-            layout = "{desc}: {n_fmt} rows, {elapsed}{postfix}"
-        self._bar = tqdm(
-            total=rows,
-            desc=task,
-            unit="row",
-            file=sys.stderr,
-            leave=False,
-            dynamic_ncols=True,
-            bar_format=layout,
-            mininterval=0.2,
-        )
-
-    def advance(self, rows: int, bytes: int) -> None:
-        """Add rows and bytes to the totals and update the bar."""
-        self._bytes += bytes
-        if self._bar is not None:
-            failed = f", {self._failures:,} failed" if self._failures else ""
-            rate = self._bytes / 1e6 / self._seconds()
-            self._bar.set_postfix_str(f"{rate:.1f} MB/s{failed}", refresh=False)
-            self._bar.update(rows)
-
-    def failed(self, key: str, reason: str) -> None:
-        """Count a failed row, and print the first MAX_FAILURES failed rows."""
-        self._failures += 1
-        if self._failures <= MAX_FAILURES:
-            self.note(f"{key}: {reason}")
-
-    def note(self, text: str, verbose: bool = False) -> None:
-        """Print a note above the bar."""
-        self.hide()
-        self._printer.note(text, verbose)
-        if self._bar is not None:
-            self._bar.refresh()
-
-    def hide(self) -> None:
-        """Clear the bar before other output; the next update draws it again."""
-        if self._bar is not None:
-            self._bar.clear()
-
-    def close(self) -> None:
-        """Remove the bar."""
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
-
-    def print_failures(self, reasons: Mapping[str, int]) -> None:
-        """Print how many rows failed for each reason, the most frequent reason first."""
-        by_count = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
-        for reason, count in by_count[:MAX_FAILURES]:
-            self._printer.note(f"{format_count(count, 'row')} failed: {reason}")
-
-    def print_summary(self, text: str) -> None:
-        """Close the bar and print one line with the elapsed time and the rate."""
-        self.close()
-        rate = format_size(int(self._bytes / self._seconds()))
-        self._printer.note(f"{text} in {self._seconds():.1f} s ({rate}/s)")

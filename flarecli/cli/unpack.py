@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from flarecli.cli.options import SOURCES, Argument, CommandLine
-from flarecli.cli.printer import ProgressBar, binary_stdout, refuse_terminal
+from flarecli.cli.printer import binary_stdout, refuse_terminal
+from flarecli.cli.progress import ProgressBar
 from flarecli.commands.options import UnpackOptions
 from flarecli.units import format_count, format_size
 
@@ -35,8 +36,7 @@ def command(line: Line) -> int:
     if to_stdout:
         refuse_terminal("a tar")
     printer = line.printer()
-    bar = ProgressBar(printer)
-    try:
+    with ProgressBar(printer, "unpack") as bar:
         unpacked = commands.unpack(
             line.sources,
             line.out,
@@ -44,8 +44,6 @@ def command(line: Line) -> int:
             stream=binary_stdout() if to_stdout else None,
             **line.keywords(UnpackOptions),
         )
-    finally:
-        bar.close()
     bar.print_failures(unpacked.reasons)
     bar.print_summary(
         f"unpacked {format_count(unpacked.rows, 'row')} into {format_count(unpacked.files, 'file')}, {format_size(unpacked.bytes)}"

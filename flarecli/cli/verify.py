@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from flarecli.arguments import Option, address_texts, option
 from flarecli.cli.options import CommandLine
-from flarecli.cli.printer import Printer, ProgressBar, finish
+from flarecli.cli.printer import Printer, finish
+from flarecli.cli.progress import ProgressBar
 from flarecli.commands.options import VerifyOptions
 from flarecli.units import format_count, format_size
 
@@ -52,21 +53,19 @@ def command(line: Line) -> int:
 
         check_report(path)
     printer = line.printer()
-    bar = ProgressBar(printer)
     findings: list[Finding] = []
     hints, result = {""}, None
-    try:
-        result = commands.verify(line.sources, progress=bar, **line.keywords(VerifyOptions))
-        for finding in result:
-            bar.hide()
-            if line.report:
-                findings.append(finding)
-            _print_finding(printer, finding, line.github, hints)
-            finish()
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt("" if result is None else result.resume_hint) from None
-    finally:
-        bar.close()
+    with ProgressBar(printer, "verify") as bar:
+        try:
+            result = commands.verify(line.sources, progress=bar, **line.keywords(VerifyOptions))
+            for finding in result:
+                if line.report:
+                    findings.append(finding)
+                with bar.hidden():
+                    _print_finding(printer, finding, line.github, hints)
+                    finish()
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("" if result is None else result.resume_hint) from None
     counts = {
         "files": result.files,
         "shards": result.shards,

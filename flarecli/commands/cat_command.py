@@ -24,6 +24,7 @@ from flarecli.commands.row_order import (
     select_rows,
 )
 from flarecli.errors import UsageError
+from flarecli.progress import Progress
 
 __all__ = ["cat"]
 
@@ -40,6 +41,7 @@ def cat(options: CatOptions) -> Iterator[pa.RecordBatch]:
     column, RowsError for a row that does not exist, and the errors of reading a dataset.
     """
     sources = address_texts(options.sources)  # an iterator can be read only once
+    progress = options.progress or Progress()
     where, limit, head, tail = options.where, options.limit, options.head, options.tail
     exact = (options.exact or options.stored) and where is None
     if tar_stream.is_stdin(sources):
@@ -49,13 +51,13 @@ def cat(options: CatOptions) -> Iterator[pa.RecordBatch]:
                 "Save the stream to a file, or select rows with --where, --limit, --head or --tail."
             )
             raise UsageError("a stream has no row numbers", where=tar_stream.STDIN, hint=hint)
+        progress.start("cat", None)
         schema, batches = tar_stream.samples(options.format, options.stdin, exact)
+        batches = _reported(batches, progress)
         return _limited(*filtered(schema, batches, where, options.columns), limit, head, tail)
     columns = None if options.columns is None else name_list(options.columns)
     guard = options.guard(sources)
-    data, parts = open_dataset(
-        sources, options.format, options.streams, guard, progress=options.progress
-    )
+    data, parts = open_dataset(sources, options.format, options.streams, guard, progress=progress)
     exact = exact and (options.stored or not data.types)
     if columns is not None and where is None:
         check_names(data.schema.names, columns)
@@ -75,7 +77,10 @@ def cat(options: CatOptions) -> Iterator[pa.RecordBatch]:
     read = columns_to_read(data.schema.names, columns, where)
     schema = pa.schema([(data.exact if exact else data.schema).field(name) for name in read])
     pairs = read_rows(data, order, first, last, read, average_row_bytes(parts, len(data)), exact)
-    schema, batches = filtered(schema, (batch for _, batch in pairs), where, columns)
+    is_partial = where is not None and (limit is not None or head is not None)
+    progress.start("cat", None if is_partial else last - first)
+    batches = _reported((batch for _, batch in pairs), progress)
+    schema, batches = filtered(schema, batches, where, columns)
     return (
         _at_least_one(schema, batches)
         if where is None
@@ -94,6 +99,13 @@ def _limited(
     for count in (one for one in (limit, head) if one is not None):
         batches = first_rows(batches, count)
     return _at_least_one(schema, batches if tail is None else last_rows(batches, tail))
+
+
+def _reported(batches: Iterator[pa.RecordBatch], progress: Progress) -> Iterator[pa.RecordBatch]:
+    """Yield the batches, and report their rows before the condition is applied."""
+    for batch in batches:
+        progress.advance(batch.num_rows, batch.nbytes)
+        yield batch
 
 
 def _at_least_one(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from flarecli import encodings
 from flarecli.commands.row_order import format_runs, read_rows, select_rows
 from flarecli.media import is_image, probe
+from flarecli.progress import Progress
 from flarecli.read import Dataset
 from flarecli.units import format_count, format_size
 
@@ -35,13 +36,18 @@ _NUMBER_CHARS = 40  # maximum length of a number in the table
 
 
 def statistics(
-    data: Dataset, row_bytes: int, seed: int = 0, readable: Sequence[range] | None = None
+    data: Dataset,
+    row_bytes: int,
+    seed: int = 0,
+    readable: Sequence[range] | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Return the statistics of each column: column -> name of the statistic -> value.
 
     row_bytes  estimated size of a row in bytes
     seed       random seed for the sample of rows whose bytes are read
     readable   runs of rows that can be read; None: all rows
+    progress   receives the rows that are read
     return     the number of rows, nulls and distinct values; minimum and maximum of numbers, text
                lengths, byte lengths and list lengths; the number of text values that are invalid
                numbers (`unfit`); the number of images, and the sizes of the smallest, the median
@@ -51,24 +57,27 @@ def statistics(
     small = [field.name for field in data.schema if not pa.types.is_large_binary(field.type)]
     large = [name for name in data.schema.names if name not in small]
     runs = [range(len(data))] if readable is None else readable
+    progress = progress or Progress()
     facts = {
-        **_stats_of_values(data, small, runs),
-        **_stats_of_bytes(data, large, row_bytes, seed, runs),
+        **_stats_of_values(data, small, runs, progress),
+        **_stats_of_bytes(data, large, row_bytes, seed, runs, progress),
     }
     return {name: facts[name] for name in data.schema.names}
 
 
 def _stats_of_values(
-    data: Dataset, small: list[str], runs: Sequence[range]
+    data: Dataset, small: list[str], runs: Sequence[range], progress: Progress
 ) -> dict[str, dict[str, Any]]:
     out: dict[str, dict[str, Any]] = {name: {"rows": 0, "nulls": 0} for name in small}
     distinct: dict[str, pa.Array] = {}
     encoded = {column.name: column.encoding for column in data.columns}
+    progress.start("inspect", sum(map(len, runs)) if small else 0)
     for batch in (
         (batch for run in runs for batch in data.scan(small, run.start, run.stop, exact=True))
         if small
         else ()
     ):
+        progress.advance(batch.num_rows, batch.nbytes)
         for name in small:
             array, facts = batch.column(name), out[name]
             facts["rows"] += len(array)
@@ -126,14 +135,21 @@ def _count_distinct(
 
 
 def _stats_of_bytes(
-    data: Dataset, large: list[str], row_bytes: int, seed: int, runs: Sequence[range]
+    data: Dataset,
+    large: list[str],
+    row_bytes: int,
+    seed: int,
+    runs: Sequence[range],
+    progress: Progress,
 ) -> dict[str, dict[str, Any]]:
     out: dict[str, dict[str, Any]] = {name: {"rows": 0, "nulls": 0} for name in large}
     sizes: dict[str, list[tuple[int, int]]] = {name: [] for name in large}
     order = select_rows(
         len(data), format_runs(runs), max(1, min(_MAX_ROWS, _MAX_BYTES // row_bytes)), seed
     )
+    progress.start("inspect", len(order) if large else 0)
     for _, batch in read_rows(data, order, 0, len(order), large, row_bytes) if large else ():
+        progress.advance(batch.num_rows, batch.nbytes)
         for name in large:
             array, facts = batch.column(name), out[name]
             facts["rows"] += len(array)

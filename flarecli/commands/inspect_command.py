@@ -165,11 +165,13 @@ def inspect(options: InspectOptions) -> Inspection:
     sources = address_texts(options.sources)
     guard = options.guard(sources)
     format, streams, shards = options.format, options.streams, options.shards
-    sample, stats, seed, progress = options.sample, options.stats, options.seed, options.progress
+    sample, stats, seed = options.sample, options.stats, options.seed
+    progress = options.progress or Progress()
     playlists = resolve(sources, format=format, guard=guard)
-    note_sources(playlists, progress or Progress())
+    note_sources(playlists, progress)
     chosen = select_streams(playlists, streams)
-    parts = [[filled(stream) for stream in one] for one in chosen]
+    progress.start("inspect", sum(len(one) for listed in chosen for one in listed), unit="file")
+    parts = [[filled(stream, progress) for stream in one] for one in chosen]
     writers = {id(stream): writer_of(stream, one) for one in playlists for stream in one.streams}
     infos = tuple(
         replace(
@@ -197,7 +199,7 @@ def inspect(options: InspectOptions) -> Inspection:
         missing, readable = missing_shards(parts)
         row_bytes = average_row_bytes(parts, len(data))
         if stats:
-            stats_by_column = statistics(data, row_bytes, seed, readable)
+            stats_by_column = statistics(data, row_bytes, seed, readable, progress)
             infos = tuple(
                 replace(
                     info,
@@ -217,10 +219,12 @@ def inspect(options: InspectOptions) -> Inspection:
                 min(asked, _MAX_ROWS, max(1, _MAX_BYTES // row_bytes)),
                 seed,
             )
-            batches = tuple(
-                batch
-                for _, batch in read_rows(data, order, 0, len(order), data.schema.names, row_bytes)
-            )
+            progress.start("inspect", len(order))
+            found = []
+            for _, batch in read_rows(data, order, 0, len(order), data.schema.names, row_bytes):
+                progress.advance(batch.num_rows, batch.nbytes)
+                found.append(batch)
+            batches = tuple(found)
             numbers = tuple(order.rows(0, len(order)).tolist())
     counts = [info.rows for info in infos]
     return Inspection(

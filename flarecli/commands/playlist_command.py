@@ -32,7 +32,8 @@ from flarecli.formats import DEFAULT, INDEX, find
 from flarecli.model import Chunk, File, Finding, Playlist, Stream, finding_of, joined_columns
 from flarecli.names import is_url, local_path, scheme_of, shell_quoted, whole_path
 from flarecli.playlists import faults, parse, places, stored, text
-from flarecli.playlists.fill import filled, summed
+from flarecli.playlists.fill import filled, summed, without_sums
+from flarecli.progress import Progress
 from flarecli.read import parts_hint, refuse_repeats, resolve, select_streams
 from flarecli.redact import address_key, redact, without_user
 from flarecli.storage import Guard, Location, locate, with_reach
@@ -67,15 +68,27 @@ def playlist(options: PlaylistOptions) -> str:
     if not named:
         raise UsageError("missing argument: no source")
     place = _Place(None if out is None else address_text(out), base, rebase, guard)
-    streams = []
-    for name, parts in _grouped(named, options.format, guard).items():
-        if options.open:
-            parts = [summed(filled(part), hashes) for part in parts]
-        streams.append(_joined(name, parts, place, dict(headers)))
+    grouped = _grouped(named, options.format, guard)
+    if options.open:
+        grouped = _completed(grouped, hashes, options.progress or Progress())
+    streams = [_joined(name, parts, place, dict(headers)) for name, parts in grouped.items()]
     data = text(Playlist(tuple(streams)))
     if place.at is not None:
         place.at.write([data])
     return data.decode()
+
+
+def _completed(
+    grouped: Mapping[str, Sequence[Stream]], hashes: Sequence[str], progress: Progress
+) -> dict[str, list[Stream]]:
+    """Return the streams with all rows, sizes, columns and checksums."""
+    count = sum(len(part) for parts in grouped.values() for part in parts)
+    progress.start("playlist", count, unit="file")
+    out = {name: [filled(part, progress) for part in parts] for name, parts in grouped.items()}
+    chosen = [(part, without_sums(part, hashes)) for parts in out.values() for part in parts]
+    size = sum(int(part.stored[order].sum()) for part, order in chosen if part.stored is not None)
+    progress.start("playlist", sum(len(order) for _, order in chosen), size, unit="file")
+    return {name: [summed(part, hashes, progress) for part in parts] for name, parts in out.items()}
 
 
 def _pairs(name: str, value: Pairs) -> list[tuple[str, str]]:

@@ -14,6 +14,7 @@ from flarecli.errors import FlareError, FormatError, MissingError, Place, UsageE
 from flarecli.hashes import DEFAULT, Sums
 from flarecli.lazy import np
 from flarecli.model import Chunk, Columns, File, Settings, Shard, Stream
+from flarecli.progress import count_bytes
 from flarecli.storage import Location
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "check_names",
     "check_ranges",
     "check_row_count",
+    "count_parts",
     "list_shards",
     "parse_json",
     "read_optional",
@@ -117,12 +119,19 @@ def write_file(
     """
     hashes = {DEFAULT, *settings.hashes}
     if settings.compression is None:
-        written = (at / name).write(parts, hashes)
+        written = (at / name).write(count_parts(parts), hashes)
         return at / name, File(name, written.size, written.hashes)
     raw = Sums(hashes)
     to = at / f"{name}.{compress.suffix_of(settings.compression)}"
     written = to.write(compress.compressed(settings.compression, _hashed(parts, raw), size), hashes)
     return to, File(to.name, written.size, written.hashes, raw.size, raw.hex())
+
+
+def count_parts(parts: Iterable[Any]) -> Iterator[Any]:
+    """Yield the parts of a file, and count the bytes of each part when it was written."""
+    for part in parts:
+        yield part
+        count_bytes(memoryview(part).nbytes)
 
 
 def _hashed(parts: Iterable[Any], sums: Sums) -> Iterator[Any]:

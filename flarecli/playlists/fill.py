@@ -15,9 +15,10 @@ from flarecli.errors import IntegrityError, UsageError
 from flarecli.hashes import Sums, known
 from flarecli.model import Columns, File, Stream
 from flarecli.prefetch import cpu_count, ordered_map
+from flarecli.progress import Progress
 from flarecli.storage import Location
 
-__all__ = ["filled", "summed"]
+__all__ = ["filled", "summed", "without_sums"]
 
 _REMOTE_JOBS = 16  # may exceed the CPU count, because remote jobs wait for the network
 
@@ -30,9 +31,10 @@ def _map(call: Callable[[A], B], items: Iterable[A], at: Location) -> Iterator[B
     return ordered_map(call, items, workers=cpu_count() if at.is_local else _REMOTE_JOBS)
 
 
-def filled(stream: Stream) -> Stream:
+def filled(stream: Stream, progress: Progress | None = None) -> Stream:
     """Return a stream with all rows, sizes and columns. Only shards with missing facts are opened.
 
+    progress  receives the number of shards, opened or not
     raises  UsageError if the columns of shards differ; any error from opening a shard
     """
     rows = np.full(len(stream), -1, np.int64) if stream.rows is None else stream.rows.copy()
@@ -64,9 +66,11 @@ def filled(stream: Stream) -> Stream:
 
     columns = stream.columns
     parts = list(stream.parts) or [()] * len(stream)
-    order = sorted(incomplete)
+    order, progress = sorted(incomplete), progress or Progress()
+    progress.advance(len(stream) - len(order), 0)
     headers = _map(read_header, order, stream.at)
     for i, (size, count, shard_columns, companions) in zip(order, headers, strict=True):
+        progress.advance(1, 0)
         sizes[i], rows[i], parts[i] = size, count, companions
         columns = shard_columns if columns is None else columns
         if shard_columns != columns:
@@ -84,22 +88,30 @@ def _with_size(file: File, at: Location) -> File:
     return replace(file, size=at.size()) if file.size is None else file
 
 
-def summed(stream: Stream, names: Sequence[str]) -> Stream:
+def without_sums(stream: Stream, names: Sequence[str]) -> list[int]:
+    """Return the positions of the chunks for which the stream lacks one of the checksums."""
+    listed = [stream.hashes.get(name) or [""] * len(stream) for name in names]
+    return [i for i in range(len(stream)) if not all(values[i] for values in listed)]
+
+
+def summed(stream: Stream, names: Sequence[str], progress: Progress | None = None) -> Stream:
     """Return a stream with checksums of every chunk, its companions, and all other files.
 
     Only files without a checksum are read.
 
-    names   names of the hashes
-    raises  UsageError for an unknown hash; IntegrityError if a file differs from the playlist
+    names     names of the hashes
+    progress  receives the number of chunks without a checksum, and their bytes
+    raises    UsageError for an unknown hash; IntegrityError if a file differs from the playlist
     """
     hashes = {name: list(stream.hashes.get(name) or [""] * len(stream)) for name in names}
-    order = [i for i in range(len(stream)) if not all(values[i] for values in hashes.values())]
+    order, reported = without_sums(stream, names), progress or Progress()
 
     def sum_chunk(i: int) -> dict[str, str]:
         chunk = stream.chunk(i)
-        return _compute_sums(chunk.at, chunk.files[0], names).hex()
+        return _compute_sums(chunk.at, chunk.files[0], names, reported).hex()
 
     for i, found in zip(order, _map(sum_chunk, order, stream.at), strict=True):
+        reported.advance(1, 0)
         for name in names:
             hashes[name][i] = found[name]
 
@@ -122,11 +134,15 @@ def summed(stream: Stream, names: Sequence[str]) -> Stream:
     )
 
 
-def _compute_sums(at: Location, file: File, names: Sequence[str]) -> Sums:
+def _compute_sums(
+    at: Location, file: File, names: Sequence[str], progress: Progress | None = None
+) -> Sums:
     """Return the checksums of a file. Raises IntegrityError if they differ from the playlist."""
     sums = Sums({*names, *(name for name in file.hashes if name in known())})
     for block in at.blocks():
         sums.update(block)
+        if progress is not None:
+            progress.advance(0, len(block))
     if different := sums.differences(file.hashes):
         raise IntegrityError(
             f"checksum mismatch: {', '.join(different)} of {sums.size} bytes",

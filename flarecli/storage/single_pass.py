@@ -15,6 +15,7 @@ from typing import Any
 
 from flarecli.errors import FlareError
 from flarecli.hashes import Sums
+from flarecli.progress import count_bytes
 from flarecli.storage.base import Location, short_read
 from flarecli.storage.local import LocalStore
 from flarecli.storage.mmap import large_memory
@@ -113,6 +114,7 @@ class _SinglePassStore(LocalStore):
             raise self._failed
         self._sums.update(piece[:count])
         self._end += count
+        count_bytes(count)
 
     def finish(self) -> None:
         """Read and hash the remaining bytes of the file. Raises the error if an earlier read failed."""

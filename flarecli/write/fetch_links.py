@@ -23,7 +23,6 @@ from flarecli import media
 from flarecli.errors import CredentialsError, FlareError, MissingError
 from flarecli.model import IntArray
 from flarecli.names import is_url
-from flarecli.prefetch import get_interruptibly
 from flarecli.progress import Progress
 from flarecli.redact import redact, redact_text
 from flarecli.storage import Guard, Limits, Location, bucket_note
@@ -58,7 +57,7 @@ MAX_SHOWN_HINTS = 3  # maximum notes about private addresses, each with a differ
 # and the last batch of a shard remains in memory.
 _BATCH_BYTES = 4 << 20
 _RELEASE_BYTES = 1 << 20  # freed memory is reported in these steps, as each report wakes the engine
-SPOOL_CHECK_S = 1.0  # interval between spool checks during a wait for a link
+CHECK_S = 0.2  # interval between checks during a wait for a link: of the spool, and for progress
 # The first wait for a link ends after this time or when a later link arrives, because waking up for
 # each response would cost more.
 _FIRST_WAIT_S = 0.003
@@ -140,7 +139,9 @@ def fetch(
             yield Fetched(batch, np.arange(first_row, next_row), (), next_row, {})
             first_row = next_row
         return
-    fetcher = _Fetcher(links, key, at, guard, limits, allow_empty, ignore_robots_tag, spool)
+    fetcher = _Fetcher(
+        links, key, at, guard, limits, allow_empty, ignore_robots_tag, spool, progress
+    )
     try:
         rows = 0
         for batch, first in _slices(batches, first_row):
@@ -199,7 +200,11 @@ class _Fetcher:
         allow_empty: bool,
         ignore_robots_tag: bool,
         spool: Spool | None,
+        progress: Progress,
     ) -> None:
+        self._progress = progress
+        self._finished_rows = 0  # rows of the slices that are no longer in `slices`
+        self._reported_rows = self._reported_bytes = 0  # counts that `progress` knows
         self._links, self._key, self._allow_empty = links, key, allow_empty
         self._obeys_robots_tag, self._robots_hint = not ignore_robots_tag, ""
         self._guard, self._limits, self._spool = guard, limits, spool
@@ -325,7 +330,7 @@ class _Fetcher:
         keys = part.batch.column(self._key) if self._key is not None else None
         taken = self._taken_rows = []
         failures: list[Failure] = []
-        row, bytes_before = 0, self._fetched_bytes
+        row, width, bytes_before = 0, len(self._links), self._fetched_bytes
         while row < part.batch.num_rows:
             run = self._take_run(part, row, _BATCH_BYTES - (self._fetched_bytes - bytes_before))
             row += run
@@ -335,11 +340,14 @@ class _Fetcher:
                     key = "" if keys is None else key_text(keys[row])
                     failures.append(_failure(part.first + row, key, *failed))
                 row += 1
-            if self._fetched_bytes - bytes_before >= _BATCH_BYTES:
+            self._report(self._finished_rows + row, self._fetched_bytes)
+            # report a failed row before the wait for the next row
+            is_due = bool(failures) and None in part.outcomes[row * width : (row + 1) * width]
+            if is_due or self._fetched_bytes - bytes_before >= _BATCH_BYTES:
                 yield from self._yield(self._batch(part, taken, failures, row))
                 taken, failures, bytes_before = self._taken_rows, [], self._fetched_bytes
         last = self._batch(part, taken, failures, row) if taken or failures else None
-        self.slices.popleft()
+        self._finished_rows += self.slices.popleft().batch.num_rows
         if last is not None:
             yield from self._yield(last)
 
@@ -504,14 +512,34 @@ class _Fetcher:
             # order, so no arrival is missed.
             request.awaited = place
             while (outcome := part.outcomes[place]) is None:
-                if self._spool is None:
-                    get_interruptibly(self._arrived)
-                else:
-                    with contextlib.suppress(Empty):
-                        self._arrived.get(timeout=SPOOL_CHECK_S)
+                with contextlib.suppress(Empty):
+                    self._arrived.get(timeout=CHECK_S)
+                if self._spool is not None:
                     self._spool.save()
+                self._report_arrived()
             request.awaited = -1
         return outcome
+
+    def _report_arrived(self) -> None:
+        """Report the rows that arrived before the row that `finish` waits for is complete."""
+        width, rows, size = len(self._links), self._finished_rows, self._fetched_bytes
+        for part in self.slices:
+            waiting = set[int]()
+            for place, outcome in enumerate(part.outcomes):
+                if outcome is None or type(outcome) in (Future, Location):
+                    waiting.add(place // width)
+                elif type(outcome) is bytes:
+                    size += len(outcome)
+            rows += part.batch.num_rows - len(waiting)
+        self._report(rows, size)
+
+    def _report(self, rows: int, size: int) -> None:
+        """Report the number of arrived rows and bytes, unless more were already reported."""
+        more_rows, more_bytes = rows - self._reported_rows, size - self._reported_bytes
+        if more_rows > 0 or more_bytes > 0:
+            self._reported_rows = max(rows, self._reported_rows)
+            self._reported_bytes = max(size, self._reported_bytes)
+            self._progress.advance(max(0, more_rows), max(0, more_bytes))
 
     def _release(self, part: _Slice, place: int) -> None:
         """Report the freed bytes and the next needed link to the engine."""

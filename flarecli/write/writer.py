@@ -23,6 +23,7 @@ from flarecli.errors import FlareError, UnsafeError, UsageError, ValueFitError
 from flarecli.ingest import SourceChecksum, arrow_batches
 from flarecli.model import Chunk, Column, Columns, File, IntArray, Playlist, Settings, Stream
 from flarecli.names import escape
+from flarecli.progress import Progress, counted
 from flarecli.storage import Guard
 from flarecli.write.columns import (
     ColumnConverter,
@@ -71,6 +72,7 @@ class Writer:
     playlist   write `playlist.yaml`; if False, the format's own index marks the dataset as
                complete, as in the original library
     keeps_rows  whether the rows are kept in `unrecorded` until their shard is recorded
+    progress   receives the rows of each shard while the shard is written
     unrecorded  batches of rows that are not in a recorded shard yet, in order, with the
                 position of each row in the selection
     has_large_row  whether this Writer wrote a row that is larger than a shard
@@ -92,6 +94,7 @@ class Writer:
         guard: Guard | None = None,
         jobs: int = 1,
         playlist: bool = True,
+        progress: Progress | None = None,
     ) -> None:
         if jobs < 1:
             raise UsageError(f"jobs: expected at least 1, got {jobs}")
@@ -117,7 +120,7 @@ class Writer:
         # one job for uncompressed shards, because writing them costs less than a thread
         self._queue = ShardQueue(jobs if self.settings.compression else 1)
         self._ended = self.target.is_done
-        self._writes_playlist = playlist
+        self._writes_playlist, self._progress = playlist, progress or Progress()
         self._is_abandoned = self.has_large_row = False
         # True while rows are moved between fields; an interrupt would then lose or repeat rows
         self._is_inconsistent = False
@@ -440,7 +443,7 @@ class Writer:
         """Queue the buffered rows as one shard; `next` is the first row of the next shard."""
         self._is_inconsistent = True
         number, size = len(self._chunks) + len(self._queue), self._buffered_bytes
-        write = partial(self._write_shard, number, self._buffered)
+        write = partial(self._write_shard, number, self._buffered, size)
         self.rows += self._buffered_rows
         self._buffered, self._buffered_rows, self._buffered_bytes, self._shard_keys = (
             [],
@@ -460,15 +463,25 @@ class Writer:
         while self.unrecorded and self.unrecorded[0][1][-1] < next:
             self.unrecorded.popleft()
 
-    def _write_shard(self, number: int, batches: list[pa.RecordBatch]) -> Chunk:
-        at = self.target.at
-        chunk = self._format.write_shard(
-            at / self._subfolder if self._subfolder else at,
-            number,
-            self.columns or (),
-            batches,
-            self.settings,
-        )
+    def _write_shard(self, number: int, batches: list[pa.RecordBatch], size: int) -> Chunk:
+        """Write a shard; report its rows in proportion to the written part of its `size` bytes."""
+        at, rows, written = self.target.at, sum(batch.num_rows for batch in batches), 0
+
+        def report(count: int) -> None:
+            nonlocal written
+            count = min(count, size - written)
+            written += count
+            self._progress.written(rows * count / max(1, size))
+
+        with counted(report):
+            chunk = self._format.write_shard(
+                at / self._subfolder if self._subfolder else at,
+                number,
+                self.columns or (),
+                batches,
+                self.settings,
+            )
+        self._progress.written(rows * (1 - written / max(1, size)))
         if not self._subfolder:
             return chunk
         return replace(

@@ -59,7 +59,7 @@ def argv(index, out, server, *more):
 SOON = """
 import sys
 from flarecli.write import fetch_links, spool
-fetch_links.SPOOL_CHECK_S = 0.05
+fetch_links.CHECK_S = 0.05
 spool.SAVE_S = 0.0
 from flarecli.__main__ import entry
 entry()

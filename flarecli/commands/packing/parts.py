@@ -16,10 +16,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any, cast
 
 from flarecli import __version__, encodings, ingest, playlists, sql
@@ -47,6 +49,7 @@ from flarecli.commands.packing.run import (
     pack_task,
     planned,
     source_record,
+    write_share,
 )
 from flarecli.commands.packing.source import RowRequest, Source
 from flarecli.commands.provenance import PLACE
@@ -81,18 +84,37 @@ _MAX_NOTES = 20  # maximum number of reported notes about parts
 
 @dataclass(frozen=True)
 class _Outcome:
-    """Result of packing a part: the counts or the error, and the notes."""
+    """Result of packing a part: the counts or the error, and the notes.
+
+    reported  rows and bytes, and written rows, that the progress of the pack already knows
+    """
 
     packed: Packed | None
     error: FlareError | None = None
     notes: tuple[str, ...] = ()
+    reported: tuple[int, int, float] = (0, 0, 0.0)
 
 
-class _NoteCollector(Progress):
-    """Collector for the notes about a part."""
+class _PartProgress(Progress):
+    """Progress of one part, which collects the notes and reports the counts to `whole`."""
 
-    def __init__(self) -> None:
+    def __init__(self, whole: Progress) -> None:
         self.notes: list[str] = []
+        self.reported: tuple[int, int, float] = (0, 0, 0.0)
+        self._whole, self._counting = whole, threading.Lock()
+
+    def advance(self, rows: int, bytes: int) -> None:
+        self._add(rows, bytes, 0.0)
+        self._whole.advance(rows, bytes)
+
+    def written(self, rows: float) -> None:
+        self._add(0, 0, rows)
+        self._whole.written(rows)
+
+    def _add(self, rows: int, bytes: int, written: float) -> None:
+        with self._counting:
+            before = self.reported
+            self.reported = before[0] + rows, before[1] + bytes, before[2] + written
 
     def note(self, text: str, verbose: bool = False) -> None:
         if not verbose:
@@ -687,8 +709,9 @@ def _run(
     notes, engine = 0, options.engine
     shard_notes = ShardNotes(options, progress, len(tasks))
     errors: dict[int, FlareError] = {}
-    progress.start("pack", rows)
-    for finished, (i, outcome) in enumerate(engines.run(engine, pack_part, tasks), 1):
+    progress.start("pack", rows, write_share=write_share(options))
+    work = partial(pack_part, progress=progress) if engine == "local" else pack_part
+    for finished, (i, outcome) in enumerate(engines.run(engine, work, tasks), 1):
         part, packed = f"part {parts.part_name(i)}", outcome.packed
         done.parts += outcome.error is None
         if packed is not None:
@@ -706,9 +729,12 @@ def _run(
             if note not in reported and notes <= _MAX_NOTES:
                 progress.note(f"{part}: {note}")
         first, stop = tasks[i].rows or (0, 0)
-        progress.advance(stop - first, 0 if packed is None else packed.bytes)
-        if packed is not None and packed.failed:
-            progress.failed(part, f"{packed.failed} rows failed, see its failed.jsonl")
+        size, failed = (0, 0) if packed is None else (packed.bytes, packed.failed)
+        known = outcome.reported
+        progress.advance(stop - first - known[0], max(0, size - known[1]))
+        progress.written(stop - first - failed - known[2])
+        if failed:
+            progress.failed(part, f"{failed} rows failed, see its failed.jsonl", failed)
     if notes > _MAX_NOTES:
         progress.note(f"{format_count(notes - _MAX_NOTES, 'more note')} about parts")
     if errors:
@@ -740,8 +766,8 @@ def _change_folder(folder: str | None) -> None:
         ) from None
 
 
-def pack_part(task: PackTask) -> _Outcome:
-    """Pack one part, on any engine.
+def pack_part(task: PackTask, progress: Progress | None = None) -> _Outcome:
+    """Pack one part, on any engine. In this process, report its rows to the progress of the pack.
 
     This process or its driver has locked the target. If another process packs the same part, that
     process is a worker of a lost driver or node, and ends soon.
@@ -750,9 +776,9 @@ def pack_part(task: PackTask) -> _Outcome:
     while True:
         try:
             _change_folder(task.base_folder)
-            collector = _NoteCollector()
-            packed = pack_task(task, collector)
-            return _Outcome(packed, notes=tuple(collector.notes[:_MAX_NOTES]))
+            part = _PartProgress(progress or Progress())
+            packed = pack_task(task, part)
+            return _Outcome(packed, None, tuple(part.notes[:_MAX_NOTES]), part.reported)
         except NoRowsError:
             return _Outcome(None)
         except BusyError as error:

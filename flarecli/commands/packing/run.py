@@ -73,6 +73,7 @@ __all__ = [
     "pack_task",
     "planned",
     "source_record",
+    "write_share",
 ]
 
 _SAMPLE_ROWS, _SAMPLE_LINKS = 1024, 32  # rows that a dry run converts, without and with links
@@ -238,6 +239,7 @@ def pack_task(task: PackTask, progress: Progress, plan: Plan | None = None) -> P
         overwrite=options.overwrite,
         guard=task.guard,
         jobs=min(task.limits.jobs, cpu_count()),
+        progress=progress,
     )
     if writer.is_done:
         return finished_before(writer.target, record(), options.format)
@@ -286,7 +288,6 @@ def _write(
 ) -> None:
     """Convert the rows to typed columns and write them. List failures or raise the first error."""
     progress, skips, total = plan.progress, plan.options.on_error == "skip", _expected_rows(plan)
-    progress.start("pack", total)
     if writer.rows:
         progress.note(f"continuing after {writer.rows} rows in {writer.shards} shards")
     first = writer.next
@@ -294,6 +295,7 @@ def _write(
         if kept := spool.restore():
             progress.note(f"an earlier run fetched {kept} more rows")
         first = spool.until
+    progress.start("pack", total, done=first, write_share=write_share(plan.options))
     holds_null = plan.task.format.holds_null
     typed = ColumnConverter(writer.columns, plan.row_name, holds_null) if writer.columns else None
     written_bytes = writer.written_bytes
@@ -329,9 +331,10 @@ def _write(
             if spool is not None:
                 spool.until = part.until
                 spool.save()
-            count = part.batch.num_rows + len(part.failures)
-            progress.advance(count, writer.written_bytes - written_bytes)
-            written_bytes = writer.written_bytes
+            if not plan.links:  # downloads are counted when they arrive
+                count = part.batch.num_rows + len(part.failures)
+                progress.advance(count, writer.written_bytes - written_bytes)
+                written_bytes = writer.written_bytes
     if plan.duplicates:
         progress.note(f"skipped {plan.duplicates} rows with the key of an earlier row")
 
@@ -344,6 +347,14 @@ def failed_row(plan: Plan, failure: Failure) -> FlareError:
         option = shell_quoted(f"{failure.column}={encoding}")
         failure = replace(failure, hint=f"Choose another encoding than --encode {option}.")
     return error_of(failure, plan.source.address)
+
+
+def write_share(options: PackOptions) -> float:
+    """Return a guess of the share of a pack's time after all rows have arrived, for progress.
+
+    Compression takes long if the rows need no downloads.
+    """
+    return 0.5 if options.compress and not options.fetch else 0.1
 
 
 def _expected_rows(plan: Plan) -> int | None:

@@ -256,7 +256,7 @@ class _Unpacking:
 
     def run(self, output: Output) -> Unpacked:
         """Write all rows. After an error, written files are kept for a resume."""
-        self.progress.start("unpack", self.source.rows)
+        self.progress.start("unpack", self.source.rows, done=output.next)
         resumed = output.rows
         try:
             with closing(self._parts(output.next)) as parts:
@@ -350,18 +350,21 @@ class _Unpacking:
             [name for _, values in columns for name, data in values if data is not None]
         )
         size = 0
-        for column, values in columns:
+        for i, (column, values) in enumerate(columns, 1):
             for row, (name, data) in zip(index_rows, values, strict=True):
                 row["values"][column] = None
                 if data is not None:
                     output.write(name, data)
                     row["files"][column] = (name, len(data))
                     size += len(data)
+                if not self.links:  # downloads are counted when they arrive
+                    self.progress.advance(int(i == len(columns)), len(data or b""))
         output.rows += len(index_rows)
         output.files += sum(len(row["files"]) for row in index_rows)
         output.bytes += size
         output.finish_batch(index_rows, part.until)
-        self.progress.advance(batch.num_rows + len(placed), size)
+        if not self.links:
+            self.progress.advance(len(placed), 0)
 
     def _index_rows(self, batch: pa.RecordBatch) -> list[dict[str, Any]]:
         """Return the index entry for each row, without the file names."""

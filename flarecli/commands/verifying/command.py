@@ -146,9 +146,9 @@ class Verification:
         settings, is_done = self._settings, False
         streams = [stream for plan in plans for stream in plan.streams]
         rows = size = None
-        if settings.choice.is_all and not any(plan.only for plan in plans):
-            rows = _total([stream.rows for stream in streams])
-            size = _total([stream.sizes for stream in streams])
+        if not any(plan.only for plan in plans):
+            rows = _total([stream.rows for stream in streams], settings.choice)
+            size = _total([stream.sizes for stream in streams], settings.choice)
         settings.progress.start("verify", rows, size)
         try:
             if settings.against is not None:
@@ -311,7 +311,7 @@ class Verification:
             return state.find(task.key) if state is not None and task.key else None
 
         results = (
-            run_local(tasks, known, settings.jobs)
+            run_local(tasks, known, settings.jobs, settings.progress)
             if engine == "local"
             else run_on_engine(tasks, known, engine)
         )
@@ -326,7 +326,8 @@ class Verification:
             self.bytes += result.size
             self.unprotected += [note for note in result.unprotected if note not in noted]
             noted.update(result.unprotected)
-            settings.progress.advance(result.rows, result.size)
+            if engine != "local":
+                settings.progress.advance(result.rows, result.size)
             yield from (*task.findings, *result.findings)
 
 
@@ -442,8 +443,13 @@ def _connected(engine: str) -> AbstractContextManager[None]:
     return engines.joined(engine)
 
 
-def _total(counts: Sequence[Any]) -> int | None:
-    """Return the sum over all arrays of counts; None if a count is unknown."""
+def _total(counts: Sequence[Any], choice: Choice | None = None) -> int | None:
+    """Return the sum over all arrays of counts; None if a count is unknown.
+
+    choice  selects the shards of each stream whose counts are added; None: all
+    """
     if any(one is None or (len(one) and one.min() < 0) for one in counts):
         return None
+    if choice is not None and not choice.is_all:
+        counts = [one[sorted(choice.of(len(one)))] for one in counts]
     return sum(total(one) for one in counts)

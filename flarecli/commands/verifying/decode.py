@@ -11,6 +11,7 @@ from flarecli.errors import FlareError
 from flarecli.expansion import MAX_DECODED_VALUE
 from flarecli.media import Sandbox, check_header, is_image, is_media, kind_of, sniff
 from flarecli.model import Finding, Row, Shard, finding_of
+from flarecli.progress import count_bytes
 from flarecli.units import format_size
 
 __all__ = ["HINT", "decode_values"]
@@ -62,6 +63,7 @@ def decode_values(
                     if fault := _fault(kind, part, named_kind, decoder):
                         message = f"column {name!r}: {fault}"
                         yield Finding(str(chunk.at), "value", message, HINT, row=i, column=name)
+                    count_bytes(len(part))
 
 
 def _is_plain(kind: Encoding) -> bool:

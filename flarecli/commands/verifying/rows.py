@@ -14,6 +14,7 @@ from flarecli import encodings, formats
 from flarecli.errors import UsageError, format_place
 from flarecli.lazy import np, pa, pc
 from flarecli.model import Finding, Playlist, Shard, Stream
+from flarecli.progress import count_bytes
 
 if TYPE_CHECKING:
     from flarecli.model import IntArray
@@ -152,6 +153,7 @@ def hash_rows(form: formats.Format, shard: Shard) -> bytes:
                 for part in parts:
                     checksum.update(struct.pack("<q", len(part)))
                     checksum.update(part)
+                    count_bytes(len(part))
             out += checksum.digest()
     return bytes(out)
 

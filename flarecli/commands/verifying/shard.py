@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -26,6 +26,7 @@ from flarecli.errors import (
 from flarecli.formats import byte_ranges
 from flarecli.hashes import Sums, known
 from flarecli.model import Chunk, Columns, File, Finding, Shard, finding_of
+from flarecli.progress import count_bytes, counted
 from flarecli.storage import Location
 from flarecli.storage.local import LocalStore
 from flarecli.storage.memory import MemoryStore
@@ -136,6 +137,7 @@ def check_file(at: Location, entries: Sequence[ListEntry], depth: Depth) -> File
         sums = Sums(_hash_names(at, entries, result))
         for block in at.blocks(result.size):
             sums.update(block)
+            count_bytes(len(block))
         _compare(at, sums, entries, "", result)
     return result
 
@@ -170,7 +172,9 @@ def check_chunk(
         ):
             _check_in_one_pass(form, chunk, entries, columns, rows, result)
             return result
-        hashed = _hash_chunk(chunk, entries, compression, rows, result)
+        # bytes whose values are decoded later count as checked only then
+        with counted(_ignore) if depth.needs_rows else nullcontext():
+            hashed = _hash_chunk(chunk, entries, compression, rows, result)
         if hashed is not None:
             shard = _open(form, hashed, columns, entries, result)
             result.findings += _check_structure(form, shard, depth.decoder, bool(result.findings))
@@ -204,6 +208,10 @@ def _errors_as_findings(
         check_exhausted(error)
         reason = os.strerror(error.errno).lower() if error.errno else str(error)
         result.findings.append(Finding(str(at), ReachError.kind, reason))
+
+
+def _ignore(size: int) -> None:
+    """Do not count these bytes."""
 
 
 def _of_size(chunk: Chunk, size: int | None, at: Location | None = None) -> Chunk:
@@ -391,6 +399,7 @@ def _hash_chunk(
     if needs_path or (size > MAX_MEMORY_BYTES and not compression):
         for block in at.blocks(size):
             sums.update(block)
+            count_bytes(len(block))
         _compare(at, sums, entries, rows, result)
         return _of_size(chunk, size)
     if compression:
@@ -411,6 +420,7 @@ def _read(at: Location, size: int, sums: Sums) -> memoryview:
     if not isinstance(at.store, LocalStore):  # a single request
         data = at.read(0, size)
         sums.update(data)
+        count_bytes(len(data))
         return memoryview(data)
     with single_pass(at, size, sums) as file:
         return memoryview(file.read_many([(0, size)])[0]).toreadonly()
@@ -427,6 +437,7 @@ def _decompress(
     def hashed() -> Iterator[bytes]:
         for block in chunk.at.blocks(size) if chunk.at.is_local else [chunk.at.read(0, size)]:
             sums.update(block)
+            count_bytes(len(block))
             yield block
 
     blocks = hashed()

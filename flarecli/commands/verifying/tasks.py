@@ -23,6 +23,7 @@ from flarecli.formats.webdataset.index import SHARDS
 from flarecli.hashes import digest
 from flarecli.model import Chunk, Columns, Finding, Playlist, Stream, finding_of
 from flarecli.prefetch import ordered_map
+from flarecli.progress import Progress, counted
 from flarecli.read import places_of
 from flarecli.storage import Location
 
@@ -184,11 +185,27 @@ def _key(at: Location, entries: Sequence[ListEntry]) -> str:
     return digest(repr((at.key, list(entries))).encode())
 
 
-def run_local(tasks: Iterable[Task], known: Known, jobs: int) -> Iterator[tuple[Task, FileResult]]:
-    """Check files on threads, with a bounded number of bytes in memory."""
+def run_local(
+    tasks: Iterable[Task], known: Known, jobs: int, progress: Progress
+) -> Iterator[tuple[Task, FileResult]]:
+    """Check files on threads, with a bounded number of bytes in memory.
+
+    The threads report bytes while they check a file. When its result is known, the count is
+    corrected to the size of the file.
+    """
 
     def check(task: Task) -> tuple[Task, FileResult]:
-        return task, known(task) or task.check()
+        count = 0
+
+        def report(size: int) -> None:
+            nonlocal count
+            count += size
+            progress.advance(0, size)
+
+        with counted(report):
+            result = known(task) or task.check()
+        progress.advance(result.rows, result.size - count)
+        return task, result
 
     yield from ordered_map(
         check,

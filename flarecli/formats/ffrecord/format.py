@@ -309,7 +309,8 @@ def write_records(
     """
     sums = np.concatenate([np.empty(0, np.uint32), *(crcs(data, bounds) for data, bounds in runs)])
     sizes = np.concatenate([np.empty(0, np.int64), *(np.diff(bounds) for _, bounds in runs)])
-    written = (at / name).write(_parts(packed_table(sums, sizes), runs), {DEFAULT, *hashes})
+    parts = shard_files.count_parts(_parts(packed_table(sums, sizes), runs))
+    written = (at / name).write(parts, {DEFAULT, *hashes})
     return Chunk(at / name, len(sums), (File(name, written.size, written.hashes),), NAME)
 
 

@@ -51,7 +51,7 @@ from flarecli.formats.granular.spec import (
 from flarecli.formats.granular.spec import (
     open_dataset as _open_dataset,
 )
-from flarecli.formats.shard_files import DAMAGED, check_row_count
+from flarecli.formats.shard_files import DAMAGED, check_row_count, count_parts
 from flarecli.hashes import DEFAULT
 from flarecli.lazy import pa, pc
 from flarecli.model import (
@@ -495,7 +495,10 @@ def _put(
         )
     folder = "" if whole else f"{shard_folder(number)}/"
     names = {DEFAULT, *settings.hashes}
-    written = {file: (at / f"{folder}{file}").write(parts, names) for file, parts in files.items()}
+    written = {
+        file: (at / f"{folder}{file}").write(count_parts(parts), names)
+        for file, parts in files.items()
+    }
     spec = (at / f"{folder}{SPEC}").write([granular_spec.text(columns)], names)
     listed = (
         File(f"{folder}{file}", one.size, one.hashes)
