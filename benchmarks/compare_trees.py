@@ -158,6 +158,9 @@ def main() -> int:
     slower = []
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
+        # the warm-up writes the bytecode, as an installation would; else a start would compile
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        os.environ["PYTHONPYCACHEPREFIX"] = f"{folder}/bytecode"
         prepare(Path(folder), trees[0])
         print(f"{'task':34} {'old':>9} {'new':>9}  ratio  (smallest to largest)")
         for name, task in tasks(Path(folder)).items():

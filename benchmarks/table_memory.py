@@ -177,7 +177,7 @@ class Kind(NamedTuple):
 
 KINDS = {
     "parquet": Kind("groups.parquet", write_parquet),
-    "parquet, one row group": Kind("one.parquet", write_one_group),
+    "parquet in one row group": Kind("one.parquet", write_one_group),
     "arrow file": Kind("file.arrow", write_arrow),
     "arrow stream": Kind("stream.arrows", write_stream),
     "feather": Kind("table.feather", write_feather),
@@ -234,7 +234,7 @@ def main() -> int:
             variants = {kind: list[str]()}
             if kind in WITH_OPTIONS:
                 for option, argv in OPTIONS.items():
-                    variants[f"{kind}, --{option}"] = argv
+                    variants[f"{kind} --{option}"] = argv
             path = folder / file
             for name, argv in variants.items():
                 if not selects(name):

@@ -79,7 +79,8 @@ class _FileRun:
         try:
             for part in parts:
                 _write(self._file, part.view(np.uint8))
-                fences.append(part["hash"][-self._count % _PAGE_RECORDS :: _PAGE_RECORDS])
+                fence = part["hash"][-self._count % _PAGE_RECORDS :: _PAGE_RECORDS]
+                fences.append(fence.copy())  # a view would keep all records in memory
                 self._count += len(part)
         except BaseException:
             self.close()

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import tracemalloc
 
 import numpy as np
 import pyarrow as pa
@@ -274,3 +275,18 @@ def test_temporary_files_are_removed_after_a_signal(tmp_path, number):
         process.send_signal(number)
     assert process.returncode != 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_memory_does_not_grow_with_the_records_of_a_merged_run(monkeypatch):
+    """Each record has 32 bytes. The filter and the first hashes of pages take 3 bytes per key."""
+    monkeypatch.setattr(keys_module, "_MEMORY_RECORDS", 1 << 12)
+    rows, batch = 1 << 19, 1 << 13
+    tracemalloc.start()
+    try:
+        with Keys() as keys:
+            for start in range(0, rows, batch):
+                keys.seen(pa.array(np.arange(start, start + batch)), start)
+            peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 8 * rows
