@@ -14,6 +14,7 @@ from flarecli import encodings
 from flarecli.encodings import lookup, packed_value
 from flarecli.errors import FlareError, ValueFitError
 from flarecli.write import Writer
+from tests.properties import examples
 
 FORMATS = ("mds", "json", "tsv", "ffrecord", "granular", "webdataset", "tfrecord")
 DAY = datetime.date(2024, 2, 29)
@@ -144,7 +145,7 @@ def test_a_value_that_is_not_of_the_listed_type_is_reported(tmp_path):
         assert str(caught.value) == "row 1: column 'at': not a valid timestamp[us] value"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     st.sampled_from(["s", "ms", "us"]),
     st.sampled_from([None, "UTC", "America/New_York", "-03:00"]),
