@@ -35,11 +35,12 @@ def command(line: Line) -> int:
     with ProgressBar(printer, "pack") as bar:
         packed = commands.pack(line.sources, line.out, progress=bar, **line.keywords(PackOptions))
     bar.print_failures(packed.reasons)
-    counts = f"{format_count(packed.rows, 'row')} in {format_count(packed.shards, 'shard')}, {format_size(packed.bytes)}"
+    about = "about " if packed.estimated else ""
+    counts = f"{format_count(packed.rows, 'row')} in {about}{format_count(packed.shards, 'shard')}, {about}{format_size(packed.bytes)}"
     if line.as_json:
         printer.json(packed.as_json())
     elif line.dry_run:
-        printer.line(counts)
+        printer.line(f"{counts} before compression" if line.compress else counts)
         if not line.quiet:
             printer.table(
                 ("column", "encoding"),

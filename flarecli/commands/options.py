@@ -525,7 +525,10 @@ class PackOptions(_DownloadOptions, _TableOptions, _WriteOptions, _StreamOptions
         ),
     )
     dry_run: bool = option(
-        False, Option(group="Run", help="Show what would be packed; write nothing.")
+        False,
+        Option(
+            group="Run", help="Show what would be packed, and try the first links; write nothing."
+        ),
     )
     engine: str = option(
         "local",

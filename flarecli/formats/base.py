@@ -141,6 +141,8 @@ class Format:
     readers           plural name of the original's readers in notes; empty if no other library reads
                       the format, or if its readers return the types that were packed
     sizes_are_exact   True if the sizes from `row_sizes` add up to the size of the shard's main file
+    has_shard_index   True if an index file is written for each shard, in addition to the sizes from
+                      `row_sizes`
     substitutes       result of `encoding_group` -> the encoding that is written instead; None if
                       the format cannot store the encoding; EACH for a list whose items have
                       substitutes. Encodings without an entry are written unchanged
@@ -166,6 +168,7 @@ class Format:
     typed: ClassVar[bool] = False
     readers: ClassVar[str] = ""
     sizes_are_exact: ClassVar[bool] = True
+    has_shard_index: ClassVar[bool] = False
     substitutes: ClassVar[Substitutes] = {}
 
     # -- finding and opening

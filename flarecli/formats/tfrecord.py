@@ -94,6 +94,7 @@ class TFRecord(Format):
     """Records with two CRC-32Cs each; `tf.train.Example` features as columns."""
 
     name = "tfrecord"
+    has_shard_index = True
     suffixes = (".tfrecord", ".tfrecords", ".tfrecord.gz", ".tfrecords.gz")
     holds_null = True
     record_checksums = "crc32c"

@@ -22,6 +22,7 @@ class Packed:
     reasons: dict = field(default_factory=dict)
     columns: tuple = (Column("id", "str"),)
     dry_run: bool = False
+    estimated: bool = False
     resumed_rows: int = 0
 
     def as_json(self):
@@ -239,6 +240,14 @@ def test_a_dry_run_prints_the_expected_rows_and_columns(flare):
         flare("pack", "a", "out", "--dry-run", "-q", pack=pack).out
         == "5 rows in 2 shards, 1.2 kB\n"
     )
+
+
+def test_a_dry_run_prints_about_for_estimated_numbers(flare):
+    pack = Recorder(Packed(dry_run=True, estimated=True))
+    line = "5 rows in about 2 shards, about 1.2 kB"
+    assert flare("pack", "a", "out", "--dry-run", "-q", pack=pack).out == f"{line}\n"
+    zipped = flare("pack", "a", "out", "--dry-run", "-q", "-z", "zstd", pack=pack).out
+    assert zipped == f"{line} before compression\n"
 
 
 def failing(progress):

@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -489,7 +490,8 @@ class Estimate:
     """Rows, shards and bytes that a pack would write.
 
     types       column -> Arrow type in the source, in source order
-    is_exact    whether the estimate is based on all rows, and not only on the first rows
+    tried       number of rows that were converted, and whose links were fetched
+    is_exact    whether the numbers are computed from all rows, and not only from the first rows
     addresses   columns that contain addresses but are not fetched
     duplicates  number of rows that are skipped because an earlier row has the same key
     has_large_row  whether one of the first rows is larger than a shard
@@ -501,6 +503,7 @@ class Estimate:
     columns: Columns
     types: Mapping[str, pa.DataType]
     failures: tuple[Failure, ...]
+    tried: int
     is_exact: bool
     addresses: tuple[str, ...]
     duplicates: int
@@ -511,8 +514,8 @@ def dry_run(plan: Plan, part_rows: int | None = None) -> Packed:
     """Return the estimated result of a pack, without writing anything.
 
     part_rows  number of rows per part; None: pack all rows as one dataset
-    raises     the error of the first failure among the converted rows; UsageError for a target that
-               cannot be written
+    raises     the error of the first failure among the converted rows, if a failed row ends the
+               pack; UsageError for a target that cannot be written
     """
     task = plan.task
     bucket_of(task.out, task.guard)
@@ -523,10 +526,15 @@ def dry_run(plan: Plan, part_rows: int | None = None) -> Packed:
     notes = ShardNotes(plan.options, plan.progress)
     notes.check_total(totals.shards)
     notes.check_rows(totals.has_large_row)
-    if totals.failures and plan.options.on_error == "fail":
-        raise failed_row(plan, totals.failures[0])
-    for failure in totals.failures:
+    ends = bool(totals.failures) and plan.options.on_error == "fail"
+    if plan.links:
+        failed = len({one.row for one in totals.failures})
+        tried, fetched_rows = format_count(totals.tried, "row"), totals.tried - failed
+        plan.progress.note(f"tried the links of {tried}: {fetched_rows} succeeded, {failed} failed")
+    for failure in totals.failures if plan.links or not ends else ():
         plan.progress.failed(failure.key or failure.where, failure.reason)
+    if ends:
+        raise failed_row(plan, totals.failures[0])
     return Packed(
         f"{task.out.rstrip('/')}/{playlists.PLAYLIST}",
         task.options.format,
@@ -534,7 +542,7 @@ def dry_run(plan: Plan, part_rows: int | None = None) -> Packed:
         totals.shards,
         totals.bytes,
         len(totals.failures),
-        {},
+        dict(sorted(Counter(one.kind for one in totals.failures).items())),
         totals.columns,
         totals.duplicates,
         dry_run=True,
@@ -552,6 +560,7 @@ def estimate(plan: Plan, part_rows: int | None = None) -> Estimate:
     types: Mapping[str, pa.DataType] = {}
     addresses: tuple[str, ...] = ()
     base = body = sampled = largest = 0
+    row_sizes, places = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     failures: list[Failure] = []
 
     def find_unstorable(batch: pa.RecordBatch) -> Unstorable | None:
@@ -574,19 +583,29 @@ def estimate(plan: Plan, part_rows: int | None = None) -> Estimate:
             )
             typed = ColumnConverter(columns, plan.row_name, format.holds_null)
         batch, numbers, unfit = typed.convert(part.batch, part.rows)
-        batch, _, unstorable = _storable(
+        batch, numbers, unstorable = _storable(
             plan, find_unstorable, part, batch, numbers, only_first=False
         )
         base, sizes = format.row_sizes(columns, batch, settings)
+        row_sizes.append(sizes)
+        places.append(numbers)
         body += int(sizes.sum())
         largest = max(largest, int(sizes.max(initial=0)))
         failures += [*unfit, *unstorable]
-    body = body * rows // sampled if 0 < sampled < rows else body
     limit = max((settings.shard_bytes or SHARD_LIMIT) - base, 1)
+    # a condition may select any rows of a part, so the number of rows per part is not known
+    has_all = sampled >= rows and (part_rows is None or plan.options.where is None)
     shards = 0
-    for count, share in _part_shares(plan, rows, part_rows):
-        by_rows = -(-round(rows * share) // settings.shard_rows) if settings.shard_rows else 0
-        shards += count * max(-(-round(body * share) // limit), by_rows, min(body, 1))
+    if has_all:
+        part_numbers = np.concatenate(places) // (part_rows or max(1, rows))
+        bounds = np.flatnonzero(np.diff(part_numbers)) + 1
+        for part_sizes in np.split(np.concatenate(row_sizes), bounds):
+            shards += _count_shards(part_sizes, limit, settings.shard_rows)
+    else:
+        body = body * rows // sampled if sampled else body
+        for count, share in _part_shares(plan, rows, part_rows):
+            by_rows = -(-round(rows * share) // settings.shard_rows) if settings.shard_rows else 0
+            shards += count * max(-(-round(body * share) // limit), by_rows, min(body, 1))
     placed = tuple(plan.places.placed(one) for one in sorted(failures, key=lambda one: one.row))
     return Estimate(
         rows,
@@ -595,11 +614,24 @@ def estimate(plan: Plan, part_rows: int | None = None) -> Estimate:
         columns,
         types,
         placed,
-        sampled >= rows,
+        sampled,
+        has_all and format.sizes_are_exact and not format.has_shard_index,
         addresses,
         duplicates,
         largest > limit,
     )
+
+
+def _count_shards(sizes: IntArray, max_bytes: int, max_rows: int | None) -> int:
+    """Return the number of shards for rows of the given sizes, as the Writer divides them."""
+    ends, shards, start = np.cumsum(sizes), 0, 0
+    while start < len(sizes):
+        before = int(ends[start - 1]) if start else 0
+        stop = int(np.searchsorted(ends, before + max_bytes, "right"))
+        if max_rows is not None:
+            stop = min(stop, start + max_rows)
+        shards, start = shards + 1, max(stop, start + 1)
+    return shards
 
 
 def count_selected(plan: Plan) -> int:

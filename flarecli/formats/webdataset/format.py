@@ -110,6 +110,7 @@ class WebDataset(Format):
     holds_null = True  # a sample without a member for a column has a null
     is_listed = True
     reads_streams = True
+    has_shard_index = True
     readers = "WebDataset readers"
     substitutes: ClassVar[Substitutes] = {
         "str_float": "json_float",

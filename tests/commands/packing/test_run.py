@@ -19,6 +19,7 @@ from flarecli.errors import FormatError, ReachError, UsageError, ValueFitError
 from flarecli.progress import Progress
 from flarecli.storage import locate
 from flarecli.write.journal import Journal
+from tests.commands.packing.note_collector import NoteCollector
 from tests.conftest import Web
 from tests.outputs import files_of
 
@@ -299,6 +300,50 @@ def test_a_dry_run_writes_nothing(tmp_path, server):
     assert would.shards == did.shards
     large = commands.pack(index(tmp_path, server), f"{tmp_path}/out2", dry_run=True, **LINK)
     assert (large.rows, large.estimated) == (120, True)
+
+
+@pytest.mark.parametrize("format", ["mds", "ffrecord", "webdataset", "tfrecord", "granular"])
+@pytest.mark.parametrize(
+    "options",
+    [{"shard_size": 100_000}, {"shard_rows": 3}, {"part_rows": 4, "shard_size": 130_000}],
+    ids=str,
+)
+def test_a_dry_run_of_few_rows_has_the_numbers_of_the_pack(tmp_path, format, options):
+    """Rows of 60 kB fill shards badly, so the total size alone does not determine their number."""
+    table, out = pa.table({"b": pa.array([bytes(60_000)] * 10)}), f"{tmp_path}/out"
+    would = commands.pack(table, out, format=format, dry_run=True, **options)
+    did = commands.pack(table, out, format=format, **options)
+    assert (would.rows, would.shards) == (did.rows, did.shards)
+    assert would.estimated or would.bytes == did.bytes
+    assert would.estimated == (format not in ("mds", "ffrecord"))
+
+
+def test_a_dry_run_tries_the_first_links_and_reports_how_many_succeeded(tmp_path, server):
+    urls = [f"{server.url('')}/{i % 5 or 'gone'}.jpg" for i in range(1, 101)]
+    pq.write_table(pa.table({"url": urls}), tmp_path / "i.parquet")
+    options = {"fetch": ["url"], "allow_host": "127.0.0.0/8", "dry_run": True}
+    index, out, notes = f"{tmp_path}/i.parquet", f"{tmp_path}/out", NoteCollector()
+    would = commands.pack(index, out, progress=notes, on_error="skip", **options)
+    assert notes.notes == ["tried the links of 32 rows: 26 succeeded, 6 failed"]
+    assert (would.rows, would.failed, would.reasons) == (100, 6, {"missing": 6})
+    assert [key for key, _ in notes.failures] == [f"{index}[{i}]" for i in range(4, 32, 5)]
+    notes = NoteCollector()
+    with pytest.raises(ReachError, match=r"i.parquet\[4\]: http://.*/gone.jpg: 404 Not Found$"):
+        commands.pack(index, out, progress=notes, **options)
+    assert notes.notes == ["tried the links of 32 rows: 26 succeeded, 6 failed"]
+    assert len(notes.failures) == 6
+    assert not os.path.exists(out)
+
+
+def test_a_dry_run_does_not_try_links_that_the_pack_would_refuse(tmp_path, server):
+    before = len(server.requests)
+    (tmp_path / "i.csv").write_text(f"url\n{server.url('')}/1.jpg\n")
+    notes = NoteCollector()
+    options = {"fetch": ["url"], "dry_run": True, "on_error": "skip", "progress": notes}
+    would = commands.pack(f"{tmp_path}/i.csv", f"{tmp_path}/out", **options)
+    assert would.reasons == {"unsafe": 1}
+    assert notes.notes[-1] == "tried the links of 1 row: 0 succeeded, 1 failed"
+    assert len(server.requests) == before
 
 
 def test_a_dataset_is_converted_without_recoding(tmp_path, server):
