@@ -27,7 +27,7 @@ from flarecli.expansion import BOMB_HINT, decompressed_limit
 from flarecli.progress import count_bytes
 from flarecli.suggest import choose
 
-__all__ = ["NAMES", "SUFFIXES", "compressed", "decompress", "stream", "suffix_of"]
+__all__ = ["NAMES", "SUFFIXES", "compressed", "decompress", "parse", "stream", "suffix_of"]
 
 _LEVELS = {
     "br": range(12),
@@ -61,10 +61,14 @@ def suffix_of(compression: str) -> str:
 
     raises  UsageError for an unknown name or level
     """
-    return _parse(compression)[0]
+    return parse(compression)[0]
 
 
-def _parse(compression: str) -> tuple[str, int]:
+def parse(compression: str) -> tuple[str, int]:
+    """Return the name and the level of a compression; the level of snappy is 0.
+
+    raises  UsageError for an unknown name or level
+    """
     match = re.fullmatch(_NAME, compression)
     if not match or match[1] not in _LEVELS:
         hint = choose(
@@ -91,7 +95,7 @@ def compressed(compression: str, parts: Iterable[Any], size: int) -> Iterator[by
     size    total size of the parts in bytes
     raises  UsageError for an unknown name or level
     """
-    kind, level = _parse(compression)
+    kind, level = parse(compression)
     if kind in ("br", "snappy"):
         yield bytes(_codec(kind, level).compress(b"".join(parts)))
         return

@@ -129,6 +129,8 @@ class Chunk:
     rows        number of rows; None if unknown
     files       the main file, then its companions; names are relative to the dataset's folder
     companions  location of each companion, parallel to `files[1:]`
+    types       column -> Arrow type; empty if the format stores no types, or if they are unknown
+    headers     headers of the stream in the playlist
     """
 
     at: Location
@@ -136,6 +138,8 @@ class Chunk:
     files: tuple[File, ...] = ()
     format: str | None = None
     companions: tuple[Location, ...] = ()
+    types: Mapping[str, Any] = field(default_factory=dict)
+    headers: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +177,7 @@ class Stream:
     raw_hashes  like `hashes`, for the decompressed bytes
     parts       companion files of each chunk, such as `.meta` and `.idx`; may be empty
     headers     entries of the stream in the playlist, except its chunks
+    types       column -> Arrow type, for formats that store types; empty if unknown
     """
 
     name: str
@@ -188,6 +193,7 @@ class Stream:
     headers: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, File] = field(default_factory=dict)
     parts: Sequence[tuple[File, ...]] = ()
+    types: Mapping[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.urls)
@@ -228,6 +234,8 @@ class Stream:
             (file, *companions),
             self.format,
             tuple(self.at.join(file.name) for file in companions),
+            self.types,
+            self.headers,
         )
 
 

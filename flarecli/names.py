@@ -17,6 +17,7 @@ __all__ = [
     "name_fault",
     "collision_key",
     "escape",
+    "is_document",
     "is_extension",
     "is_url",
     "local_path",
@@ -28,6 +29,10 @@ __all__ = [
 NAME_BYTES, PATH_BYTES = 255, 4096  # limits on Linux
 DEVICE = "\0"  # in results of `collision_key`, replaces device names; invalid in file names
 
+_DOCUMENTS = ("readme", "license", "licence")
+_DOCUMENT_SUFFIXES = frozenset(
+    {"readme", "license", "licence", "md", "markdown", "rst", "txt", "html", "pdf"}
+)
 # Patterns that most commands do not use are strings, and are compiled on first use.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 # for the fast path: this pattern matches most names
@@ -211,3 +216,13 @@ def is_url(address: str) -> bool:
 def bare(address: str) -> str:
     """Return a relative address without leading `./`."""
     return re.sub(_LEADING_DOTS, "", address, count=1) if address.startswith("./") else address
+
+
+def is_document(name: str) -> bool:
+    """Return whether a file name is the name of a README or LICENSE file, in any case."""
+    name = name.lower()
+    return (
+        name.startswith(_DOCUMENTS)  # a fast test, which most names fail
+        and name.partition(".")[0] in _DOCUMENTS
+        and name.rpartition(".")[2] in _DOCUMENT_SUFFIXES
+    )

@@ -204,7 +204,8 @@ class FlareSink(Datasink[Any]):
                         writer = Writer(
                             out, format=self._format, settings=self._settings, overwrite=True
                         )
-                        typed = ColumnConverter(self._columns(writer, batch), None)
+                        columns = self._columns(writer, batch)
+                        typed = ColumnConverter(columns, None, schema=writer.stored_schema)
                     _put(writer, typed, batch, rows)
                     rows += batch.num_rows
             if writer is None:

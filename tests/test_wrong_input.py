@@ -133,16 +133,18 @@ def test_a_closed_standard_input_is_reported(here, capfd, monkeypatch):
         check_error(capfd, args, 3, "-: standard input is closed")
 
 
-def test_an_index_instead_of_a_dataset_is_reported(here, capfd):
-    for args in (["cat", "ok.csv"], ["inspect", "ok.csv"], ["verify", "ok.csv"]):
+def test_a_list_of_tables_instead_of_a_dataset_is_reported(here, capfd):
+    Path("list.txt").write_text("ok.csv\n")
+    for args in (["cat", "list.txt"], ["inspect", "list.txt"], ["verify", "list.txt"]):
         assert main(args) == 0
         err = capfd.readouterr().err
         assert (
             err.splitlines()[0]
-            == "ok.csv: reading the table as one file; `flare pack` reads its rows"
+            == "list.txt: reading the table as one file; `flare pack` reads its rows"
         )
-        assert main([*args, "--json"]) == 0
-        assert capfd.readouterr().err == ""
+        for more in (["--json"], ["-f", "files"]):
+            assert main([*args, *more]) == 0
+            assert "reading the table" not in capfd.readouterr().err
 
 
 def test_an_unknown_column_is_reported(here, capfd):

@@ -41,6 +41,7 @@ def cat(options: CatOptions) -> Iterator[pa.RecordBatch]:
     column, RowsError for a row that does not exist, and the errors of reading a dataset.
     """
     sources = address_texts(options.sources)  # an iterator can be read only once
+    format = options.source_format(options.format)
     progress = options.progress or Progress()
     where, limit, head, tail = options.where, options.limit, options.head, options.tail
     exact = (options.exact or options.stored) and where is None
@@ -52,12 +53,15 @@ def cat(options: CatOptions) -> Iterator[pa.RecordBatch]:
             )
             raise UsageError("a stream has no row numbers", where=tar_stream.STDIN, hint=hint)
         progress.start("cat", None)
-        schema, batches = tar_stream.samples(options.format, options.stdin, exact)
+        schema, batches = tar_stream.samples(format, options.stdin, exact)
         batches = _reported(batches, progress)
         return _limited(*filtered(schema, batches, where, options.columns), limit, head, tail)
     columns = None if options.columns is None else name_list(options.columns)
     guard = options.guard(sources)
-    data, parts = open_dataset(sources, options.format, options.streams, guard, progress=progress)
+    table = options.table_headers()
+    data, parts = open_dataset(
+        sources, format, options.streams, guard, progress=progress, table=table
+    )
     exact = exact and (options.stored or not data.types)
     if columns is not None and where is None:
         check_names(data.schema.names, columns)

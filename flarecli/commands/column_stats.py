@@ -54,7 +54,7 @@ def statistics(
                and the largest image by pixels
     raises     the errors of reading a dataset
     """
-    small = [field.name for field in data.schema if not pa.types.is_large_binary(field.type)]
+    small = [field.name for field in data.schema if not encodings.is_binary(field.type)]
     large = [name for name in data.schema.names if name not in small]
     runs = [range(len(data))] if readable is None else readable
     progress = progress or Progress()
@@ -82,6 +82,12 @@ def _stats_of_values(
             array, facts = batch.column(name), out[name]
             facts["rows"] += len(array)
             facts["nulls"] += array.null_count
+            # the values of tables are described as they would be packed
+            array, _ = encodings.coerce(
+                array,
+                encodings.lookup(encoded[name]),
+                encodings.source_of(batch.schema.field(name)),
+            )
             if not pa.types.is_large_list(array.type):
                 array, _, failed = encodings.natural_of(array, encodings.lookup(encoded[name]))
                 if failed:

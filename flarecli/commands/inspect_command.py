@@ -164,10 +164,11 @@ def inspect(options: InspectOptions) -> Inspection:
     """
     sources = address_texts(options.sources)
     guard = options.guard(sources)
-    format, streams, shards = options.format, options.streams, options.shards
+    format, streams = options.source_format(options.format), options.streams
+    shards = options.shards
     sample, stats, seed = options.sample, options.stats, options.seed
     progress = options.progress or Progress()
-    playlists = resolve(sources, format=format, guard=guard)
+    playlists = resolve(sources, format=format, guard=guard, table=options.table_headers())
     note_sources(playlists, progress)
     chosen = select_streams(playlists, streams)
     progress.start("inspect", sum(len(one) for listed in chosen for one in listed), unit="file")

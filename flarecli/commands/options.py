@@ -279,6 +279,38 @@ class _TableOptions(Options):
         ),
     )
 
+    def source_format(self, format: str | None) -> str | None:
+        """Return the format of the source according to --format and --input, for reading commands.
+
+        raises  UsageError if the options contradict each other
+        """
+        if self.input is None:
+            return format
+        found = formats.INPUTS.get(self.input)
+        if found is None:
+            raise UsageError(
+                f"--input {self.input}: the source of this command is not a list of addresses",
+                hint="Use `flare pack` or `flare unpack --fetch`.",
+            )
+        if format not in (None, found):
+            raise UsageError(f"--input {self.input} contradicts --format {format}")
+        return found
+
+    def table_headers(self) -> dict[str, object]:
+        """Return the headers of tables that are read with these options.
+
+        raises  UsageError for an invalid setting
+        """
+        headers: dict[str, object] = {}
+        if self.input is not None:
+            headers["input"] = self.input
+        if self.csv:
+            from flarecli.formats.tables.dialect import Dialect  # imported only here: loads numpy
+
+            Dialect.parse(self.csv)
+            headers["csv"] = list(self.csv)
+        return headers
+
 
 @dataclass(frozen=True, kw_only=True)
 class _WriteOptions(_RowOptions):
@@ -542,7 +574,7 @@ class PackOptions(_DownloadOptions, _TableOptions, _WriteOptions, _StreamOptions
 
 
 @dataclass(frozen=True)
-class UnpackOptions(_DownloadOptions, _WriteOptions, _FormatOptions):
+class UnpackOptions(_DownloadOptions, _TableOptions, _WriteOptions, _FormatOptions):
     """Options of `unpack`."""
 
     sources: Addresses
@@ -568,7 +600,7 @@ class UnpackOptions(_DownloadOptions, _WriteOptions, _FormatOptions):
 
 
 @dataclass(frozen=True)
-class VerifyOptions(NetworkOptions, _FormatOptions, _SeedOptions):
+class VerifyOptions(NetworkOptions, _TableOptions, _FormatOptions, _SeedOptions):
     """Options of `verify`."""
 
     sources: Addresses
@@ -634,7 +666,7 @@ class VerifyOptions(NetworkOptions, _FormatOptions, _SeedOptions):
 
 
 @dataclass(frozen=True)
-class CatOptions(CacheOptions, _RowOptions, _FormatOptions, _SeedOptions):
+class CatOptions(CacheOptions, _TableOptions, _RowOptions, _FormatOptions, _SeedOptions):
     """Options of `cat`."""
 
     sources: Addresses
@@ -682,7 +714,7 @@ class CatOptions(CacheOptions, _RowOptions, _FormatOptions, _SeedOptions):
 
 
 @dataclass(frozen=True)
-class InspectOptions(CacheOptions, _FormatOptions, _SeedOptions):
+class InspectOptions(CacheOptions, _TableOptions, _FormatOptions, _SeedOptions):
     """Options of `inspect`."""
 
     sources: Addresses
@@ -708,7 +740,7 @@ class InspectOptions(CacheOptions, _FormatOptions, _SeedOptions):
 
 
 @dataclass(frozen=True)
-class PlaylistOptions(CacheOptions):
+class PlaylistOptions(CacheOptions, _TableOptions):
     """Options of `playlist`."""
 
     sources: Addresses

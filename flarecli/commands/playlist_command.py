@@ -68,7 +68,7 @@ def playlist(options: PlaylistOptions) -> str:
     if not named:
         raise UsageError("missing argument: no source")
     place = _Place(None if out is None else address_text(out), base, rebase, guard)
-    grouped = _grouped(named, options.format, guard)
+    grouped = _grouped(named, options, guard)
     if options.open:
         grouped = _completed(grouped, hashes, options.progress or Progress())
     streams = [_joined(name, parts, place, dict(headers)) for name, parts in grouped.items()]
@@ -104,13 +104,17 @@ def _pairs(name: str, value: Pairs) -> list[tuple[str, str]]:
     return pairs
 
 
-def _grouped(sources: Sequence[str], format: str | None, guard: Guard) -> dict[str, list[Stream]]:
+def _grouped(
+    sources: Sequence[str], options: PlaylistOptions, guard: Guard
+) -> dict[str, list[Stream]]:
     """Resolve the sources; return stream name -> its parts, in order."""
+    format, table = options.source_format(options.format), options.table_headers()
     out: dict[str, list[Stream]] = {}
     unnamed: dict[str, list[tuple[Playlist, list[Stream]]]] = {}
     for source in sources:
         match = None if os.path.lexists(source) else _NAMED_SOURCE.fullmatch(source)
-        playlists = resolve(match[2] if match else source, format=format, guard=guard)
+        address = match[2] if match else source
+        playlists = resolve(address, format=format, guard=guard, table=table)
         parts = select_streams(playlists)
         if match and len(parts) > 1:
             names = ", ".join(one[0].name for one in parts)

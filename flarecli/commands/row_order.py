@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import pyarrow as pa
@@ -139,9 +140,13 @@ def open_dataset(
     guard: Guard | None,
     maps: bool = True,
     progress: Progress | None = None,
+    table: Mapping[str, object] = MappingProxyType({}),
 ) -> tuple[Dataset, list[list[Stream]]]:
-    """Open a dataset; return the dataset and the parts of each stream."""
-    playlists = resolve(sources, format=format, guard=guard, maps=maps)
+    """Open a dataset; return the dataset and the parts of each stream.
+
+    table  headers for tables; see `resolve`
+    """
+    playlists = resolve(sources, format=format, guard=guard, maps=maps, table=table)
     note_sources(playlists, progress or Progress())
     parts = select_streams(playlists, streams)
     return Dataset(parts, playlists), parts

@@ -31,6 +31,7 @@ def note_sources(playlists: Sequence[Playlist], progress: Progress) -> None:
             if (
                 facts(stream.format).is_plain
                 and one.at is None
+                and not one.requested_format
                 and len(stream) == 1
                 and _is_index(stream.urls[0])
             ):

@@ -197,6 +197,18 @@ class Format:
         """
         raise NotImplementedError
 
+    def described(self, streams: Sequence[Stream]) -> Sequence[Stream]:
+        """Return the streams of one dataset with one set of columns and Arrow types, for a typed
+        format. Files whose types are unknown are opened; their rows are not read.
+
+        raises  FormatError for files whose columns differ
+        """
+        return streams
+
+    def types(self, shard: Shard) -> Mapping[str, pa.DataType]:
+        """Return the Arrow type of each column that `read_batch` returns, for a typed format."""
+        return {}
+
     def written_by(self, listed_by: str) -> str | None:
         """Return the software that wrote a dataset; None if the layout does not identify it.
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import re
 from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
@@ -31,12 +32,15 @@ __all__ = [
     "HEAD_BYTES",
     "INDEX",
     "INDEX_FILES",
+    "INPUTS",
+    "NOT_TABLES",
     "STREAMED",
     "all_names",
     "arranged",
     "facts",
     "find",
     "is_known",
+    "looks_like_table",
     "names",
     "of_folder",
     "of_suffix",
@@ -47,6 +51,14 @@ __all__ = [
 DEFAULT = "mds"  # the format that `pack` writes
 FALLBACK = "files"  # the format for files that no other format recognizes
 STREAMED = "webdataset"  # the format of data on standard input
+# value of --input -> format of the source
+INPUTS = {
+    "arrow": "arrow",
+    "parquet": "parquet",
+    **dict.fromkeys(("jsonl", "csv", "tsv"), "table"),
+    "tar": STREAMED,
+    "files": FALLBACK,
+}
 GROUP = "flarecli.formats"
 MAX_NAMED = 2  # formats that a hint names
 HEAD_BYTES = 1 << 16  # bytes passed to `sniff` if no format recognizes the file's name
@@ -59,6 +71,14 @@ INDEX_FILES = {
 }
 
 
+# Matches the names of indexes and of MosaicML's shards, which have the suffixes of tables. The test
+# precedes the import of the table readers, which takes 0.1 s.
+NOT_TABLES = re.compile(
+    r"(?:.*/)?(?:(?:index|spec|shardindex|widsindex)\.json|.*\.idx\.json|"
+    r"shard\.\d{5,}\.(?:json|csv|tsv)(?:\.\w+)?)"
+)
+
+
 class _Line(NamedTuple):
     """A built-in format. Help and shell completion read `writable` without importing the class."""
 
@@ -66,6 +86,7 @@ class _Line(NamedTuple):
     suffixes: tuple[str, ...]  # every shard name contains one of these
     target: str  # module:Class
     writable: bool = True
+    is_table: bool = False  # the value of `typed`
 
 
 _LINES = {
@@ -83,6 +104,26 @@ _LINES = {
             "webdataset", (".tar", ".tgz", ".tbz2"), "flarecli.formats.webdataset.format:WebDataset"
         ),
         _Line("tfrecord", (".tfrecord",), "flarecli.formats.tfrecord:TFRecord"),
+        _Line(
+            "parquet",
+            (".parquet",),
+            "flarecli.formats.tables.parquet_format:ParquetFormat",
+            is_table=True,
+        ),
+        _Line(
+            "arrow",
+            (".arrow", ".feather"),
+            "flarecli.formats.tables.other_formats:ArrowFormat",
+            writable=False,
+            is_table=True,
+        ),
+        _Line(
+            "table",
+            (".csv", ".tsv", ".tab", ".psv", ".json", ".ndjson"),
+            "flarecli.formats.tables.other_formats:TextTable",
+            writable=False,
+            is_table=True,
+        ),
         _Line("files", (), "flarecli.formats.files:PlainFiles", writable=False),
     )
 }
@@ -187,15 +228,30 @@ class _Unknown(Format):
 _UNKNOWN = _Unknown()
 
 
-def of_suffix(name: str) -> str | None:
-    """Return the name of the built-in format that recognizes a file name; None if none does."""
+def of_suffix(name: str, tables: bool = True) -> str | None:
+    """Return the name of the built-in format that recognizes a file name; None if none does.
+
+    tables  whether the name may be the name of a table; other data often contains such files
+    """
+    lower = name.lower()
+    is_table = tables and not NOT_TABLES.fullmatch(lower)
     return next(
         (
             line.name
             for line in _LINES.values()
-            if any(suffix in name for suffix in line.suffixes) and find(line.name).sniff(name, b"")
+            if any(suffix in lower for suffix in line.suffixes)
+            and (is_table or not line.is_table)
+            and find(line.name).sniff(name, b"")
         ),
         None,
+    )
+
+
+def looks_like_table(name: str) -> bool:
+    """Return whether a name has the suffix of a table, without importing the table readers."""
+    lower = name.lower()
+    return not NOT_TABLES.fullmatch(lower) and any(
+        suffix in lower for line in _LINES.values() if line.is_table for suffix in line.suffixes
     )
 
 

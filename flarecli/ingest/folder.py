@@ -39,7 +39,7 @@ from flarecli.hashes import DEFAULT, Sums
 from flarecli.ingest.folder_metadata import Metadata, Rows, is_metadata
 from flarecli.media import category_of, is_media, kind_of
 from flarecli.model import column_of
-from flarecli.names import escape, is_extension
+from flarecli.names import escape, is_document, is_extension
 from flarecli.storage import Entry, Location
 from flarecli.suggest import choose
 from flarecli.units import format_count
@@ -54,10 +54,6 @@ MAX_COMBINATIONS = 10_000  # maximum number of distinct extension sets
 MAX_COMPOUNDS = 10_000  # maximum number of compound extension candidates in memory
 MAX_SHOWN = 5  # file names listed in a note
 _DESKTOP = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini"})
-_DOCUMENTS = ("readme", "license", "licence")
-_DOCUMENT_SUFFIXES = frozenset(
-    {"readme", "license", "licence", "md", "markdown", "rst", "txt", "html", "pdf"}
-)
 _HIDDEN, _SYSTEM, _DOCUMENT = "hidden file", "desktop file", "README or LICENSE file"
 _METADATA = "metadata file"
 
@@ -131,13 +127,7 @@ def _reason_to_skip(name: str, with_documents: bool = False) -> str:
     last = name[name.rfind("/") + 1 :].lower()
     if last in _DESKTOP:
         return _SYSTEM
-    if (
-        with_documents
-        or not last.startswith(_DOCUMENTS)
-        or last.partition(".")[0] not in _DOCUMENTS
-    ):
-        return ""
-    return _DOCUMENT if last.rpartition(".")[2] in _DOCUMENT_SUFFIXES else ""
+    return _DOCUMENT if not with_documents and is_document(last) else ""
 
 
 def groups(

@@ -13,7 +13,6 @@ are expanded in bytewise order, unless a file name equals the pattern.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import NamedTuple
@@ -41,8 +40,6 @@ __all__ = ["ListedFile", "expand_lists", "is_index"]
 MAX_DEPTH = 4  # levels of nested lists
 MAX_FILES = 1 << 20  # files in a list, including its nested lists
 _LIST = ".txt"
-# matches the names of dataset files, which are not indexes
-_DATASET = re.compile(r"(?:index|spec)\.json|shard\.\d{5,}\.(?:json|csv|tsv)(?:\.\w+)?")
 
 
 def is_index(address: str) -> bool:
@@ -52,7 +49,7 @@ def is_index(address: str) -> bool:
 
 def _is_named_like_index(address: str) -> bool:
     name = address.partition("?")[0].rpartition("/")[2].lower()
-    return not _DATASET.fullmatch(name) and (is_table(name) or name.endswith(_LIST))
+    return is_table(name) or name.endswith(_LIST)
 
 
 # -- lists

@@ -6,19 +6,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
-from flarecli import formats
+from flarecli import encodings, formats
 from flarecli.errors import IntegrityError, UsageError
 from flarecli.hashes import Sums, known
 from flarecli.model import Columns, File, Stream
+from flarecli.playlists.schema import SCHEMA
 from flarecli.prefetch import cpu_count, ordered_map
 from flarecli.progress import Progress
 from flarecli.storage import Location
 
-__all__ = ["filled", "summed", "without_sums"]
+__all__ = ["described", "filled", "summed", "without_sums"]
 
 _REMOTE_JOBS = 16  # may exceed the CPU count, because remote jobs wait for the network
 
@@ -31,12 +32,38 @@ def _map(call: Callable[[A], B], items: Iterable[A], at: Location) -> Iterator[B
     return ordered_map(call, items, workers=cpu_count() if at.is_local else _REMOTE_JOBS)
 
 
+def described(streams: Sequence[Stream]) -> Sequence[Stream]:
+    """Return the streams of one dataset; if they store Arrow types, with common columns and types.
+
+    Only files whose types are not listed are opened.
+
+    raises  FormatError for tables whose columns differ; any error from opening a table
+    """
+    if not all(formats.facts(stream.format).typed for stream in streams):
+        return streams
+    listed = [_with_listed_types(stream) for stream in streams]
+    return formats.facts(streams[0].format).described(listed)
+
+
+def _with_listed_types(stream: Stream) -> Stream:
+    header: Any = stream.headers.get(SCHEMA)
+    if stream.types or not header or stream.columns is None:
+        return stream
+    if header.keys() != {one.name for one in stream.columns}:
+        return stream
+    types = {name: encodings.parse_type(kind) for name, kind in header.items()}
+    return replace(stream, types=types)
+
+
 def filled(stream: Stream, progress: Progress | None = None) -> Stream:
     """Return a stream with all rows, sizes and columns. Only shards with missing facts are opened.
+
+    The types of tables are added to the headers if all of them can be listed.
 
     progress  receives the number of shards, opened or not
     raises  UsageError if the columns of shards differ; any error from opening a shard
     """
+    (stream,) = described([stream])
     rows = np.full(len(stream), -1, np.int64) if stream.rows is None else stream.rows.copy()
     sizes = np.full(len(stream), -1, np.int64) if stream.sizes is None else stream.sizes.copy()
     incomplete = {
@@ -79,9 +106,18 @@ def filled(stream: Stream, progress: Progress | None = None) -> Stream:
                 where=stream.chunk(i).at,
                 hint="List these shards as a separate stream.",
             )
-    return replace(
+    stream = replace(
         stream, rows=rows, sizes=sizes, columns=columns, parts=parts if any(parts) else ()
     )
+    return _with_schema_header(stream) if stream.types else stream
+
+
+def _with_schema_header(stream: Stream) -> Stream:
+    kinds = {name: encodings.without_variants(kind) for name, kind in stream.types.items()}
+    header = {name: encodings.type_header(kind) for name, kind in kinds.items()}
+    if None in header.values():  # readers of the playlist open the files instead
+        return stream
+    return replace(stream, headers={**stream.headers, SCHEMA: header})
 
 
 def _with_size(file: File, at: Location) -> File:

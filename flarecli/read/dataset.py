@@ -30,7 +30,11 @@ from flarecli.read.decode import (
     DecodeFailure,
     Decoder,
     DecodeRule,
+    arrow_dtype,
     collate_samples,
+    has_arrow_values,
+    number_array,
+    python_values,
     stack_values,
 )
 from flarecli.read.epoch import WINDOW, Data
@@ -56,8 +60,8 @@ class Dataset(Data):
 
     columns   name and encoding of each column, in the order of the packed table if the playlist
               lists it, otherwise in the order of the format
-    schema    Arrow schema of the batches: the types of the packed table if the playlist lists them;
-              otherwise, numeric types for numbers that are stored as text
+    schema    Arrow schema of the batches: the types of a table, or of the packed table if the
+              playlist lists them; otherwise, numeric types for numbers that are stored as text
     exact     Arrow schema of the batches as stored; numbers that are stored as text have a text
               type
     playlists the playlists of the dataset
@@ -80,7 +84,10 @@ class Dataset(Data):
         self._table = Table(series)
         by_name = {column.name: column for column in self._table.columns}
         self.columns: Columns = tuple(by_name[name] for name in self._table.order)
-        self.exact = pa.schema([encodings.field(column) for column in self.columns])
+        fields = self._table.fields
+        self.exact = pa.schema(
+            [fields.get(column.name) or encodings.field(column) for column in self.columns]
+        )
         self._encodings = {
             column.name: encodings.lookup(column.encoding) for column in self.columns
         }
@@ -103,6 +110,9 @@ class Dataset(Data):
         self._conversions: dict[str, tuple[encodings.Encoding, pa.DataType | None]] = {}
         fields = []
         for field in self.exact:
+            if field.name in self._table.fields:  # the format stores the type
+                fields.append(field)
+                continue
             stored = self._encodings[field.name]
             natural = encodings.plain(pa.nulls(0, field.type), stored)[1]
             if natural is not stored:
@@ -198,7 +208,8 @@ class Dataset(Data):
                 return sample
             return None
 
-        self._read_sample = read_sample if self._table.is_whole else lambda row: None
+        is_fast = self._table.is_whole and not self._table.fields
+        self._read_sample = read_sample if is_fast else lambda row: None
         return self._read_sample
 
     def __getstate__(self) -> dict[str, Any]:
@@ -213,7 +224,23 @@ class Dataset(Data):
                 hint="Pass a slice such as data[10:20] or data[::100].",
             ) from None
 
+    @property
+    def _arrow_columns(self) -> list[str]:
+        """The columns whose samples are the values of their Arrow types.
+
+        The other columns are decoded from the bytes of their encoding.
+        """
+        return [
+            name
+            for name, decoder in self._decoders.items()
+            if name in self._table.fields
+            and decoder.rule is True
+            and has_arrow_values(self._table.fields[name])
+        ]
+
     def __getitems__(self, indices: Sequence[int] | IntArray) -> list[Sample]:
+        if arrow := self._arrow_columns:
+            return self._typed_samples(indices, arrow)
         rows, names = self.rows(indices), list(self._decoders)
         if not names:
             return [{} for _ in rows]
@@ -224,6 +251,21 @@ class Dataset(Data):
                 ]
         columns = [self._values(name, [row[name] for row in rows], indices) for name in names]
         return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+
+    def _typed_samples(
+        self, indices: Sequence[int] | IntArray, arrow: Sequence[str]
+    ) -> list[Sample]:
+        columns = {
+            name: python_values(array) for name, array in self._table.take(indices, arrow).items()
+        }
+        others = [name for name in self._decoders if name not in columns]
+        rows = self.rows(indices, others) if others else []
+        for name in others:
+            columns[name] = self._values(name, [row[name] for row in rows], indices)
+        ordered = [columns[name] for name in self._decoders]
+        return [
+            dict(zip(self._decoders, values, strict=True)) for values in zip(*ordered, strict=True)
+        ]
 
     def _values(
         self, name: str, data: Sequence[Any], indices: Sequence[int] | IntArray
@@ -239,12 +281,27 @@ class Dataset(Data):
 
         raises  the same errors as reading a row
         """
+        if arrow := self._arrow_columns:
+            return self._typed_collated(indices, arrow)
         try:
             stored = self._table.read_columns(indices, self._selected)
         except TypeError:
             row_numbers(indices)  # raises UsageError for an invalid list
             raise
         return self._batch(stored, indices)
+
+    def _typed_collated(
+        self, indices: Sequence[int] | IntArray, arrow: Sequence[str]
+    ) -> dict[str, Any]:
+        arrays = self._table.take(indices, arrow)
+        out = {name: number_array(array) for name, array in arrays.items()}
+        for name, array in arrays.items():
+            if out[name] is None:
+                out[name] = stack_values(python_values(array), self.dtypes[name])
+        others = [name for name in self._decoders if name not in arrays]
+        if others:
+            out |= self._batch(self._table.read_columns(indices, others), indices, others)
+        return {name: out[name] for name in self._decoders}
 
     def locate(self, rows: IntArray, least: int) -> LocatedBatches | None:
         """Locate at least the first `least` of `rows`, int64 [k], in memory, or return None."""
@@ -257,11 +314,14 @@ class Dataset(Data):
         )
 
     def _batch(
-        self, stored: Mapping[str, Any], indices: Sequence[int] | IntArray
+        self,
+        stored: Mapping[str, Any],
+        indices: Sequence[int] | IntArray,
+        names: Sequence[str] | None = None,
     ) -> dict[str, Any]:
         out = dict[str, Any]()
-        for name, decoder in self._decoders.items():
-            data = stored[name]
+        for name in self._decoders if names is None else names:
+            decoder, data = self._decoders[name], stored[name]
             array = decoder.array(data)
             out[name] = stack_values(self._values(name, data, indices)) if array is None else array
         return out
@@ -283,7 +343,11 @@ class Dataset(Data):
     @property
     def dtypes(self) -> dict[str, str | None]:
         """The numpy dtype of each column in a batch; None if the values are not numbers."""
-        return {name: decoder.dtype for name, decoder in self._decoders.items()}
+        arrow = self._arrow_columns
+        return {
+            name: arrow_dtype(self._table.fields[name].type) if name in arrow else decoder.dtype
+            for name, decoder in self._decoders.items()
+        }
 
     def read(self, row: int, ranges: Mapping[str, range] | None = None) -> Sample:
         """Return one sample, and read only the given ranges of its list columns.
@@ -361,9 +425,14 @@ class Dataset(Data):
         raises  ValueFitError for a value outside the range of its column's type
         """
         names = self._names(columns)
-        rows = self.rows(indices, names)
+        typed = [name for name in names if name in self._table.fields]
+        taken = self._table.take(indices, typed) if typed else {}
+        rows = self.rows(indices, [name for name in names if name not in taken])
         arrays = []
         for name in names:
+            if name in taken:
+                arrays.append(taken[name])
+                continue
             encoding = self._encodings[name]
             stored_type = pa.large_list(BINARY) if encoding.name.endswith("[]") else BINARY
             stored = pa.array([row[name] for row in rows], stored_type)

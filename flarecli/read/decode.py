@@ -9,13 +9,24 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 
 from flarecli import encodings
 from flarecli.arguments import shown
 from flarecli.encodings import BINARY, Encoding
 from flarecli.errors import FlareError, UsageError, ValueFitError
 
-__all__ = ["DecodeFailure", "DecodeRule", "Decoder", "collate_samples", "stack_values"]
+__all__ = [
+    "DecodeFailure",
+    "DecodeRule",
+    "Decoder",
+    "arrow_dtype",
+    "collate_samples",
+    "has_arrow_values",
+    "number_array",
+    "python_values",
+    "stack_values",
+]
 
 # True (use the encoding's decoder), False (return stored bytes) or a function that decodes bytes
 DecodeRule: TypeAlias = "Callable[[bytes], Any] | bool"
@@ -220,3 +231,45 @@ def _number_array(values: list[Any], dtypes: Sequence[str | None]) -> Any:
         except (OverflowError, FloatingPointError):
             pass
     return values
+
+
+# -- columns of tables
+
+
+def has_arrow_values(field: pa.Field) -> bool:
+    """Return whether the samples of a column are the values of its Arrow type.
+
+    Columns of another encoding, such as `jpeg`, and tensors are decoded from bytes.
+    """
+    is_tensor = isinstance(field.type, pa.FixedShapeTensorType)
+    return encodings.encoding_of(field) is None and not is_tensor
+
+
+def python_values(array: pa.Array) -> list[Any]:
+    """Return the values of a column as Python values, as Arrow converts them.
+
+    Without pandas, a column with nanoseconds that `datetime` cannot represent is numpy values.
+    """
+    try:
+        values: list[Any] = array.to_pylist()
+    except ValueError:
+        if not (pa.types.is_timestamp(array.type) or pa.types.is_duration(array.type)):
+            raise
+        times = array.to_numpy(zero_copy_only=False)
+        return [None if np.isnat(time) else time for time in times]
+    return values
+
+
+def arrow_dtype(kind: pa.DataType) -> str | None:
+    """Return the numpy dtype of a batch of numbers; None if the values are not numbers."""
+    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    if is_number or pa.types.is_boolean(kind):
+        return str(np.dtype(kind.to_pandas_dtype()))
+    return None
+
+
+def number_array(array: pa.Array) -> Any:
+    """Return a column of numbers without nulls as a numpy array; None for any other column."""
+    if arrow_dtype(array.type) is None or array.null_count:
+        return None
+    return np.array(array.to_numpy(zero_copy_only=False))

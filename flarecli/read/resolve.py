@@ -1,7 +1,7 @@
 """Resolve addresses to playlists.
 
 A folder is searched for `playlist.yaml`, `index.json`, `spec.json`, `000000/spec.json`, `*.ffr`,
-`*.tar` and plain files, in this order, and the first match is used. If the match is damaged,
+`*.tar`, tables and plain files, in this order, and the first match is used. If the match is damaged,
 resolving fails, because a fallback could return an incomplete dataset without an error.
 """
 
@@ -10,18 +10,21 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
 
 from flarecli import formats, playlists
 from flarecli.arguments import Addresses, address_texts, name_list
 from flarecli.braces import WILDCARDS, expand_braces
 from flarecli.errors import FlareError, FormatError, MissingError, UnfinishedError, UsageError
 from flarecli.formats import INDEX, INDEX_FILES
+from flarecli.lazy import np
 from flarecli.model import Playlist, Stream
-from flarecli.names import is_url, local_path, scheme_of, shell_quoted
+from flarecli.names import is_document, is_url, local_path, scheme_of, shell_quoted
 from flarecli.redact import redact
-from flarecli.storage import Guard, Location, globbed, locate
+from flarecli.storage import Entry, Guard, Location, globbed, locate
 from flarecli.storage.append_log import first_entry
 from flarecli.storage.local import SCRATCH, LocalStore
 from flarecli.suggest import choose
@@ -97,6 +100,7 @@ def resolve(
     guard: Guard | None = None,
     maps: bool = True,
     expanded: bool = False,
+    table: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[Playlist]:
     """Resolve each address to a Playlist, without opening a shard.
 
@@ -104,6 +108,7 @@ def resolve(
               or index names a different format
     maps      map local files into memory; pass False if files may be truncated during reading
     expanded  True if `expand` returned the addresses, so that braces and globs are literal
+    table     headers for tables that no playlist lists: `input` and `csv`, the values of the options
     return    one Playlist per source, in order; consecutive shards in one folder share a Playlist
     raises    MissingError if nothing exists at an address; UnfinishedError for an unfinished pack;
               FormatError and UnsafeError for damaged or unsafe data
@@ -127,13 +132,30 @@ def resolve(
         at = at if maps else at.unmapped()
         if previous is not None and previous.store == at.store:
             at = replace(at, store=previous.store)  # share open connections
-        playlist = _resolved(at, format, exists)
+        playlist = _with_headers(_resolved(at, format, exists), table)
         if out and _can_extend(out[-1], playlist):
             urls = out[-1].streams[0].urls
             urls.extend(playlist.streams[0].urls)  # type: ignore[attr-defined]  # `_of_file` made a list
         else:
             out.append(playlist)
+    if table.get("csv"):
+        streams = [stream for one in out for stream in one.streams]
+        if not any("csv" in formats.facts(stream.format).options for stream in streams):
+            shown = ", ".join(dict.fromkeys(str(stream.at) for stream in streams))
+            raise UsageError("--csv: the source has no CSV or TSV file", where=shown)
     return out
+
+
+def _with_headers(playlist: Playlist, table: Mapping[str, Any]) -> Playlist:
+    if not table or playlist.at is not None:
+        return playlist
+    streams = (
+        replace(stream, headers={**stream.headers, **table})
+        if formats.facts(stream.format).typed
+        else stream
+        for stream in playlist.streams
+    )
+    return replace(playlist, streams=tuple(streams))
 
 
 def _can_extend(playlist: Playlist, other: Playlist) -> bool:
@@ -180,6 +202,7 @@ def _of_file(at: Location, format: str | None, exists: bool) -> Playlist:
         return read_list(at, format)
     if at.name == INDEX:
         return read_list(at, format)
+    requested_format = format
     format = format or formats.sniff(at.name) or _sniffed(at)
     if format is None and at.is_local:
         format = formats.FALLBACK
@@ -193,7 +216,8 @@ def _of_file(at: Location, format: str | None, exists: bool) -> Playlist:
         at.size()  # raises MissingError
     # keep the query, which may be the signature of the address
     url = at.path if not at.is_local and "?" in at.path else at.name
-    return Playlist((Stream("data", at.folder, format, [url]),))
+    stream = Stream("data", at.folder, format, [url])
+    return Playlist((stream,), requested_format=requested_format or "")
 
 
 def _sniffed(at: Location) -> str | None:
@@ -235,13 +259,51 @@ def _of_folder(at: Location, format: str | None) -> Playlist:
             f"more than {_MAX_LISTED} files in the folder", where=at, hint="Pass a subfolder."
         )
     names = [entry.name for entry in entries]
-    in_folder = {formats.of_suffix(name) for name in names if "/" not in name}
+    in_folder = {formats.of_suffix(name, tables=False) for name in names if "/" not in name}
     for name in formats.names():
         if name in in_folder and formats.find(name).is_listed:
             return _formatted(Playlist((formats.find(name).open_dataset(at),)), format)
+    if (tables := _tables_in(at, entries, format)) is not None:
+        return Playlist((tables,), requested_format=format or "")
     _refuse_shards_without_index(at, names)
     found = formats.of_folder(names) or formats.find(formats.FALLBACK)
     return Playlist((found.open_dataset(at),))
+
+
+def _tables_in(at: Location, entries: Sequence[Entry], format: str | None) -> Stream | None:
+    """Return the tables in a folder and its subfolders as one stream, sorted by name.
+
+    The result is None unless all data files of the folder are tables of one format. Hidden files,
+    files whose names start with `_`, READMEs and licenses are not data files. Files whose names end
+    with `.json` are not enough, because samples often have such files.
+
+    format  read only the tables of this format, whatever the other files are
+    """
+    if format is not None and not formats.facts(format).typed:
+        return None
+    sizes = {entry.name: entry.size for entry in entries if not _is_hidden(entry.name)}
+    names = sorted(filter(formats.looks_like_table, sizes), key=os.fsencode)
+    if format is None:
+        others = sizes.keys() - set(names)
+        if not all(is_document(name.rpartition("/")[2]) for name in others):
+            return None
+        if all(map(_is_json, names)):
+            return None
+    kinds = {name: formats.of_suffix(name) for name in names}
+    if format is None and len(set(kinds.values())) != 1:
+        return None
+    format = format or kinds[names[0]]
+    names = [name for name in names if kinds[name] == format]
+    listed = np.array([sizes[name] for name in names], np.int64)
+    return Stream("data", at, format, names, sizes=listed) if names else None
+
+
+def _is_hidden(name: str) -> bool:
+    return any(part.startswith((".", "_")) for part in name.split("/"))
+
+
+def _is_json(name: str) -> bool:
+    return ".json" in name.lower() and ".jsonl" not in name.lower()
 
 
 def _refuse_shards_without_index(at: Location, names: Sequence[str]) -> None:
@@ -249,13 +311,14 @@ def _refuse_shards_without_index(at: Location, names: Sequence[str]) -> None:
     shards = [
         name
         for name in names
-        if (suffix_format := formats.of_suffix(name)) and not formats.find(suffix_format).is_listed
+        if (suffix_format := formats.of_suffix(name, tables=False))
+        and not formats.find(suffix_format).is_listed
     ]
     if not shards:
         return
     indexes = tuple(f"/{index}" for index in INDEX_FILES)
     subfolders = sorted({name.partition("/")[0] for name in names if name.endswith(indexes)})
-    index = formats.facts(formats.of_suffix(shards[0])).index_files[0]
+    index = formats.facts(formats.of_suffix(shards[0], tables=False)).index_files[0]
     if subfolders:
         hint = f"Pass one of the datasets in it: {', '.join(map(shell_quoted, subfolders[:5]))}."
     elif index == INDEX and at.is_local:
@@ -396,8 +459,6 @@ def refuse_repeats(found: Sequence[Playlist], selected: Sequence[Sequence[Stream
     found     one Playlist per source
     selected  the selected streams of each source
     """
-    import numpy as np
-
     # (address of the list, hashes of the shard addresses) -> source
     sources = {}
     for playlist, streams in zip(found, selected, strict=True):

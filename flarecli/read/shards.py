@@ -19,8 +19,10 @@ import numpy as np
 from flarecli import encodings, formats, lifetimes, playlists
 from flarecli.errors import FlareError, FormatError, UsageError
 from flarecli.formats import LargeValue, byte_ranges
+from flarecli.formats.tables import typed_field
 from flarecli.lazy import pa
 from flarecli.model import Chunk, Columns, IntArray, Row, Shard, Stream, joined_columns, total
+from flarecli.playlists.fill import described
 from flarecli.read.fingerprint import listing_checksum
 from flarecli.storage import expect, files_limit
 
@@ -49,7 +51,7 @@ class Series:
     """
 
     def __init__(self, streams: Sequence[Stream]) -> None:
-        self.streams = tuple(streams)
+        self.streams = tuple(described(streams))
         self.name = self.streams[0].name
         # the position of each stream's first chunk, then the number of chunks
         self._firsts = [0, *accumulate(len(stream) for stream in self.streams)]
@@ -125,8 +127,29 @@ class Series:
 
     @property
     def types(self) -> dict[str, pa.DataType]:
-        """The parsed types of `schema`."""
+        """The parsed types of `schema`; for a typed format, the types of the columns."""
+        if self.is_typed:
+            return {field.name: field.type for field in self.fields.values()}
         return {name: encodings.parse_type(header) for name, header in self.schema.items()}
+
+    @property
+    def is_typed(self) -> bool:
+        """True if the formats of all streams store Arrow types."""
+        return all(formats.facts(stream.format).typed for stream in self.streams)
+
+    @functools.cached_property
+    def fields(self) -> dict[str, pa.Field]:
+        """Column -> field of its batches, for a typed format; otherwise empty."""
+        if not self.is_typed:
+            return {}
+        types = self.streams[0].types
+        if not types and self.chunks:
+            shard = self.shard(0)
+            types = _format(shard).types(shard)
+        return {
+            one.name: typed_field(one, types.get(one.name, encodings.lookup(one.encoding).arrow))
+            for one in self.columns
+        }
 
     def checksum(self, rows: int) -> str | None:
         """Return the listing checksum for the shards of the first `rows` rows.
@@ -188,7 +211,7 @@ class Series:
     @property
     def is_mapped(self) -> bool:
         """True if the first shard of each stream is local and its name has no compression suffix."""
-        return all(
+        return not self.is_typed and all(
             stream.at.is_local and not (len(stream) and byte_ranges.suffix(stream.chunk(0)))
             for stream in self.streams
         )
@@ -319,6 +342,18 @@ class Series:
             for k, row in zip(at, encoded, strict=True):
                 out[k] = row
         return out
+
+    def take(self, rows: IntArray, columns: Sequence[str]) -> pa.Table:
+        """Return columns of a typed format in the order of `rows`.
+
+        rows  row numbers, int64 [k], each in [0, self.rows)
+        """
+        order = np.unique(rows)
+        parts = list[pa.RecordBatch]()
+        for run in np.split(order, np.flatnonzero(np.diff(order) != 1) + 1) if len(order) else ():
+            parts += self.scan(int(run[0]), int(run[-1]) + 1, columns, len(run))
+        schema = pa.schema([self.fields[name] for name in columns])
+        return pa.Table.from_batches(parts, schema).take(pa.array(np.searchsorted(order, rows)))
 
     def read_row(self, row: int, columns: Sequence[str] | None = None) -> Row:
         """Return one encoded row. `row` must be in [0, self.rows)."""

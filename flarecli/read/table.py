@@ -123,6 +123,19 @@ class Table:
         """Column -> listed Arrow type in the packed table; columns without a listed type are omitted."""
         return {name: kind for part in self.series for name, kind in part.types.items()}
 
+    @cached_property
+    def fields(self) -> dict[str, pa.Field]:
+        """Column -> field of its batches, for columns of typed formats."""
+        return {name: field for part in self.series for name, field in part.fields.items()}
+
+    def take(self, indices: Sequence[int] | IntArray, names: Sequence[str]) -> dict[str, pa.Array]:
+        """Return columns of typed formats in the order of `indices`."""
+        rows, out = self.series_rows(indices), dict[str, pa.Array]()
+        for series, own_names in self._split(names):
+            table = series.take(rows, own_names or [])
+            out |= {name: table.column(name).combine_chunks() for name in table.schema.names}
+        return out
+
     @property
     def is_whole(self) -> bool:
         """True if the table consists of all rows of a single series."""

@@ -11,8 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flarecli import encodings
+from flarecli.bisect import failing_rows
 from flarecli.errors import FlareError, UnsafeError, UsageError, ValueFitError
 from flarecli.formats import Format, OriginalValue
+from flarecli.formats.tables import is_default, without_storage_variants
 from flarecli.model import Columns, IntArray, Settings
 from flarecli.names import shell_quoted
 from flarecli.suggest import choose
@@ -27,8 +29,10 @@ __all__ = [
     "convert_all",
     "reader_notes",
     "record_batches",
+    "restored_batch",
     "schema_header",
     "source_types",
+    "stored_schema",
 ]
 
 MAX_READER_NOTES = 8  # columns that notes about the original's readers name
@@ -211,17 +215,61 @@ def _natural(encoding: str) -> encodings.Encoding:
     return encodings.plain(pa.nulls(0, stored.arrow), stored)[1]
 
 
+def stored_schema(format: Format, columns: Columns, types: Mapping[str, pa.DataType]) -> pa.Schema:
+    """Return the schema of the batches that a format stores.
+
+    In a typed format, a column with the default encoding of its Arrow type has this type, without a
+    dictionary and without metadata. All other columns have the types of their encodings.
+
+    types  column -> Arrow type in the table
+    """
+    fields = []
+    for column in columns:
+        kind = types.get(column.name)
+        if format.typed and kind is not None and is_default(column, kind):
+            kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+            fields.append(pa.field(column.name, kind))
+        else:
+            fields.append(encodings.field(column))
+    return pa.schema(fields)
+
+
+def restored_batch(
+    batch: pa.RecordBatch, columns: Columns, types: Mapping[str, pa.DataType]
+) -> pa.RecordBatch:
+    """Return a batch in the Arrow types of the table, for formats that store these types."""
+    arrays, fields = [], []
+    for column, array in zip(columns, batch.columns, strict=True):
+        kind = types[column.name]
+        if not array.type.equals(kind):
+            natural = _natural(column.encoding)
+            if array.type.equals(encodings.lookup(column.encoding).arrow):
+                array, natural = encodings.plain(array, encodings.lookup(column.encoding))
+            array = encodings.restore(array, kind, natural)
+        arrays.append(array)
+        fields.append(pa.field(column.name, kind))
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+
 class ColumnConverter:
     """Converter from batches to the encodings of `columns`.
 
     Rows that cannot be encoded become failures, and so do rows with nulls, unless `allows_nulls` is
     set.
+
+    schema  result of `stored_schema`; None: all columns have the types of their encodings
     """
 
-    def __init__(self, columns: Columns, key: str | None, allows_nulls: bool = False) -> None:
+    def __init__(
+        self,
+        columns: Columns,
+        key: str | None,
+        allows_nulls: bool = False,
+        schema: pa.Schema | None = None,
+    ) -> None:
         self._columns, self._key, self._allows_nulls = columns, key, allows_nulls
         self._encodings = [encodings.lookup(column.encoding) for column in columns]
-        self._schema = pa.schema([encodings.field(column) for column in columns])
+        self._schema = schema or pa.schema([encodings.field(column) for column in columns])
         # schema and encodings of the previous batch, because most batches have the same schema
         self._source: tuple[pa.Schema, list[encodings.Encoding | None]] | None = None
 
@@ -252,15 +300,20 @@ class ColumnConverter:
     def cast(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, tuple[str, str]]]:
         """Return all rows as typed columns, and failed rows as position -> (column, reason)."""
         arrays, reasons = [], self._unnamed(batch)
-        for column, encoding, source in zip(
-            self._columns, self._encodings, self._encodings_of(batch.schema), strict=True
+        for field, encoding, source in zip(
+            self._schema, self._encodings, self._encodings_of(batch.schema), strict=True
         ):
-            array, failures = encodings.coerce(batch.column(column.name), encoding, source)
+            array, failures = batch.column(field.name), list[tuple[int, str]]()
+            if source is not None or encodings.encoding_of(field) is not None:
+                array, failures = encodings.coerce(array, encoding, source)
+            if encodings.encoding_of(field) is None:
+                array, unfit = _in_type(array, field.type, encoding)
+                failures = sorted([*failures, *unfit])
             arrays.append(array)
             for at, reason in (
                 one for one in failures if not (self._allows_nulls and one[1] == "is null")
             ):
-                reasons.setdefault(at, (column.name, reason))
+                reasons.setdefault(at, (field.name, reason))
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema), reasons
 
     def _encodings_of(self, schema: pa.Schema) -> list[encodings.Encoding | None]:
@@ -284,6 +337,33 @@ class ColumnConverter:
         return {
             at: (self._key or "", "is null" if not keys[at].is_valid else invalid) for at in wrong
         }
+
+
+def _in_type(
+    array: pa.Array, kind: pa.DataType, encoding: encodings.Encoding
+) -> tuple[pa.Array, list[tuple[int, str]]]:
+    """Convert a column to an Arrow type; return null, and (row, reason), for each invalid value."""
+    if array.type.equals(encoding.arrow):
+        array, encoding = encodings.plain(array, encoding)
+    array = without_storage_variants(array)
+
+    def converted(start: int, stop: int) -> pa.Array:
+        return encodings.restore(array.slice(start, stop - start), kind, encoding)
+
+    def failure(start: int, stop: int) -> Exception | None:
+        try:
+            converted(start, stop)
+        except ValueFitError as error:
+            return error
+        return None
+
+    if failure(0, len(array)) is None:
+        return converted(0, len(array)), []
+    reasons = [(row, f"is not a valid {kind}") for row, _ in failing_rows(0, len(array), failure)]
+    is_valid = np.ones(len(array), bool)
+    is_valid[[row for row, _ in reasons]] = False
+    array = pc.if_else(pa.array(is_valid), array, pa.scalar(None, array.type))
+    return converted(0, len(array)), reasons
 
 
 class Unstorable(NamedTuple):

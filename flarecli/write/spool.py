@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from flarecli import encodings
 from flarecli.errors import FlareError, MissingError
 from flarecli.formats import find
 from flarecli.hashes import DEFAULT, Sums, digest
@@ -268,7 +267,7 @@ def _links(entries: Iterable[Any], body: memoryview) -> Iterator[FetchedLink]:
 def _batches(
     writer: Writer, entries: Iterable[Any], body: memoryview, first: int, stop: int
 ) -> Iterator[tuple[pa.RecordBatch, IntArray]]:
-    schema = pa.schema([encodings.field(column) for column in writer.columns or ()])
+    schema = writer.stored_schema
     for (places, _), data in _cut(entries, body):
         batch = pa.ipc.read_record_batch(pa.py_buffer(data), schema)
         batch.validate(full=True)

@@ -33,8 +33,10 @@ from flarecli.write.columns import (
     convert_all,
     measured,
     record_batches,
+    restored_batch,
     schema_header,
     source_types,
+    stored_schema,
 )
 from flarecli.write.failures import Failed, Failure
 from flarecli.write.folder_target import claim
@@ -107,6 +109,7 @@ class Writer:
         arranged = None if columns is None else self._arranged(columns)
         self.target = claim(path, resume=resume, overwrite=overwrite, guard=guard)
         self.columns: Columns | None = None
+        self._stored_schema: pa.Schema | None = None  # computed when the columns are known
         self._chunks: list[Chunk] = []
         self._buffered: list[pa.RecordBatch] = []
         self._buffered_rows, self._buffered_bytes, self._header_bytes = 0, 0, 0
@@ -287,8 +290,12 @@ class Writer:
             return
         first, refused = self.rows + self._buffered_rows, -1
         try:
+            batch = self._samples.batch(self.columns or (), first)
+            if self._format.typed:
+                kinds = {field.name: field.type for field in self.stored_schema}
+                batch = restored_batch(batch, self.columns or (), kinds)
             self.write_typed(
-                self._samples.batch(self.columns or (), first),
+                batch,
                 np.arange(first, first + len(self._samples)),
             )
         except (ValueFitError, UnsafeError) as error:
@@ -356,7 +363,7 @@ class Writer:
         if places is None:
             first = self.rows + self._buffered_rows
             places = np.arange(first, first + batch.num_rows)
-        typed = ColumnConverter(columns, None, self._format.holds_null)
+        typed = ColumnConverter(columns, None, self._format.holds_null, self.stored_schema)
         ready, start = [], 0
         for one in batches:
             numbers = places[start : start + one.num_rows]
@@ -376,8 +383,8 @@ class Writer:
                 after earlier rows were written
         """
         self._check_open()
-        for column, field in zip(self.columns or (), batch.schema, strict=True):
-            expected = encodings.field(column)
+        expected_fields = zip(self.columns or (), self.stored_schema, batch.schema, strict=True)
+        for column, expected, field in expected_fields:
             if not field.equals(expected):
                 raise UsageError(
                     f"column {field.name!r}: expected {expected.type} for {column.encoding}, "
@@ -463,6 +470,22 @@ class Writer:
         while self.unrecorded and self.unrecorded[0][1][-1] < next:
             self.unrecorded.popleft()
 
+    @property
+    def stored_schema(self) -> pa.Schema:
+        """The schema of the batches that `write_typed` expects; see `columns.stored_schema`."""
+        if self._stored_schema is None:
+            columns = self.columns or ()
+            types = self._types if self._format.typed else {}
+            self._stored_schema = stored_schema(self._format, columns, types)
+        return self._stored_schema
+
+    @property
+    def _types(self) -> dict[str, pa.DataType]:
+        """Column -> Arrow type in the table, for a typed format, in the order of the table."""
+        if self._journal.schema is not None:
+            return {name: encodings.parse_type(one) for name, one in self._journal.schema.items()}
+        return {one.name: encodings.lookup(one.encoding).arrow for one in self.columns or ()}
+
     def _write_shard(self, number: int, batches: list[pa.RecordBatch], size: int) -> Chunk:
         """Write a shard; report its rows in proportion to the written part of its `size` bytes."""
         at, rows, written = self.target.at, sum(batch.num_rows for batch in batches), 0
@@ -473,6 +496,9 @@ class Writer:
             written += count
             self._progress.written(rows * count / max(1, size))
 
+        if self._format.typed:
+            types, columns = self._types, self.columns or ()
+            batches = [restored_batch(batch, columns, types) for batch in batches]
         with counted(report):
             chunk = self._format.write_shard(
                 at / self._subfolder if self._subfolder else at,
@@ -560,12 +586,18 @@ class Writer:
     def _stream(self, files: dict[str, File], source: Mapping[str, Any] | None) -> Stream:
         stored = [chunk.files[0] for chunk in self._chunks]
         names = sorted({hashes.DEFAULT, *self.settings.hashes})
-        zipped = self.settings.compression is not None
+        zipped = any(file.raw_size is not None for file in stored)
+        schema = self._journal.schema
+        if schema is None and self._format.typed:
+            schema = {
+                name: encodings.type_header(encodings.without_variants(kind))
+                for name, kind in self._types.items()
+            }
         headers = {
             key: value
             for key, value in (
                 ("compression", self.settings.compression),
-                (playlists.SCHEMA, self._journal.schema),
+                (playlists.SCHEMA, schema),
                 ("source", source),
             )
             if value

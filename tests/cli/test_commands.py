@@ -369,6 +369,8 @@ def test_every_option_of_verify_is_passed(flare):
     assert verify.args == (["a", "b"],)
     assert options == {
         "format": "mds",
+        "input": None,
+        "csv": (),
         "streams": ["x", "y"],
         "quick": True,
         "decode": True,
@@ -445,6 +447,8 @@ def test_every_option_of_cat_is_passed(flare):
     assert cat.args == (["a", "b"],)
     assert options == {
         "format": "mds",
+        "input": None,
+        "csv": (),
         "streams": ["x"],
         "columns": ["id", "n"],
         "rows": "10:20",
@@ -481,6 +485,8 @@ def test_unpack_prints_the_index_and_counts(flare):
     assert unpack.args == (["a"], "files")
     assert options == {
         "format": None,
+        "input": None,
+        "csv": (),
         "streams": ["x"],
         "columns": ["id"],
         "rows": "::2",
@@ -527,6 +533,8 @@ def test_playlist_prints_yaml_or_the_written_file(flare):
     assert playlist.args == (["images=a", "b"],)
     assert options == {
         "out": None,
+        "input": None,
+        "csv": (),
         "format": None,
         "base": "http://h/",
         "rebase": {"o": "n"},

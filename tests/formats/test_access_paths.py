@@ -101,6 +101,8 @@ def loose(value):
 def of_column(rows, array):
     """Return the values of a typed column; documents and arrays are decoded, as in a sample."""
     field = rows.schema.field("c")
+    if field.metadata is None:  # a column of a table, with the values of its type
+        return array.to_pylist()
     encoding = lookup(field.metadata[b"encoding"].decode())
     values = (array if array.type == field.type else array.cast(field.type)).to_pylist()
     item = encoding.item or encoding

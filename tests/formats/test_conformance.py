@@ -19,7 +19,7 @@ from flarecli.storage import Location
 from flarecli.storage.memory import MemoryStore
 from tests.properties import examples
 
-FORMATS = [name for name in formats.names() if name != "files"]
+FORMATS = formats.names(writable=True)
 KNOWS_SIZES = ("ffrecord", "granular", "granular-refs", "mds", "webdataset")  # before reading
 WANTED = {"a": "str", "b": "bytes", "n": "int", "x": "float64"}
 SETTINGS = {"xsv": Settings(separator="|"), "tsv": Settings(separator="\t")}

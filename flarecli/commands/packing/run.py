@@ -57,6 +57,7 @@ from flarecli.write.columns import (
     measured,
     reader_notes,
     source_types,
+    stored_schema,
 )
 
 __all__ = [
@@ -298,14 +299,16 @@ def _write(
         first = spool.until
     progress.start("pack", total, done=first, write_share=write_share(plan.options))
     holds_null = plan.task.format.holds_null
-    typed = ColumnConverter(writer.columns, plan.row_name, holds_null) if writer.columns else None
+    typed: ColumnConverter | None = None
+    if writer.columns:
+        typed = ColumnConverter(writer.columns, plan.row_name, holds_null, writer.stored_schema)
     written_bytes = writer.written_bytes
     notes = ShardNotes(plan.options, progress, total)
     with contextlib.closing(fetched(plan, first, spool=spool, checksum=checksum)) as parts:
         for part in parts:
             if typed is None and part.batch.num_rows:
                 columns = _named_columns(plan, writer, part)
-                typed = ColumnConverter(columns, plan.row_name, holds_null)
+                typed = ColumnConverter(columns, plan.row_name, holds_null, writer.stored_schema)
             failures = list(part.failures)
             batch, rows = None, part.rows
             if typed is not None and part.batch.num_rows:
@@ -581,7 +584,8 @@ def estimate(plan: Plan, part_rows: int | None = None) -> Estimate:
                     for name, one in chosen.items()
                 ),
             )
-            typed = ColumnConverter(columns, plan.row_name, format.holds_null)
+            schema = stored_schema(format, columns, types)
+            typed = ColumnConverter(columns, plan.row_name, format.holds_null, schema)
         batch, numbers, unfit = typed.convert(part.batch, part.rows)
         batch, numbers, unstorable = _storable(
             plan, find_unstorable, part, batch, numbers, only_first=False

@@ -347,7 +347,6 @@ def open_source(
         source: Source = _IndexSource(shown, name, index, guard)
         source.notes = (*skipped, *index.notes)
         return source
-    dialect.check_used(False, shown)
     if spools and (format is None or len(kinds) > 1):
         raise UsageError(
             "the sources have different kinds",
@@ -355,6 +354,14 @@ def open_source(
             hint="Pack tables, tar archives and datasets separately.",
         )
     resolved = _resolved(opened, format, kind, guard)
+    if kind is None and len(expanded) == 1 and (tables := _tables_in(expanded[0], resolved)):
+        check_no_rows(shown, streams, rows)
+        _check_folder_column(folder_column, shown)
+        index = ingest.open_index(
+            tables, guard=guard, text=text, dialect=dialect, allow_missing=allow_missing
+        )
+        return _IndexSource(shown, name, index, guard)
+    dialect.check_used(False, shown)
     if (
         kind is None
         and not spools
@@ -377,6 +384,15 @@ def open_source(
     is_single = kind is None and len(expanded) == 1
     source.notes = (*skipped, *(_single_file(resolved[0].streams[0]) if is_single else ()))
     return source
+
+
+def _tables_in(folder: str, resolved: Sequence[Playlist]) -> list[str]:
+    """Return the addresses of the tables in a folder that has no list and only tables."""
+    streams = [stream for one in resolved for stream in one.streams]
+    is_folder = len(streams) == 1 and resolved[0].at is None and streams[0].sizes is not None
+    if not is_folder or not facts(streams[0].format).typed:
+        return []
+    return [f"{folder.rstrip('/')}/{url}" for url in streams[0].urls]
 
 
 def _check_folder_column(name: str, shown: str) -> None:

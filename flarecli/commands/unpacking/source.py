@@ -27,6 +27,7 @@ from flarecli.commands.unpacking.filenames import ROW
 from flarecli.errors import Facts, Place, UsageError
 from flarecli.formats.files import COLUMNS
 from flarecli.hashes import DEFAULT, Sums
+from flarecli.ingest import Dialect
 from flarecli.model import Stream
 from flarecli.playlists import text
 from flarecli.progress import Progress
@@ -94,7 +95,10 @@ def open_source(
     text_columns  CSV columns that are read as text, such as keys and links
     raises        UsageError if `rows` is set for an index; the errors of opening a source
     """
-    format, rows, where = options.format, options.rows, options.where
+    kind = options.input
+    is_table = kind in ("arrow", "parquet", "jsonl", "csv", "tsv")
+    format = options.format if is_table else options.source_format(options.format)
+    rows, where = options.rows, options.where
     if all(map(ingest.is_stream, sources)) and format is None:
         addresses = list(sources)
         opened: Sequence[str | ingest.Spool] = ingest.open_streams(sources)
@@ -108,10 +112,14 @@ def open_source(
     if (
         format is None
         and addresses
-        and all(isinstance(one, ingest.Spool) or ingest.is_index(one) for one in opened)
+        and (
+            is_table or all(isinstance(one, ingest.Spool) or ingest.is_index(one) for one in opened)
+        )
     ):
         check_no_rows(shown, options.streams, rows)
-        table = ingest.open_index(opened, guard=guard, text=text_columns)
+        table = ingest.open_index(
+            opened, guard=guard, text=text_columns, dialect=Dialect.parse(options.csv), kind=kind
+        )
         for note in table.details:
             progress.note(note, verbose=True)
         source = RowSource(
@@ -127,7 +135,14 @@ def open_source(
             named,
         )
         return _select(source, where, options.limit)
-    playlists = read.resolve(addresses, format=format, guard=guard, maps=False, expanded=True)
+    playlists = read.resolve(
+        addresses,
+        format=format,
+        guard=guard,
+        maps=False,
+        expanded=True,
+        table=options.table_headers(),
+    )
     note_sources(playlists, progress)
     parts = read.select_streams(playlists, options.streams)
     data = read.Dataset(parts, playlists)

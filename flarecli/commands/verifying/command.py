@@ -289,7 +289,8 @@ class Verification:
 
         protected  number of shards whose only checksum is stored by the object store
         """
-        if formats.facts(stream.format).record_checksums:
+        form = formats.facts(stream.format)
+        if form.record_checksums or form.typed:  # tables have a note of their own
             return
         tables = (*stream.hashes.values(), *stream.raw_hashes.values())
         count = sum(not any(values[i] for values in tables) for i in shards) - protected
@@ -348,7 +349,11 @@ def verify(options: VerifyOptions) -> Verification:
     addresses = [one for source in sources for one in expand(source, guard)]
     if not addresses:
         raise UsageError("missing argument: no source")
-    format, streams, quick = options.format, options.streams, options.quick
+    format, streams, quick = (
+        options.source_format(options.format),
+        options.streams,
+        options.quick,
+    )
     if format is not None:
         formats.find(format)
     if options.duplicates and (quick or state is not None):
@@ -363,7 +368,9 @@ def verify(options: VerifyOptions) -> Verification:
 
         engines.check(options.engine)
     choice = Choice(options.part, options.sample, options.seed)
-    plans, notes, unreadable = plan_sources(addresses, format, streams, guard, quick)
+    plans, notes, unreadable = plan_sources(
+        addresses, format, streams, guard, quick, options.table_headers()
+    )
     settings = _Settings(
         _depth(options),
         choice,
@@ -399,7 +406,8 @@ def _open_state(
         "seed": options.seed,
         "against": against,
         "streams": list(options.streams),
-        "format": options.format,
+        "format": options.source_format(options.format),
+        **options.table_headers(),
     }
     return VerifyState(path, recorded)
 

@@ -495,13 +495,14 @@ def find_unlisted_files(
     datasets = tuple(_other_datasets(str(top), names, listed))
     for name in datasets:
         yield name, None
+    has_tables = any(formats.facts(stream.format).typed for stream in playlist.streams)
     for name in names:
         at = Location(top.store, top.store.child(top.path, name))
         if str(at) in listed or place_of(at) in known or name.startswith(datasets):
             continue
         # a cache of the original library contains compressed and decompressed copies of a shard
         is_copy = any(f"{at}.{suffix}" in listed for suffix in SUFFIXES)
-        is_shard = formats.of_suffix(name) is not None and not is_copy
+        is_shard = formats.of_suffix(name, tables=has_tables) is not None and not is_copy
         yield name, unlisted_shard(at, playlist.at) if is_shard else None
 
 

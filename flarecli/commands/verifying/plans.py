@@ -16,6 +16,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from flarecli import formats
 from flarecli.commands.options import sample_size
@@ -89,18 +90,21 @@ def plan_sources(
     streams: Sequence[str],
     guard: Guard,
     quick: bool,
+    table: Mapping[str, object] = MappingProxyType({}),
 ) -> tuple[list[Plan], list[str], dict[str, Finding]]:
     """Return the plans of a check.
 
     format   value of `-f`; a list that contradicts it raises UsageError
     streams  names of the streams to check; empty: all
     quick    do not send requests for lists
+    table    headers for tables; see `resolve`
     return   plans; notes about lists that share some shards; path -> finding for unreadable files
              in a dataset, which are reported if the check of the dataset does not report them
     raises   MissingError, UsageError; ReachError if no address can be read
     """
     plans = [
-        _resolve(address, format, streams, guard, len(addresses) == 1) for address in addresses
+        _resolve(address, format, streams, guard, len(addresses) == 1, table)
+        for address in addresses
     ]
     errors = [plan.error for plan in plans if plan.error is not None]
     if len(errors) == len(plans):
@@ -111,7 +115,12 @@ def plan_sources(
 
 
 def _resolve(
-    address: str, format: str | None, names: Sequence[str], guard: Guard | None, is_single: bool
+    address: str,
+    format: str | None,
+    names: Sequence[str],
+    guard: Guard | None,
+    is_single: bool,
+    table: Mapping[str, object] = MappingProxyType({}),
 ) -> Plan:
     """Resolve an address; damage becomes a finding.
 
@@ -121,7 +130,9 @@ def _resolve(
     raises     MissingError, UsageError; ReachError for a single address
     """
     try:
-        (playlist,) = resolve([address], format=format, guard=guard, maps=False, expanded=True)
+        (playlist,) = resolve(
+            [address], format=format, guard=guard, maps=False, expanded=True, table=table
+        )
     except MissingError as error:
         if is_single or is_url(address) or not os.path.lexists(address):
             raise
@@ -160,7 +171,7 @@ def notes_about_plain_shards(plan: Plan) -> Iterator[str]:
     for stream in plan.streams if plan.is_folder else ():
         if not formats.facts(stream.format).is_plain:
             continue
-        shards = [url for url in stream.urls if formats.of_suffix(url) is not None]
+        shards = [url for url in stream.urls if formats.of_suffix(url, tables=False) is not None]
         if shards:
             more = f" and {len(shards) - 1} more shards" if len(shards) > 1 else ""
             yield f"{stream.at}: checked as plain files, {shards[0]}{more} were not opened; name each dataset in the folder"
@@ -310,7 +321,11 @@ def _without_files(plan: Plan, listed: Collection[str], tops: tuple[str, ...]) -
         ]
         streams += [replace(stream, urls=urls)] if urls else []
     return (
-        replace(plan, streams=tuple(streams), playlist=Playlist(tuple(streams)))
+        replace(
+            plan,
+            streams=tuple(streams),
+            playlist=replace(plan.playlist or Playlist(()), streams=tuple(streams)),
+        )
         if streams
         else None
     )
@@ -327,7 +342,8 @@ def _are_in_same_folder(plan: Plan, other: Plan) -> bool:
 def _join_files(plan: Plan, other: Plan) -> Plan:
     first = plan.streams[0]
     stream = replace(first, urls=[*first.urls, *other.streams[0].urls])
-    return replace(plan, address=str(stream.at), streams=(stream,), playlist=Playlist((stream,)))
+    playlist = replace(plan.playlist or Playlist(()), streams=(stream,))
+    return replace(plan, address=str(stream.at), streams=(stream,), playlist=playlist)
 
 
 @dataclass
@@ -439,7 +455,8 @@ def _split_by_list(plan: Plan, near: Sequence[_NearList], whole: Collection[str]
     if unlisted:
         rest = replace(stream, urls=unlisted)
         named_lists = tuple(named.values())
-        parts.append(replace(plan, playlist=Playlist((rest,)), streams=(rest,), named=named_lists))
+        playlist = replace(plan.playlist or Playlist(()), streams=(rest,))
+        parts.append(replace(plan, playlist=playlist, streams=(rest,), named=named_lists))
     new = (one for one in findings if link_address(one.address) not in whole)
     return [replace(parts[0], findings=(*plan.findings, *new)), *parts[1:]]
 

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as kinds
 
 from flarecli import expansion
 from flarecli.errors import FormatError
 from flarecli.formats.tables.decompress import Blocks
+from flarecli.formats.tables.text_records import Piece
+from flarecli.model import ENCODING
 from flarecli.storage import Location
 
-__all__ = ["Part", "check_columns"]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+__all__ = ["Part", "TextPart", "check_columns", "listed_encodings", "value_sizes"]
 
 
 class Part(ABC):
@@ -23,6 +34,7 @@ class Part(ABC):
     schema            columns and their types
     rows              number of rows; None if unknown until the rows are read
     dictionaries      column -> dictionary type in the file; `schema` has the type of the values
+    encodings         column -> encoding that the file names for it; empty for most files
     readable_as_text  whether every column can be read as text, exactly as stored in the file
     """
 
@@ -30,6 +42,7 @@ class Part(ABC):
     schema: pa.Schema
     rows: int | None = None
     dictionaries: Mapping[str, pa.DataType] = MappingProxyType({})
+    encodings: Mapping[str, str] = MappingProxyType({})
     readable_as_text = False
 
     @abstractmethod
@@ -38,6 +51,35 @@ class Part(ABC):
 
         columns  columns to read, in this order; None: all
         """
+
+    def start_before(self, row: int) -> int:
+        """Return the last row at or before a row from which `batches_from` can read."""
+        return 0
+
+    def place(self, start: int) -> str:
+        """Return the name of the part of the file that starts at a row, for messages; may be empty.
+
+        start  row that `start_before` returned
+        """
+        return ""
+
+    def batches_from(
+        self, start: int, columns: Sequence[str]
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Yield batches in order, each with the number of its first row.
+
+        start  row that `start_before` returned
+        """
+        row = 0
+        for batch in self.batches(columns):
+            yield row, batch
+            row += batch.num_rows
+
+    def count(self) -> int:
+        """Return the number of rows. Raises FormatError for invalid data."""
+        if self.rows is not None:
+            return self.rows
+        return sum(batch.num_rows for batch in self.batches(self.schema.names[:1]))
 
     def blocks(self) -> Iterator[bytes]:
         """Yield the bytes that the checksum of the file covers."""
@@ -62,6 +104,72 @@ class Part(ABC):
         return pa.schema([self.schema.field(name) for name in columns])
 
 
+class TextPart(Part):
+    """A text file, which has no index.
+
+    The first pass over the file records the position of every piece of records, such as 4 MB of
+    lines. A later pass starts at a piece. Compressed files, other text encodings than UTF-8, and
+    JSON arrays are always read from the beginning.
+    """
+
+    at: Blocks
+    is_seekable = False
+
+    def parsed_pieces(
+        self, columns: Sequence[str], after: Piece | None = None
+    ) -> Iterator[tuple[Piece, Iterator[pa.RecordBatch]]]:
+        """Yield each piece of the file with the batches of its rows.
+
+        after  start at the position of this piece, which has no data
+        """
+        raise NotImplementedError
+
+    @cached_property
+    def _positions(self) -> tuple[list[int], list[Piece]]:
+        """The first row and the position of each piece that was read, in order."""
+        return [0], [Piece(0, b"")]
+
+    def start_before(self, row: int) -> int:
+        """Return the first row of the piece that contains a row."""
+        rows, _ = self._positions
+        return rows[bisect_right(rows, row) - 1]
+
+    def batches(self, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
+        """Yield the rows in order. Raises FormatError for an invalid row."""
+        names = self.schema.names if columns is None else columns
+        return (batch for _, batches in self.parsed_pieces(names) for batch in batches)
+
+    def batches_from(
+        self, start: int, columns: Sequence[str]
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Yield the batches of the piece that starts at a row, and of the next pieces."""
+        rows, positions = self._positions
+        after = positions[bisect_right(rows, start) - 1] if start else None
+        for piece, batches in self.parsed_pieces(columns, after):
+            if self.is_seekable and start > rows[-1]:
+                rows.append(start)
+                positions.append(Piece(piece.line, b"", piece.start))
+            for batch in batches:
+                yield start, batch
+                start += batch.num_rows
+
+    def count(self) -> int:
+        """Read the file once; return the number of rows. Raises FormatError for an invalid row."""
+        if self.rows is not None:
+            return self.rows
+        names = self.schema.names[:1]
+        return sum(batch.num_rows for _, batch in self.batches_from(0, names))
+
+
+def listed_encodings(schema: pa.Schema) -> dict[str, str]:
+    """Return the encodings in the metadata of the fields of a file; text of any other use is kept."""
+    return {
+        field.name: name.decode("utf-8", "replace")
+        for field in schema
+        if (name := (field.metadata or {}).get(ENCODING)) is not None
+    }
+
+
 def check_columns(
     names: Sequence[str], at: object, hint: str = "Rename one of the columns in the index."
 ) -> None:
@@ -82,3 +190,52 @@ def check_columns(
                 column=name,
             )
         seen.add(name)
+
+
+# -- sizes
+
+_VIEWS = (pa.string_view(), pa.binary_view())
+_BYTES = (pa.binary(), pa.string(), pa.large_binary(), pa.large_string())
+
+
+def value_sizes(batch: pa.RecordBatch) -> npt.NDArray[np.float64]:
+    """Return the approximate decoded size of each row in bytes: float64 [rows]."""
+    return np.asarray(sum((_sizes(column) for column in batch.columns), np.zeros(len(batch))))
+
+
+def _sizes(array: pa.Array) -> npt.NDArray[np.float64]:
+    """Return the approximate decoded size of each value in bytes: float64 [rows].
+
+    Values of dictionary, view and run-end encoded types may share bytes. If such a type is nested
+    in another type, each value is assumed to be as large as the complete array.
+    """
+    array = array.storage if isinstance(array, pa.ExtensionArray) else array
+    kind = array.type
+    if kinds.is_dictionary(kind):
+        sizes = _sizes(array.dictionary)
+        indices = array.indices.fill_null(0).to_numpy()
+        return sizes[indices] if len(sizes) else np.zeros(len(array))
+    if kinds.is_run_end_encoded(kind):
+        values, ends = array.values, array.run_ends.to_numpy()
+        indices = np.searchsorted(ends, array.offset + np.arange(len(array)), "right")
+        return np.asarray(_sizes(values)[np.minimum(indices, len(values) - 1)])
+    if kind in _VIEWS:
+        views = np.frombuffer(array.buffers()[1], "<i4").reshape(-1, 4)
+        lengths = views[array.offset : array.offset + len(array), 0].astype(np.float64)
+        return np.where(array.is_valid().to_numpy(zero_copy_only=False), lengths, 0)
+    if kinds.is_nested(kind):
+        whole = float(array.get_total_buffer_size())
+        return np.full(len(array), whole if _is_shared(kind) else whole / max(1, len(array)))
+    if kind in _BYTES:
+        lengths = pc.fill_null(pc.binary_length(array), 0).to_numpy()
+        return np.asarray(lengths, np.float64)
+    return np.full(len(array), array.nbytes / max(1, len(array)))
+
+
+def _is_shared(kind: pa.DataType) -> bool:
+    """Return whether values of a type may share bytes."""
+    if kinds.is_list_view(kind) or kinds.is_large_list_view(kind) or kind in _VIEWS:
+        return True
+    if kinds.is_nested(kind):
+        return any(_is_shared(kind.field(i).type) for i in range(kind.num_fields))
+    return bool(kinds.is_dictionary(kind) or kinds.is_run_end_encoded(kind))

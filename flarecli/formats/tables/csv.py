@@ -23,8 +23,8 @@ import pyarrow.csv as csv
 
 from flarecli import expansion
 from flarecli.errors import FormatError
-from flarecli.formats.tables.base import Part, check_columns
-from flarecli.formats.tables.decompress import Blocks
+from flarecli.formats.tables.base import TextPart, check_columns
+from flarecli.formats.tables.decompress import Blocks, TextFile
 from flarecli.formats.tables.dialect import DEFAULT, Dialect, detected, without_quoted
 from flarecli.formats.tables.text_records import BOM, Piece, pieces, records
 from flarecli.names import shell_quoted
@@ -42,7 +42,7 @@ _TYPES = {*_EXPECTED, pa.string()}
 _LOSSY = {pa.float64(): r"^[+-]?(?:0[0-9]|[0-9]{16,}$)", pa.bool_(): r"^[01]$"}
 
 
-class Delimited(Part):
+class Delimited(TextPart):
     """One CSV or TSV file. `rows` is 0 for a file without rows, and None for all other files.
 
     lacks_header  whether the first record was found to contain values instead of names
@@ -98,21 +98,32 @@ class Delimited(Part):
         )
         return other
 
-    def batches(self, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in order, as batches.
+    @property
+    def is_seekable(self) -> bool:  # type: ignore[override]
+        """Whether a pass may start in the middle of the file."""
+        return isinstance(self.at, TextFile) and not self.at.compression
+
+    def parsed_pieces(
+        self, columns: Sequence[str], after: Piece | None = None
+    ) -> Iterator[tuple[Piece, Iterator[pa.RecordBatch]]]:
+        """Yield each piece with the batches of its rows.
 
         raises  FormatError with the line, for a record with the wrong number of fields or for an
                 invalid value
         """
         schema = self.selected(columns)
-        for piece, table in self._tables(schema.names):
-            for start in range(0, table.num_rows, _ROWS):
-                part = table.slice(start, _ROWS)
-                arrays = [
-                    self._convert(part.column(i), field, piece, start)
-                    for i, field in enumerate(schema)
-                ]
-                yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+        for piece, table in self._tables(schema.names, after):
+            yield piece, self._batches(piece, table, schema)
+
+    def _batches(
+        self, piece: Piece, table: pa.Table, schema: pa.Schema
+    ) -> Iterator[pa.RecordBatch]:
+        for start in range(0, table.num_rows, _ROWS):
+            part = table.slice(start, _ROWS)
+            arrays = [
+                self._convert(part.column(i), field, piece, start) for i, field in enumerate(schema)
+            ]
+            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def blocks(self) -> Iterator[bytes]:
         """Yield the bytes of the file in their original encoding."""
@@ -142,8 +153,8 @@ class Delimited(Part):
         self._head = first if has_header else b""
         return list(found.names) if has_header else [f"column_{i}" for i in range(len(found.names))]
 
-    def _pieces(self) -> Iterator[Piece]:
-        found = pieces(self.at, self._dialect.delimiter, self._dialect.quote)
+    def _pieces(self, after: Piece | None = None) -> Iterator[Piece]:
+        found = pieces(self.at, self._dialect.delimiter, self._dialect.quote, after)
         return (piece for piece in found if not piece.is_blank)
 
     def _first_record(self, piece: Piece) -> int:
@@ -155,10 +166,10 @@ class Delimited(Part):
         found = records(piece.data, self._dialect.quote)
         return piece.line + next(lines for lines, _, _ in islice(found, record, None))
 
-    def _body(self) -> Iterator[Piece]:
+    def _body(self, after: Piece | None = None) -> Iterator[Piece]:
         """Yield the pieces of the file, without the header record."""
-        for number, piece in enumerate(self._pieces()):
-            is_first = self._dialect.has_header and not number
+        for number, piece in enumerate(self._pieces(after)):
+            is_first = self._dialect.has_header and not number and after is None
             end = self._first_record(piece) if is_first else 0
             if is_first and piece.data[:end] != self._head:
                 raise FormatError(
@@ -187,7 +198,9 @@ class Delimited(Part):
             invalid_row_handler=refuse,
         )
 
-    def _tables(self, columns: Sequence[str]) -> Iterator[tuple[Piece, pa.Table]]:
+    def _tables(
+        self, columns: Sequence[str], after: Piece | None = None
+    ) -> Iterator[tuple[Piece, pa.Table]]:
         """Yield each piece with a table of its rows, in which all values are text."""
         convert = csv.ConvertOptions(
             column_types={name: pa.string() for name in columns},
@@ -195,7 +208,7 @@ class Delimited(Part):
             strings_can_be_null=False,
             check_utf8=False,
         )
-        for piece in self._body():
+        for piece in self._body(after):
             read = csv.ReadOptions(
                 use_threads=False, block_size=len(piece.data) + 4, column_names=self._names
             )

@@ -18,12 +18,19 @@ from flarecli.expansion import check_decoded
 from flarecli.storage import Location
 from flarecli.storage.local import LocalStore
 
-__all__ = ["Blocks", "TextFile", "compression_of", "decompressed", "split_compression"]
+__all__ = [
+    "COMPRESSIONS",
+    "Blocks",
+    "TextFile",
+    "compression_of",
+    "decompressed",
+    "split_compression",
+]
 
 # The first block is large, because types are inferred from it. Later blocks have a quarter of its
 # size, because parsing a block takes 15 times its size.
 BLOCK_BYTES = 4 << 20
-_SUFFIXES = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".zstd": "zstd"}
+COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".zstd": "zstd"}
 _MAGIC = {b"\x1f\x8b\x08": "gzip", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
@@ -40,7 +47,7 @@ class Blocks(Protocol):
 
 def split_compression(name: str) -> tuple[str, str]:
     """Return a file name without its compression suffix, and the compression or an empty string."""
-    for suffix, compression in _SUFFIXES.items():
+    for suffix, compression in COMPRESSIONS.items():
         if name.endswith(suffix):
             return name.removesuffix(suffix), compression
     return name, ""
@@ -61,9 +68,10 @@ class TextFile:
     def __str__(self) -> str:
         return str(self.location)
 
-    def blocks(self) -> Iterator[bytes]:
+    def blocks(self, start: int = 0) -> Iterator[bytes]:
         """Yield the bytes in order, up to 4 MB at a time.
 
+        start   offset of the first byte, in a file that is not compressed
         raises  FormatError for invalid or truncated gzip or zstd data, a wrong checksum, or an
                 excessive decompressed size
         """
@@ -74,15 +82,15 @@ class TextFile:
         if isinstance(store, LocalStore):  # keep the file open, because its path may be replaced
             with store.opened(path) as fd:
                 size = store.status(fd, path).st_size
-                start, step = 0, BLOCK_BYTES
+                step = BLOCK_BYTES
                 while start < size:
                     stop, now = min(start + step, size), store.status(fd, path).st_size
                     yield store.pread(fd, path, start, stop, now)
                     start, step = stop, BLOCK_BYTES // 4
             return
         size = self.location.size()
-        for start in range(0, size, BLOCK_BYTES):
-            yield self.location.read(start, min(start + BLOCK_BYTES, size))
+        for begin in range(start, size, BLOCK_BYTES):
+            yield self.location.read(begin, min(begin + BLOCK_BYTES, size))
 
 
 def decompressed(blocks: Iterator[bytes], compression: str, where: object) -> Iterator[bytes]:

@@ -21,23 +21,25 @@ distance back to its vtable. These field numbers are used:
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.types as kinds
 
 from flarecli.errors import FormatError
 from flarecli.expansion import check_decoded, check_rows
+from flarecli.formats.shard_files import DAMAGED
 from flarecli.formats.tables.arrow_files import LocationFile, arrow_errors, open_native
-from flarecli.formats.tables.base import Part, check_columns
+from flarecli.formats.tables.base import Part, check_columns, listed_encodings, value_sizes
 from flarecli.formats.tables.schema_merge import convert, dictionary_types, plain
 from flarecli.storage import Location
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
+    pass
 
 __all__ = ["Ipc", "Message", "messages"]
 
@@ -46,8 +48,6 @@ _CONTINUATION = b"\xff\xff\xff\xff"
 _DICTIONARY, _BATCH = 2, 3  # message types
 _MAX_METADATA_BYTES = 1 << 26
 _ROWS, _BATCH_BYTES = 8192, 16 << 20
-_VIEWS = (pa.string_view(), pa.binary_view())
-_BYTES = (pa.binary(), pa.string(), pa.large_binary(), pa.large_string())
 
 
 class Ipc(Part):
@@ -74,15 +74,67 @@ class Ipc(Part):
         check_columns(names, at)
         self.schema = pa.schema([pa.field(field.name, plain(field.type)) for field in schema])
         self.dictionaries = dictionary_types(schema)
+        self.encodings = listed_encodings(schema)
 
     def batches(self, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
         """Yield the rows in order, with the given columns. Raises FormatError for invalid data."""
-        schema = self.selected(columns)
-        self._check_messages()
+        return self._batches(self.selected(columns), 0, 0)
+
+    def count(self) -> int:
+        """Return the number of rows, without reading the bodies of messages.
+
+        raises  FormatError for a truncated or invalid file
+        """
+        size, found = self.at.size(), len(self._batch_starts) - 1
+        if self._is_file:
+            file = LocationFile(self.at)
+            with arrow_errors(self.at, file, "Arrow IPC"):
+                listed = self._open(file, None).num_record_batches
+            if found != listed:
+                raise FormatError(
+                    f"found {found} of {listed} record batches", where=self.at, hint=DAMAGED
+                )
+        elif not _is_complete(self.at.read, size):
+            raise FormatError(
+                f"file ends at byte {size}, inside a message", where=self.at, hint=DAMAGED
+            )
+        return self._batch_starts[-1]
+
+    def start_before(self, row: int) -> int:
+        """Return the first row of the record batch that contains a row; 0 in a stream."""
+        if not self._is_file:
+            return 0
+        return self._batch_starts[max(0, bisect_right(self._batch_starts, row) - 1)]
+
+    def place(self, start: int) -> str:
+        """Return the number and the rows of the record batch that starts at a row."""
+        if not self._is_file:
+            return ""
+        number = bisect_right(self._batch_starts, start) - 1
+        first, stop = self._batch_starts[number : number + 2]
+        return f"record batch {number} (rows {first} to {stop - 1}): "
+
+    def batches_from(
+        self, start: int, columns: Sequence[str]
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Yield batches from the record batch that starts at a row."""
+        number = bisect_left(self._batch_starts, start) if start else 0
+        for batch in self._batches(self.selected(columns), number, start):
+            yield start, batch
+            start += batch.num_rows
+
+    @cached_property
+    def _batch_starts(self) -> list[int]:
+        """The first row of each record batch, then the number of rows."""
+        rows = (one.rows for one in self._checked_messages if not one.is_dictionary)
+        return list(accumulate(rows, initial=0))
+
+    def _batches(self, schema: pa.Schema, number: int, row: int) -> Iterator[pa.RecordBatch]:
+        """Yield the rows from record batch `number`, whose first row is `row`."""
+        _ = self._checked_messages
         file = LocationFile(self.at)
         with arrow_errors(self.at, file, "Arrow IPC"):
-            batches = self._raw_batches(self._open(file, schema.names))
-        row = 0
+            batches = self._raw_batches(self._open(file, schema.names), number)
         while True:
             with arrow_errors(self.at, file, "Arrow IPC"):
                 batch = next(batches, None)
@@ -99,14 +151,20 @@ class Ipc(Part):
                 yield pa.RecordBatch.from_arrays(arrays, schema=schema)
             row += batch.num_rows
 
-    def _check_messages(self) -> None:
-        """Raise FormatError if the messages declare more data than the size of the file allows."""
-        size, stored, rows = 0, self.at.size(), 0
+    @cached_property
+    def _checked_messages(self) -> list[Message]:
+        """The messages of the file.
+
+        raises  FormatError if they declare more data than the size of the file allows
+        """
+        size, stored, rows, found = 0, self.at.size(), 0, list[Message]()
         for message in messages(self.at.read, stored):
+            found.append(message)
             size += message.size
             rows += 0 if message.is_dictionary else message.rows
             check_decoded(size, stored, self.at)
             check_rows(rows, len(self.schema), stored, self.at)
+        return found
 
     def _open(self, file: LocationFile, names: Sequence[str] | None) -> Any:
         source = open_native(file)  # keep the file open, because its path may be replaced
@@ -117,15 +175,15 @@ class Ipc(Part):
         open_source = pa.ipc.open_file if self._is_file else pa.ipc.open_stream
         return open_source(source, options=options)
 
-    def _raw_batches(self, reader: Any) -> Iterator[pa.RecordBatch]:
+    def _raw_batches(self, reader: Any, number: int) -> Iterator[pa.RecordBatch]:
         if not self._is_file:
             return iter(reader)
-        return (reader.get_batch(i) for i in range(reader.num_record_batches))
+        return (reader.get_batch(i) for i in range(number, reader.num_record_batches))
 
 
 def _split_rows(batch: pa.RecordBatch) -> Iterator[tuple[int, int]]:
     """Split a batch into row ranges of bounded decoded size; a larger row is a range of its own."""
-    ends = np.cumsum(sum((_sizes(column) for column in batch.columns), np.ones(len(batch))))
+    ends = np.cumsum(value_sizes(batch) + 1)
     start = 0
     while start < len(batch):
         before = ends[start - 1] if start else 0
@@ -133,44 +191,6 @@ def _split_rows(batch: pa.RecordBatch) -> Iterator[tuple[int, int]]:
         stop = min(max(stop, start + 1), start + _ROWS)
         yield start, stop
         start = stop
-
-
-def _sizes(array: pa.Array) -> npt.NDArray[np.float64]:
-    """Return the approximate decoded size of each value in bytes: float64 [rows].
-
-    Values of dictionary, view and run-end encoded types may share bytes. If such a type is nested
-    in another type, each value is assumed to be as large as the complete array.
-    """
-    array = array.storage if isinstance(array, pa.ExtensionArray) else array
-    kind = array.type
-    if kinds.is_dictionary(kind):
-        sizes = _sizes(array.dictionary)
-        indices = array.indices.fill_null(0).to_numpy()
-        return sizes[indices] if len(sizes) else np.zeros(len(array))
-    if kinds.is_run_end_encoded(kind):
-        values, ends = array.values, array.run_ends.to_numpy()
-        indices = np.searchsorted(ends, array.offset + np.arange(len(array)), "right")
-        return np.asarray(_sizes(values)[np.minimum(indices, len(values) - 1)])
-    if kind in _VIEWS:
-        views = np.frombuffer(array.buffers()[1], "<i4").reshape(-1, 4)
-        lengths = views[array.offset : array.offset + len(array), 0].astype(np.float64)
-        return np.where(array.is_valid().to_numpy(zero_copy_only=False), lengths, 0)
-    if kinds.is_nested(kind):
-        whole = float(array.get_total_buffer_size())
-        return np.full(len(array), whole if _is_shared(kind) else whole / max(1, len(array)))
-    if kind in _BYTES:
-        lengths = pc.fill_null(pc.binary_length(array), 0).to_numpy()
-        return np.asarray(lengths, np.float64)
-    return np.full(len(array), array.nbytes / max(1, len(array)))
-
-
-def _is_shared(kind: pa.DataType) -> bool:
-    """Return whether values of a type may share bytes."""
-    if kinds.is_list_view(kind) or kinds.is_large_list_view(kind) or kind in _VIEWS:
-        return True
-    if kinds.is_nested(kind):
-        return any(_is_shared(kind.field(i).type) for i in range(kind.num_fields))
-    return bool(kinds.is_dictionary(kind) or kinds.is_run_end_encoded(kind))
 
 
 # -- messages
@@ -208,6 +228,20 @@ def messages(read: Callable[[int, int], bytes], size: int) -> Iterator[Message]:
             start += length
     except (struct.error, IndexError, OverflowError):
         return
+
+
+def _is_complete(read: Callable[[int, int], bytes], size: int) -> bool:
+    """Return whether a stream ends with the end mark or with a complete message."""
+    start = 0
+    try:
+        while start + 8 <= size:
+            _, length = _read_message(read, start, size)
+            if not length:
+                return True
+            start += length
+    except (struct.error, IndexError, OverflowError):
+        return False
+    return start == size
 
 
 def _message_starts(read: Callable[[int, int], bytes], size: int) -> list[int]:

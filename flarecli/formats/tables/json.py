@@ -22,8 +22,8 @@ import pyarrow.types as kinds
 
 from flarecli.errors import FormatError
 from flarecli.expansion import MAX_COLUMNS
-from flarecli.formats.tables.base import Part, check_columns
-from flarecli.formats.tables.decompress import Blocks
+from flarecli.formats.tables.base import TextPart, check_columns
+from flarecli.formats.tables.decompress import Blocks, TextFile
 from flarecli.formats.tables.dialect import decoded
 from flarecli.formats.tables.text_records import (
     BOM,
@@ -64,7 +64,7 @@ _PYTHON_TYPE_NAMES = {
 }
 
 
-class Json(Part):
+class Json(TextPart):
     """One JSON file. The number of rows is unknown until the file is read."""
 
     at: Blocks
@@ -94,24 +94,34 @@ class Json(Part):
         )
         return other
 
-    def batches(self, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in order.
+    @property
+    def is_seekable(self) -> bool:  # type: ignore[override]
+        """Whether a pass may start in the middle of the file."""
+        is_plain = isinstance(self.at, TextFile) and not self.at.compression
+        return is_plain and not self._is_array
+
+    def parsed_pieces(
+        self, columns: Sequence[str], after: Piece | None = None
+    ) -> Iterator[tuple[Piece, Iterator[pa.RecordBatch]]]:
+        """Yield each piece with the batches of its rows.
 
         Raises FormatError with the row number for an invalid object or value.
         """
-        names = self.schema.names if columns is None else list(columns)
-        max_rows = max(1, MAX_CELLS // max(1, sum(map(_count_arrays, self.schema.types))))
-        for piece in self._pieces():
-            for part in _split(piece, max_rows):
-                table = self._parse(part, self.schema)
-                yield from table.select(names).combine_chunks().to_batches(_ROWS)
+        for piece in self._pieces(after):
+            yield piece, self._batches(piece, list(columns))
 
-    def _pieces(self) -> Iterator[Piece]:
+    def _batches(self, piece: Piece, names: list[str]) -> Iterator[pa.RecordBatch]:
+        max_rows = max(1, MAX_CELLS // max(1, sum(map(_count_arrays, self.schema.types))))
+        for part in _split(piece, max_rows):
+            table = self._parse(part, self.schema)
+            yield from table.select(names).combine_chunks().to_batches(_ROWS)
+
+    def _pieces(self, after: Piece | None = None) -> Iterator[Piece]:
         """Yield pieces with one object per line; in pieces of an array, `line` is a row number.
 
         Raises FormatError for a row that is nested too deeply for Arrow's parser.
         """
-        found = json_array_pieces(self.at) if self._is_array else pieces(self.at, "")
+        found = json_array_pieces(self.at) if self._is_array else pieces(self.at, "", after=after)
         for piece in found:
             deep = first_deep_line(piece.data, MAX_DEPTH)
             if deep >= 0:

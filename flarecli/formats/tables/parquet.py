@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import itertools
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from flarecli.errors import FlareError, FormatError
 from flarecli.expansion import check_decoded, check_rows, check_values
 from flarecli.formats.tables.arrow_files import LocationFile, arrow_errors, open_native
-from flarecli.formats.tables.base import Part, check_columns
+from flarecli.formats.tables.base import Part, check_columns, listed_encodings
 from flarecli.formats.tables.parquet_metadata import ColumnChunk, column_chunks, pages, valid_leaves
 from flarecli.formats.tables.schema_merge import convert, dictionary_types, plain
 from flarecli.sql import Bound
@@ -82,6 +82,7 @@ class Parquet(Part):
         # drop the metadata of parquet fields, which does not describe flare's encodings
         self.schema = pa.schema([(field.name, plain(field.type)) for field in self._footer_schema])
         self.dictionaries = dictionary_types(self._footer_schema)
+        self.encodings = listed_encodings(self._footer_schema)
 
     @property
     def is_local(self) -> bool:
@@ -186,6 +187,42 @@ class Parquet(Part):
                 f"file has {row} rows; its footer lists {expected_rows}", where=self.at
             )
 
+    @cached_property
+    def _group_starts(self) -> list[int]:
+        """The first row of each row group, then the number of rows."""
+        metadata = self.metadata()
+        counts = (metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
+        return list(accumulate(counts, initial=0))
+
+    def start_before(self, row: int) -> int:
+        """Return the first row of the row group that contains a row."""
+        return self._group_starts[max(0, bisect_right(self._group_starts, row) - 1)]
+
+    def place(self, start: int) -> str:
+        """Return the number and the rows of the row group that contains a row."""
+        number = bisect_right(self._group_starts, start) - 1
+        first, stop = self._group_starts[number : number + 2]
+        return f"row group {number} (rows {first} to {stop - 1}): "
+
+    def span(self, row: int, column: str | None) -> tuple[int, int] | None:
+        """Return the byte range of the row group that contains a row, or of one of its columns."""
+        number = bisect_right(self._group_starts, row) - 1
+        chunks = self._chunks[number] if number < len(self._chunks) else []
+        chosen = [one for one in chunks if column is None or one.column == column]
+        if not chosen:
+            return None
+        return min(one.start for one in chosen), max(one.start + one.stored for one in chosen)
+
+    def batches_from(
+        self, start: int, columns: Sequence[str]
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Yield the batches of the row group that starts at a row, and of the next row groups."""
+        row = start
+        for group in range(bisect_left(self._group_starts, start), len(self._group_starts) - 1):
+            for batch in self.batches(columns, range(group, group + 1)):
+                yield row, batch
+                row += batch.num_rows
+
     def _read(
         self, reader: pq.ParquetFile, names: Sequence[str], groups: range
     ) -> Iterator[pa.RecordBatch]:
@@ -230,7 +267,9 @@ class Parquet(Part):
                 if page.is_delta and page.size * min(rows, page.values) > MAX_EXPANDED_BYTES:
                     rows = max(1, MAX_EXPANDED_BYTES // page.size)
             if chunk.is_bytes and dictionary * rows > MAX_EXPANDED_BYTES:
-                longest = self._longest_entry(number, chunk.column)
+                # a list may have several values per row
+                count = max(1, chunk.values // max(1, reader.metadata.row_group(number).num_rows))
+                longest = self._longest_entry(number, chunk) * count
                 rows = max(1, min(rows, MAX_EXPANDED_BYTES // max(1, longest)))
         return rows
 
@@ -243,19 +282,31 @@ class Parquet(Part):
     def _chunks(self) -> list[list[ColumnChunk]]:
         return column_chunks(self.at)
 
-    def _longest_entry(self, number: int, name: str) -> int:
-        """Return the size of the longest value in the dictionary of a column."""
-        if pa.types.is_nested(self._footer_schema.field(name).type):
-            return MAX_EXPANDED_BYTES  # the size is unknown, so read one row at a time
-        reader = _open(LocationFile(self.at), [name])
+    def _longest_entry(self, number: int, chunk: ColumnChunk) -> int:
+        """Return the size of the longest value in the dictionary of a column chunk."""
+        reader = _open(LocationFile(self.at), [chunk.path])
         first = next(
-            reader.iter_batches(1, row_groups=[number], columns=[name], use_threads=False), None
+            reader.iter_batches(1, row_groups=[number], columns=[chunk.column], use_threads=False),
+            None,
         )
-        column = None if first is None else first.column(0)
-        if column is None or not pa.types.is_dictionary(column.type):
+        values = None if first is None else _dictionary(first.column(0))
+        if values is None:
             return 0
-        lengths = pc.max(pc.binary_length(column.dictionary.cast(pa.large_binary()))).as_py()
-        return int(lengths or 0)
+        return int(pc.max(pc.binary_length(values.cast(pa.large_binary()))).as_py() or 0)
+
+
+def _dictionary(array: pa.Array) -> pa.Array | None:
+    """Return the values of the dictionary array in a column, which may be nested."""
+    kind = array.type
+    if pa.types.is_dictionary(kind):
+        return array.dictionary
+    if pa.types.is_struct(kind):
+        inner = [array.field(i) for i in range(kind.num_fields)]
+    elif pa.types.is_map(kind):
+        inner = [array.keys, array.items]
+    else:
+        inner = [array.values] if pa.types.is_nested(kind) else []
+    return next((found for one in inner if (found := _dictionary(one)) is not None), None)
 
 
 def _checked_head(at: Location, size: int) -> bytes:

@@ -47,6 +47,7 @@ class ColumnChunk(NamedTuple):
     """The pages of a column in a row group, according to the footer.
 
     column    name of the top-level column
+    path      names of the nested columns from the top-level column to the values, joined by dots
     is_bytes  whether the type is BYTE_ARRAY
     values    number of values
     start     offset of the first page in the file
@@ -54,6 +55,7 @@ class ColumnChunk(NamedTuple):
     """
 
     column: str
+    path: str
     is_bytes: bool
     values: int
     start: int
@@ -144,9 +146,9 @@ def _column_chunk(metadata: dict[int, Any]) -> ColumnChunk:
     start = int(metadata[9])
     if 0 < (dictionary := int(metadata.get(11, 0))) < start:
         start = dictionary
-    column = metadata[3][0].decode("utf-8", "replace")
+    path = [name.decode("utf-8", "replace") for name in metadata[3]]
     is_bytes = metadata[1] == _BYTE_ARRAY
-    return ColumnChunk(column, is_bytes, int(metadata[5]), start, int(metadata[7]))
+    return ColumnChunk(path[0], ".".join(path), is_bytes, int(metadata[5]), start, int(metadata[7]))
 
 
 def _read_footer(at: Location) -> dict[int, Any]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from flarecli.errors import UsageError
+from flarecli.formats.registry import NOT_TABLES
 from flarecli.formats.tables.base import Part
 from flarecli.formats.tables.csv import Delimited
 from flarecli.formats.tables.decompress import (
+    COMPRESSIONS,
     Blocks,
     TextFile,
     compression_of,
@@ -26,7 +28,7 @@ from flarecli.formats.tables.json import Json
 from flarecli.formats.tables.parquet import Parquet
 from flarecli.storage import Location
 
-__all__ = ["is_table", "open_kind", "open_part", "text_file"]
+__all__ = ["COMPRESSIONS", "TEXTS", "is_table", "open_kind", "open_part", "open_text", "text_file"]
 
 _LIST = ".txt"
 _TABLES: dict[str, Callable[[Location], Part]] = {
@@ -38,13 +40,15 @@ _TABLES: dict[str, Callable[[Location], Part]] = {
 # suffix -> default CSV delimiter, which the dialect may override
 _DELIMITERS = {".csv": ",", ".tsv": "\t", ".tab": "\t", ".psv": "|"}
 _JSON = (".json", ".jsonl", ".ndjson")
-_TEXTS = (*_DELIMITERS, *_JSON)
+TEXTS = (*_DELIMITERS, *_JSON)
 
 
 def is_table(name: str) -> bool:
-    """Return whether a file name in lower case has the suffix of a table."""
+    """Return whether a file name in lower case, without its folder, is the name of a table."""
     plain, compression = split_compression(name)
-    return plain.endswith(_TEXTS) or (not compression and name.endswith(tuple(_TABLES)))
+    return not NOT_TABLES.fullmatch(name) and (
+        plain.endswith(TEXTS) or (not compression and name.endswith(tuple(_TABLES)))
+    )
 
 
 def open_part(at: Location, text: Collection[str], dialect: Dialect = DEFAULT) -> Part:
@@ -63,16 +67,26 @@ def open_part(at: Location, text: Collection[str], dialect: Dialect = DEFAULT) -
         _, head = decoded(file, first_bytes(file), dialect.encoding)
         delimiter = "\t" if b"\t" in first_line(head) else DELIMITERS[0]
         return Delimited(file, delimiter, text, dialect)
-    plain, compression = split_compression(name)
-    if plain.endswith(_JSON):
+    return open_text(at, *split_compression(name), text, dialect)
+
+
+def open_text(
+    at: Location, name: str, compression: str, text: Collection[str], dialect: Dialect = DEFAULT
+) -> Part:
+    """Open one text table; see `open_part`.
+
+    name         file name in lower case, without the suffix of a compression
+    compression  compression of the file; empty if it is not compressed
+    """
+    if name.endswith(_JSON):
         return Json(TextFile(at, compression))
     for suffix, delimiter in _DELIMITERS.items():
-        if plain.endswith(suffix):
+        if name.endswith(suffix):
             return Delimited(TextFile(at, compression), delimiter, text, dialect)
     raise UsageError(
         "unknown index suffix",
         where=at,
-        hint=f"Use a file with one of the suffixes {', '.join((*_TABLES, *_TEXTS, _LIST))}, "
+        hint=f"Use a file with one of the suffixes {', '.join((*_TABLES, *TEXTS, _LIST))}, "
         "or name the kind of the file with --input.",
     )
 

@@ -57,10 +57,13 @@ class Piece(NamedTuple):
     """Complete records, and the line number of the first record, counted from 1.
 
     In a piece of a JSON array, each row is one line, and `line` is the row number of the first row.
+
+    start  offset of the first record in the text; -1 in a JSON array
     """
 
     line: int
     data: bytes
+    start: int = -1
 
     @property
     def is_blank(self) -> bool:
@@ -69,25 +72,32 @@ class Piece(NamedTuple):
 
     def after(self, end: int) -> Piece:
         """Return the piece without its first `end` bytes, which must be complete lines."""
-        return Piece(self.line + _count_newlines(self.data[:end]), self.data[end:])
+        line = self.line + _count_newlines(self.data[:end])
+        return Piece(line, self.data[end:], -1 if self.start < 0 else self.start + end)
 
 
 # -- lines and CSV
 
 
-def pieces(source: Blocks, delimiter: str, quote: str = '"') -> Iterator[Piece]:
+def pieces(
+    source: Blocks, delimiter: str, quote: str = '"', after: Piece | None = None
+) -> Iterator[Piece]:
     """Yield pieces of complete records in order, with only one piece in memory at a time.
 
     delimiter  delimiter of CSV fields; if empty, each line is a record, and quotes are ignored
     quote      character around CSV fields; if empty, fields are not quoted
+    after      start at the position of this piece; only for a text file that is not compressed
     raises     FormatError with the line for invalid UTF-8, a NUL, a misplaced or unclosed quote, or
                a record of more than 64 MB
     """
     # bytes that may precede or follow a quoted field
     is_boundary = np.zeros(256, bool)
     is_boundary[list(f"{delimiter}\r\n{quote}".encode())] = True
-    line, first, data = 1, 0, b""
-    for block, is_last in _with_last(source.blocks()):
+    line, first, data = (1, 0, b"") if after is None else (after.line, after.start, b"")
+    blocks = source.blocks()
+    if first and isinstance(source, decompress.TextFile):
+        blocks = source.blocks(first)
+    for block, is_last in _with_last(blocks):
         data += block
         if first == 0 and data.startswith(BOM):
             data, first = data[len(BOM) :], len(BOM)
@@ -108,7 +118,7 @@ def pieces(source: Blocks, delimiter: str, quote: str = '"') -> Iterator[Piece]:
                     f"line {line}: a record is longer than {size}", where=source, hint=hint
                 )
             continue
-        piece, data = Piece(line, data[:end]), data[end:]
+        piece, data = Piece(line, data[:end], first), data[end:]
         _check_text(piece, first, source, bool(delimiter))
         _check_quotes(piece, quotes[: np.searchsorted(quotes, end)], is_boundary, source)
         yield piece

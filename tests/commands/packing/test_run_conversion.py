@@ -17,7 +17,7 @@ from flarecli.model import Settings
 from flarecli.write import Writer
 from tests.properties import examples
 
-FORMATS = [name for name in formats.names() if name != "files"]
+FORMATS = [name for name in formats.names(writable=True) if name != "files"]
 SEPARATED = {"csv": ",", "tsv": "\t", "xsv": "|"}
 ONE_COLUMN = ("ffrecord",)
 KINDS = {  # kind of a column: its Arrow type and its values

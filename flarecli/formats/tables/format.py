@@ -1,0 +1,415 @@
+"""Tables as datasets: each file is a shard, and its rows have the Arrow types of the file.
+
+A column has the default encoding of its Arrow type, which determines the stored bytes of single
+rows: a timestamp is text, a struct is JSON. A column of another encoding, such as `jpeg`, keeps the
+name of the encoding in the metadata of its Arrow field.
+
+Several files are one table. Their columns have the same names, and the type of a column is the
+common type of all files; see `schema_merge`.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+
+from flarecli import encodings
+from flarecli.encodings import Encoding, lookup
+from flarecli.errors import (
+    FlareError,
+    IntegrityError,
+    MissingError,
+    UsageError,
+    ValueFitError,
+)
+from flarecli.formats import byte_ranges, shard_files
+from flarecli.formats.base import Format, Ranges
+from flarecli.formats.tables import default_encoding, is_default, typed_field
+from flarecli.formats.tables.base import Part, TextPart
+from flarecli.formats.tables.rows import TableRows
+from flarecli.formats.tables.schema_merge import convert, merge
+from flarecli.model import Chunk, Column, Columns, Finding, Row, Shard, Stream, finding_of
+from flarecli.prefetch import cpu_count, ordered_map
+from flarecli.storage import Location
+
+__all__ = ["TableFormat"]
+
+_REMOTE_JOBS = 16  # may exceed the CPU count, because remote jobs wait for the network
+_VERIFIED_ROWS = 8192
+_CHANGED = "The file was changed after the list was written; write the list again."
+
+
+class TableFormat(Format):
+    """The base of the table formats. A subclass opens a file."""
+
+    typed = True
+    holds_null = True
+    is_listed = True
+    sizes_are_exact = False
+
+    @abstractmethod
+    def open_part(self, chunk: Chunk) -> Part:
+        """Open a file without reading its rows. Raises FormatError for an invalid file."""
+
+    # -- opening
+
+    def sniff(self, name: str, head: bytes) -> bool:
+        """Return whether a file name has a suffix of the format."""
+        return name.lower().endswith(self.suffixes)
+
+    def open_dataset(self, at: Location) -> Stream:
+        """List the files of this format in a folder and its subfolders, sorted by name.
+
+        raises  MissingError if there are none
+        """
+        sizes = {one.name: one.size for one in at.list() if self.sniff(one.name, b"")}
+        names = sorted(sizes, key=os.fsencode)
+        if not names:
+            raise MissingError(f"folder contains no {self.suffixes[0]} files", where=at)
+        return Stream(
+            "data", at, self.name, names, sizes=np.array([sizes[one] for one in names], np.int64)
+        )
+
+    def described(self, streams: Sequence[Stream]) -> Sequence[Stream]:
+        """Return the streams with the common columns and types of all files."""
+        if not all(_is_typed(stream) for stream in streams):
+            return streams
+        if all(_is_described(stream, streams[0]) for stream in streams):
+            return streams
+        chunks = [
+            (number, one)
+            for number, stream in enumerate(streams)
+            for one in (list(stream)[:1] if stream.types else stream)
+        ]
+        jobs = cpu_count() if streams[0].at.is_local else _REMOTE_JOBS
+        parts = list(ordered_map(_opened, [chunk for _, chunk in chunks], workers=jobs))
+        if not parts:
+            return streams
+        schema, merged = merge(parts, allow_missing=False)
+        types = _with_dictionaries(schema, merged)
+        columns = _columns(schema, types, parts[0])
+        out = []
+        for number, stream in enumerate(streams):
+            own = [part for (one, _), part in zip(chunks, parts, strict=True) if one == number]
+            rows = stream.rows
+            if rows is None and len(own) == len(stream):
+                rows = np.array([-1 if part.rows is None else part.rows for part in own], np.int64)
+            out.append(replace(stream, columns=columns, types=types, rows=rows))
+        return out
+
+    def open_shard(self, chunk: Chunk, columns: Columns | None = None) -> Shard:
+        """Open a file, and count its rows if the format does not store their number.
+
+        raises  FormatError for an invalid file, or a row count that differs from the listed one;
+                IntegrityError if the columns are not the listed ones
+        """
+        byte_ranges.stored_size(chunk)
+        part = self.open_part(chunk)
+        schema = part.schema
+        if columns is not None and {one.name for one in columns} != set(schema.names):
+            wanted = {one.name for one in columns}
+            name = min(wanted ^ set(schema.names))
+            state = "missing" if name in wanted else "not listed"
+            raise IntegrityError(
+                f"column {name!r} is {state}", where=chunk.at, hint=_CHANGED, column=name
+            )
+        types: Mapping[str, pa.DataType] = chunk.types
+        if not types:
+            types = _with_dictionaries(schema, [part])
+        if columns is None or not chunk.types:
+            columns = columns or _columns(schema, types, part)
+        part = part.with_types(_read_types(types))
+        rows = part.rows if part.rows is not None else chunk.rows
+        rows = part.count() if rows is None else rows
+        shard_files.check_row_count(chunk, rows)
+        fields = pa.schema([typed_field(one, types[one.name]) for one in columns])
+        shard = Shard(chunk, columns, rows, {"schema": fields})
+        shard.memo[os.getpid()] = TableRows(part, rows)
+        return shard
+
+    def types(self, shard: Shard) -> Mapping[str, pa.DataType]:
+        """Return the Arrow type of each column."""
+        return {field.name: field.type for field in shard.layout["schema"]}
+
+    # -- reading
+
+    def _rows(self, shard: Shard) -> TableRows:
+        """Return the reader of this process, which a copied or forked shard opens again."""
+        rows: TableRows | None = shard.memo.get(os.getpid())
+        if rows is None:
+            types = self.types(shard)
+            part = self.open_part(shard.chunk)
+            part = part.with_types(_read_types(types))
+            rows = shard.memo.setdefault(os.getpid(), TableRows(part, shard.rows))
+        return rows
+
+    def read_batch(
+        self,
+        shard: Shard,
+        start: int,
+        stop: int,
+        columns: Sequence[str] | None = None,
+        views: bool = False,
+    ) -> pa.RecordBatch:
+        """Read rows start..stop in the Arrow types of the table.
+
+        raises  FormatError for invalid data; ValueFitError with row and column for text that is not
+                UTF-8, or for a value that the common type of several files cannot represent
+        """
+        schema: pa.Schema = shard.layout["schema"]
+        fields = list(schema) if columns is None else [schema.field(name) for name in columns]
+        if not fields:
+            return byte_ranges.record_batch((), (), stop - start)
+        if start >= stop:
+            return pa.RecordBatch.from_pylist([], schema=pa.schema(fields))
+        read = self._rows(shard).read(start, stop, [field.name for field in fields])
+        arrays = [
+            _typed(
+                pa.concat_arrays([batch.column(i) for batch in read])
+                if len(read) > 1
+                else read[0].column(i),
+                field,
+                shard,
+                start,
+            )
+            for i, field in enumerate(fields)
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+    def read_rows(
+        self,
+        shard: Shard,
+        rows: Sequence[int],
+        columns: Sequence[str] | None = None,
+        ranges: Ranges | None = None,
+    ) -> list[Row]:
+        """Read rows in the requested order, with the bytes of the encodings of their columns."""
+        if ranges:
+            shard_files.check_ranges(shard, ranges)
+        chosen = byte_ranges.selected_columns(shard, columns)
+        out: list[Row] = [{} for _ in rows]
+        place = 0
+        for start, stop in _runs(rows):
+            batch = self.read_batch(shard, start, stop, [one.name for one in chosen])
+            for one, array in zip(chosen, batch.columns, strict=True):
+                values = _stored(array, lookup(one.encoding), one, shard, start).to_pylist()
+                if ranges and one.name in ranges:
+                    first, last = ranges[one.name]
+                    values = [None if value is None else value[first:last] for value in values]
+                for row, value in enumerate(values, place):
+                    out[row][one.name] = value
+            place += stop - start
+        return out
+
+    # -- checking
+
+    def unprotected(self, shard: Shard) -> str:
+        """Return a note that the file has no checksums."""
+        return "no checksums; only the values were checked"
+
+    def verify_shard(self, shard: Shard, values: bool = False) -> Iterator[Finding]:
+        """Read all rows, so that the checksums of pages are checked and every value is decoded.
+
+        A finding names the first row that cannot be read, and the column if other columns can be
+        read.
+        """
+        error = None
+        for start, stop in self._steps(shard):
+            try:
+                self.read_batch(shard, start, stop)
+            except FlareError as failure:
+                error = failure
+                break
+        part = self._rows(shard).part
+        if error is not None:
+            yield from self._findings(shard, error)
+        elif isinstance(part, TextPart) and (rows := part.count()) != shard.rows:
+            yield Finding(
+                str(shard.chunk.at), "format", f"contains {rows} rows; {shard.rows} are listed"
+            )
+
+    def _steps(self, shard: Shard) -> Iterator[tuple[int, int]]:
+        """Yield ranges of rows that are in one part of the file, such as a row group."""
+        part, start = self._rows(shard).part, 0
+        while start < shard.rows:
+            stop = min(shard.rows, start + _VERIFIED_ROWS)
+            while (edge := part.start_before(stop - 1)) > start:
+                stop = edge
+            yield start, stop
+            start = stop
+
+    def _findings(self, shard: Shard, error: FlareError) -> Iterator[Finding]:
+        """Yield a finding for each column that cannot be read, or one for all columns."""
+        found = []
+        for one in shard.columns:
+            for start, stop in self._steps(shard):
+                try:
+                    self.read_batch(shard, start, stop, [one.name])
+                except FlareError as own:
+                    finding = finding_of(own, shard.chunk.at)
+                    if finding.row is None and finding.line is None:
+                        place = self._rows(shard).part.place(start)
+                        finding = replace(finding, row=start, message=f"{place}{finding.message}")
+                    found.append(replace(finding, column=finding.column or one.name))
+                    break
+        yield from found or [finding_of(error, shard.chunk.at)]
+
+
+# -- files
+
+
+def _is_typed(stream: Stream) -> bool:
+    from flarecli.formats.registry import facts
+
+    return facts(stream.format).typed
+
+
+def _is_described(stream: Stream, first: Stream) -> bool:
+    return bool(stream.types) and (stream.types, stream.columns) == (first.types, first.columns)
+
+
+def _opened(chunk: Chunk) -> Part:
+    """Open a file; a file whose types are listed is not read."""
+    from flarecli.formats.registry import find
+
+    form = find(chunk.format or "")
+    if chunk.types:
+        return _Listed(chunk)
+    if not isinstance(form, TableFormat):
+        raise UsageError(f"{form.name} is not a table format", where=chunk.at)
+    return form.open_part(chunk)
+
+
+class _Listed(Part):
+    """A file with the types that a playlist lists."""
+
+    def __init__(self, chunk: Chunk) -> None:
+        self.at, self.rows = chunk.at, chunk.rows
+        self.schema = pa.schema([(name, _plain_type(kind)) for name, kind in chunk.types.items()])
+        self.dictionaries = {
+            name: kind for name, kind in chunk.types.items() if pa.types.is_dictionary(kind)
+        }
+
+    def batches(self, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
+        """Yield no rows."""
+        return iter(())
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def _with_dictionaries(schema: pa.Schema, parts: Sequence[Part]) -> dict[str, pa.DataType]:
+    """Return the type of each column; a dictionary type is kept if all files have the same one."""
+    kept = parts[0].dictionaries
+    return {
+        field.name: kept[field.name]
+        if field.name in kept
+        and all(part.dictionaries.get(field.name) == kept[field.name] for part in parts)
+        and kept[field.name].value_type.equals(field.type)
+        else field.type
+        for field in schema
+    }
+
+
+def _columns(schema: pa.Schema, types: Mapping[str, pa.DataType], part: Part) -> Columns:
+    """Return the columns of a table: the encodings in the metadata of the file, or the defaults."""
+    out = []
+    for field in schema:
+        encoding = part.encodings.get(field.name)
+        if encoding is None or not _fits(encoding, types[field.name]):
+            encoding = default_encoding(field.name, types[field.name])
+        out.append(encodings.column(field.name, encoding))
+    return tuple(out)
+
+
+def _fits(encoding: str, kind: pa.DataType) -> bool:
+    """Return whether values of an Arrow type are the typed values of an encoding."""
+    try:
+        return bool(lookup(encoding).arrow.equals(encodings.without_variants(kind)))
+    except UsageError:
+        return False
+
+
+# -- values
+
+
+def _runs(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield the runs of consecutive rows, as (start, stop)."""
+    place = 0
+    while place < len(rows):
+        stop = place + 1
+        while stop < len(rows) and rows[stop] == rows[stop - 1] + 1:
+            stop += 1
+        yield int(rows[place]), int(rows[stop - 1]) + 1
+        place = stop
+
+
+def _typed(array: pa.Array, field: pa.Field, shard: Shard, first: int) -> pa.Array:
+    """Convert a column of a file to its type in the table, and check its text.
+
+    first  number of the first row in the file
+    """
+    kind = _plain_type(field.type)
+
+    def converted(start: int, stop: int) -> pa.Array:
+        part = array.slice(start, stop - start)
+        part = convert(part, kind)
+        part.validate(full=True)
+        return part
+
+    try:
+        out = converted(0, len(array))
+    except pa.ArrowInvalid as error:
+        at = next((i for i in range(len(array)) if not _is_valid(converted, i)), 0)
+        reason = str(error).splitlines()[0][:200].removeprefix("Invalid: ")
+        raise ValueFitError(
+            f"column {field.name!r}: {reason}",
+            where=shard.chunk.at,
+            row=first + at,
+            column=field.name,
+        ) from None
+    if pa.types.is_dictionary(field.type):
+        return out.dictionary_encode().cast(field.type)
+    return out
+
+
+def _is_valid(converted: Callable[[int, int], pa.Array], row: int) -> bool:
+    try:
+        converted(row, row + 1)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _stored(
+    array: pa.Array, encoding: Encoding, column: Column, shard: Shard, first: int
+) -> pa.Array:
+    """Return the stored bytes of a column: values in its encoding; nulls are kept.
+
+    first   number of the first row in the file
+    raises  ValueFitError with row and column for a value that the encoding cannot store
+    """
+    source = None if is_default(column, array.type) else encoding
+    typed, failures = encodings.coerce(array, encoding, source)
+    for row, reason in failures:
+        if reason != "is null":
+            raise ValueFitError(
+                f"column {column.name!r} {reason}",
+                where=shard.chunk.at,
+                row=first + row,
+                column=column.name,
+            )
+    return encodings.stored(typed, encoding)
+
+
+def _read_types(types: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
+    """Return the types in which a reader should read columns: text and bytes in small layouts."""
+    small = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
+    plain = {name: _plain_type(kind) for name, kind in types.items()}
+    return {name: small.get(kind, kind) for name, kind in plain.items()}

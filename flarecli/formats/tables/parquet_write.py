@@ -1,0 +1,177 @@
+"""Writer of Parquet files: pages with CRC-32s, a page index, and row groups of bounded size.
+
+Pages are small, so a reader can read a few rows without reading a row group. The bytes depend only
+on the rows, the schema, the compression and the version of pyarrow.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from flarecli import compress, encodings
+from flarecli.errors import UsageError
+from flarecli.model import IntArray
+
+__all__ = ["checked_codec", "parquet_parts", "row_bytes"]
+
+GROUP_ROWS, GROUP_BYTES = 1 << 16, 16 << 20  # maximum size of a row group, in Arrow's memory
+PAGE_BYTES = 1 << 17  # approximate size of a page before compression
+_BATCH_ROWS = 1024  # rows after which Arrow checks the size of a page
+_CODECS = {"br": "brotli", "gz": "gzip", "snappy": "snappy", "zstd": "zstd"}
+
+
+def checked_codec(compression: str | None) -> tuple[str, int | None]:
+    """Return Parquet's name and the level of a compression; Snappy if there is none.
+
+    raises  UsageError for a compression that Parquet does not support
+    """
+    if compression is None:
+        return "snappy", None
+    kind, level = compress.parse(compression)
+    if kind not in _CODECS:
+        raise UsageError(
+            f"Parquet cannot be compressed with {kind}",
+            hint=f"Choose one of {', '.join(_CODECS)}, or omit --compress.",
+        )
+    return _CODECS[kind], None if kind == "snappy" else level
+
+
+def parquet_parts(
+    schema: pa.Schema, batches: Iterable[pa.RecordBatch], compression: str | None = None
+) -> Iterator[bytes]:
+    """Yield the bytes of a Parquet file, one row group after another.
+
+    raises  UsageError for a type that Parquet cannot store
+    """
+    codec, level = checked_codec(compression)
+    # dictionaries of bytes, such as images, would only copy the values
+    small = [field.name for field in schema if not encodings.is_binary(field.type)]
+    sink = _Sink()
+    batch_rows = _BATCH_ROWS
+
+    def writer() -> pq.ParquetWriter:
+        return pq.ParquetWriter(
+            sink,
+            schema,
+            compression=codec,
+            compression_level=level,
+            use_dictionary=small,
+            data_page_size=PAGE_BYTES,
+            write_batch_size=batch_rows,
+            write_page_index=True,
+            write_page_checksum=True,
+            version="2.6",
+        )
+
+    groups = _groups(batches)
+    first = next(groups, None)
+    if first is not None:
+        batch_rows = _rows_per_check(first)
+    try:
+        with writer() as out:
+            while first is not None:
+                out.write_table(first, row_group_size=max(1, first.num_rows))
+                yield from sink.take()
+                first = next(groups, None)
+    except pa.ArrowNotImplementedError as error:
+        raise UsageError(
+            f"Parquet cannot store a column: {str(error).splitlines()[0][:200]}",
+            hint="Select other columns with -c.",
+        ) from None
+    yield from sink.take()
+
+
+def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Yield the rows as row groups, whose limits do not depend on the sizes of the batches."""
+    parts, rows, size = list[pa.RecordBatch](), 0, 0
+    for batch in batches:
+        start = 0
+        ends = np.cumsum(row_bytes(batch))
+        while start < batch.num_rows:
+            before = int(ends[start - 1]) if start else 0
+            stop = int(np.searchsorted(ends, before + GROUP_BYTES - size, "right"))
+            stop = min(max(stop, start), start + GROUP_ROWS - rows, batch.num_rows)
+            if stop == start and not rows:
+                stop = start + 1  # a row that is larger than a row group
+            if stop > start:
+                parts.append(batch.slice(start, stop - start))
+                rows, size = rows + stop - start, size + int(ends[stop - 1]) - before
+                start = stop
+            if start < batch.num_rows:
+                yield pa.Table.from_batches(parts).combine_chunks()
+                parts, rows, size = [], 0, 0
+    if parts:
+        yield pa.Table.from_batches(parts).combine_chunks()
+
+
+def _rows_per_check(table: pa.Table) -> int:
+    """Return the number of rows after which Arrow should check the size of a page.
+
+    With large values, such as images, the default would make pages of many megabytes.
+    """
+    rows = max(1, table.num_rows)
+    largest = max((column.nbytes // rows for column in table.columns), default=0)
+    return int(max(1, min(_BATCH_ROWS, PAGE_BYTES // max(1, largest))))
+
+
+def row_bytes(batch: pa.RecordBatch) -> IntArray:
+    """Return the size of each row in Arrow's memory, without null bitmaps: int64 [rows].
+
+    The sizes depend only on the values, so they are the same in any batch.
+    """
+    sizes = [_sizes(column) for column in batch.columns]
+    none = np.zeros(batch.num_rows, np.int64)
+    return np.asarray(np.sum([none, *sizes], axis=0), np.int64)
+
+
+def _sizes(array: pa.Array) -> IntArray:
+    array = array.storage if isinstance(array, pa.ExtensionArray) else array
+    kind = array.type
+    if pa.types.is_dictionary(kind):
+        indices = array.indices.fill_null(0).to_numpy()
+        values = _sizes(array.dictionary)
+        return np.asarray(values[indices] if len(values) else np.zeros(len(array)), np.int64)
+    if encodings.is_text(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return np.asarray(pc.fill_null(pc.binary_length(array), 0).to_numpy(), np.int64) + 4
+    if pa.types.is_struct(kind):
+        children = [_sizes(one) for one in array.flatten()]
+        none = np.zeros(len(array), np.int64)
+        return np.asarray(np.sum([none, *children], axis=0), np.int64)
+    if pa.types.is_fixed_size_list(kind):
+        size, start = kind.list_size, array.offset * kind.list_size
+        items = _sizes(array.values.slice(start, len(array) * size))
+        return np.asarray(items.reshape(len(array), size).sum(axis=1), np.int64)
+    if pa.types.is_nested(kind):  # a list or a map
+        inner = [array.keys, array.items] if pa.types.is_map(kind) else [array.values]
+        items = np.sum([_sizes(one) for one in inner], axis=0, dtype=np.int64)
+        ends = np.concatenate([[0], np.cumsum(items)])
+        offsets = array.offsets.to_numpy()
+        return np.asarray(ends[offsets[1:]] - ends[offsets[:-1]] + 4, np.int64)
+    width = 0 if pa.types.is_null(kind) else -(-kind.bit_width // 8)
+    return np.full(len(array), width, np.int64)
+
+
+class _Sink(io.RawIOBase):
+    """File object that collects the bytes that Arrow writes."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._parts.append(bytes(data))
+        return len(data)
+
+    def take(self) -> list[bytes]:
+        """Return the bytes since the previous call."""
+        parts, self._parts = self._parts, []
+        return parts
