@@ -157,7 +157,7 @@ def test_nulls_are_kept_or_reported(tmp_path, target):
     except FlareError as error:
         assert str(error) == f"{tmp_path}/index.parquet[1]: a is null"
     else:
-        assert target in ("webdataset", "tfrecord")
+        assert target in ("webdataset", "tfrecord", "parquet")
         assert [(row["a"], row["n"]) for row in flarecli.open(str(tmp_path / "out"))] == [
             ("x", 1),
             (None, 2),
