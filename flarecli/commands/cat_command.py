@@ -34,8 +34,8 @@ def cat(options: CatOptions) -> Iterator[pa.RecordBatch]:
     """Return rows as typed batches. There is at least one batch, so the schema is always known.
 
     Options select rows in this order: rows, sample, shuffle, rank, where, limit, head, tail. Only
-    the necessary byte ranges of a remote dataset are read. The source `-` is a tar archive on
-    `stdin` (default: standard input), which is read once. With `exact`, numbers that a format
+    the necessary byte ranges of a remote dataset are read. The source `-` is a table or a
+    tar on `stdin` (default: standard input); a tar is read once. With `exact`, numbers that a format
     stores as text stay text, unless the playlist lists the types of the packed table. With
     `stored`, all columns have the types of their encodings. Raises UsageError for an unknown
     column, RowsError for a row that does not exist, and the errors of reading a dataset.
@@ -45,22 +45,30 @@ def cat(options: CatOptions) -> Iterator[pa.RecordBatch]:
     progress = options.progress or Progress()
     where, limit, head, tail = options.where, options.limit, options.head, options.tail
     exact = (options.exact or options.stored) and where is None
-    if tar_stream.is_stdin(sources):
+    table = options.table_headers()
+    opened = tar_stream.open_streams(sources, options.input, options.stdin)
+    tar = tar_stream.single_tar(sources, opened, table)
+    if tar is not None:
         selected = (options.rows, options.sample, options.shuffle, options.rank)
         if any(one is not None for one in selected):
             hint = (
                 "Save the stream to a file, or select rows with --where, --limit, --head or --tail."
             )
-            raise UsageError("a stream has no row numbers", where=tar_stream.STDIN, hint=hint)
+            raise UsageError("a stream has no row numbers", where=tar, hint=hint)
         progress.start("cat", None)
-        schema, batches = tar_stream.samples(format, options.stdin, exact)
+        schema, batches = tar_stream.samples(tar, format, exact)
         batches = _reported(batches, progress)
         return _limited(*filtered(schema, batches, where, options.columns), limit, head, tail)
     columns = None if options.columns is None else name_list(options.columns)
     guard = options.guard(sources)
-    table = options.table_headers()
     data, parts = open_dataset(
-        sources, format, options.streams, guard, progress=progress, table=table
+        sources,
+        format,
+        options.streams,
+        guard,
+        progress=progress,
+        table=table,
+        opened=opened,
     )
     exact = exact and (options.stored or not data.types)
     if columns is not None and where is None:

@@ -16,6 +16,7 @@ from flarecli.arguments import address_texts, from_options
 from flarecli.commands.missing_shards import holes, missing_shards, writer_of
 from flarecli.commands.options import InspectOptions
 from flarecli.commands.source_notes import note_sources
+from flarecli.commands.tar_stream import open_streams
 from flarecli.compress import SUFFIXES
 from flarecli.errors import FlareError
 from flarecli.lazy import np
@@ -168,7 +169,8 @@ def inspect(options: InspectOptions) -> Inspection:
     shards = options.shards
     sample, stats, seed = options.sample, options.stats, options.seed
     progress = options.progress or Progress()
-    playlists = resolve(sources, format=format, guard=guard, table=options.table_headers())
+    table, opened = options.table_headers(), open_streams(sources, options.input)
+    playlists = resolve(sources, format=format, guard=guard, table=table, opened=opened)
     note_sources(playlists, progress)
     chosen = select_streams(playlists, streams)
     progress.start("inspect", sum(len(one) for listed in chosen for one in listed), unit="file")

@@ -18,11 +18,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from flarecli import ingest
 from flarecli.model import IntArray, Stream
 from flarecli.names import is_url, local_path, scheme_of, whole_path
 from flarecli.read import Dataset
 from flarecli.redact import redact
+from flarecli.storage import stream_name
 from flarecli.write import Failure
 
 __all__ = ["PLACE", "Places", "SourceName", "shard_of", "source_name"]
@@ -125,7 +125,7 @@ class SourceName:
     def of_file(self, file: str) -> str:
         """Return the path of a file relative to the folder, or its address without secrets."""
         if not self.folder or _is_remote(file):
-            return redact(ingest.stream_name(file))
+            return redact(stream_name(file))
         name = os.path.relpath(_real_path(file), self.folder)
         return self.text if name == "." else name
 
@@ -142,9 +142,7 @@ def source_name(addresses: Sequence[str], expanded: Sequence[str]) -> SourceName
     addresses  addresses as typed
     expanded   addresses of the matching files and folders
     """
-    addresses, expanded = (
-        [ingest.stream_name(one) for one in names] for names in (addresses, expanded)
-    )
+    addresses, expanded = ([stream_name(one) for one in names] for names in (addresses, expanded))
     if any(_is_remote(one) for one in expanded) or not expanded:
         return SourceName(" ".join(redact(one) for one in addresses))
     paths = [_real_path(one) for one in expanded]

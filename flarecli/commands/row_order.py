@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +28,9 @@ from flarecli.progress import Progress
 from flarecli.read import Dataset, parse_rows, positions, resolve, select_streams
 from flarecli.storage import Guard
 from flarecli.suggest import choose
+
+if TYPE_CHECKING:
+    from flarecli.ingest import Spool
 
 __all__ = [
     "Order",
@@ -141,12 +145,13 @@ def open_dataset(
     maps: bool = True,
     progress: Progress | None = None,
     table: Mapping[str, object] = MappingProxyType({}),
+    opened: Mapping[str, Spool] = MappingProxyType({}),
 ) -> tuple[Dataset, list[list[Stream]]]:
     """Open a dataset; return the dataset and the parts of each stream.
 
-    table  headers for tables; see `resolve`
+    table, opened  headers for tables, and open streams; see `resolve`
     """
-    playlists = resolve(sources, format=format, guard=guard, maps=maps, table=table)
+    playlists = resolve(sources, format=format, guard=guard, maps=maps, table=table, opened=opened)
     note_sources(playlists, progress or Progress())
     parts = select_streams(playlists, streams)
     return Dataset(parts, playlists), parts

@@ -1,77 +1,84 @@
-"""Standard input as a dataset: a tar of samples, optionally compressed, with bounded memory."""
+"""Streams as datasets: standard input and FIFOs; a tar is read in one pass, in bounded memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from typing import IO
-
-import pyarrow as pa
+from typing import IO, TYPE_CHECKING
 
 from flarecli import encodings
-from flarecli.arguments import Addresses, address_texts
-from flarecli.errors import FormatError, ReachError, UsageError, ValueFitError
-from flarecli.formats import STREAMED, facts, find
+from flarecli.errors import FormatError, UsageError, ValueFitError
+from flarecli.formats import INPUTS, STREAMED, find
+from flarecli.lazy import pa
+from flarecli.storage import is_stream
 
-__all__ = ["STDIN", "is_stdin", "samples"]
+if TYPE_CHECKING:
+    from flarecli.ingest import Spool
 
-STDIN = "-"
-# first bytes of compressed streams
-_COMPRESSED_STARTS = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ")
-_READ_BYTES = 1 << 20  # at once
+__all__ = ["open_streams", "samples", "single_tar"]
 
 
-def is_stdin(sources: Addresses) -> bool:
-    """Return whether the source is standard input.
+def open_streams(
+    sources: Sequence[str], kind: str | None, stdin: IO[bytes] | None = None
+) -> dict[str, Spool]:
+    """Open the streams among the sources; return them by address.
 
-    Raises UsageError if standard input is one of several sources.
+    kind    value of --input
+    raises  the errors of `ingest.open_streams`
     """
-    named = address_texts(sources)
-    if STDIN in named and len(named) > 1:
-        raise UsageError(
-            "standard input cannot be combined with other sources", hint="Use - alone."
-        )
-    return named == [STDIN]
+    if not any(map(is_stream, sources)):
+        return {}
+    from flarecli import ingest  # loads the table readers, which other sources rarely need
+
+    opened = ingest.open_streams(sources, stdin, is_opaque=kind == "files")
+    pairs = zip(sources, opened, strict=True)
+    return {source: one for source, one in pairs if isinstance(one, ingest.Spool)}
+
+
+def single_tar(
+    sources: Sequence[str], opened: Mapping[str, Spool], table: Mapping[str, object]
+) -> Spool | None:
+    """Return the only source if it is a stream that contains a tar, and None otherwise.
+
+    table   headers for tables, which contain the value of --input
+    raises  FormatError for a stream of an unknown kind
+    """
+    if len(sources) != 1 or sources[0] not in opened:
+        return None
+    from flarecli.ingest import Dialect, sniff
+
+    spool, kind = opened[sources[0]], table.get("input")
+    settings = table.get("csv", ())
+    if kind is None:
+        kind = sniff(spool, Dialect.parse(settings if isinstance(settings, list) else ()))
+    return spool if INPUTS.get(str(kind)) == STREAMED else None
 
 
 def samples(
-    format: str | None, stream: IO[bytes] | None = None, exact: bool = False
+    spool: Spool, format: str | None = None, exact: bool = False
 ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    """Return the schema and the batches of the samples on standard input.
+    """Return the schema and the batches of the samples in a tar, which is read once.
 
+    format  format that the user named
     exact   whether numbers that are stored as text stay text
-    raises  UsageError for a format that cannot be streamed; FormatError for an invalid or empty
-            tar; ReachError if reading fails
+    raises  UsageError for another format; FormatError for an invalid or empty tar; ReachError if
+            reading fails
     """
-    from flarecli.ingest import standard_input  # loads the table readers, which `cat` rarely needs
-
-    if format is not None and not facts(format).reads_streams:
+    if format not in (None, STREAMED):
         raise UsageError(
-            f"standard input must be a tar archive, got format {format}",
-            where=STDIN,
-            hint="Save the input to a file, and read the file.",
+            f"the stream is a tar, which is not read as format {format}",
+            where=spool,
+            hint="Save the stream to a file, or omit -f.",
         )
-    blocks = _blocks(standard_input() if stream is None else stream)
-    begin = next(blocks, b"")
-    if (
-        begin
-        and not begin.startswith(_COMPRESSED_STARTS)
-        and begin[257:262] not in (b"ustar", bytes(5))
-    ):
-        raise FormatError(
-            "expected a tar archive on standard input",
-            where=STDIN,
-            hint="Save the input to a file, and read the file.",
-        )
-    batches = find(format or STREAMED).scan_stream(chain([begin], blocks), where=STDIN)
-    batches = batches if exact else _plain(batches)
+    batches = find(STREAMED).scan_stream(spool.drain(), where=spool)
+    batches = batches if exact else _plain(batches, str(spool))
     first = next(batches, None)
     if first is None:
-        raise FormatError("tar archive contains no samples", where=STDIN)
+        raise FormatError("tar archive contains no samples", where=spool)
     return first.schema, chain([first], batches)
 
 
-def _plain(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _plain(batches: Iterator[pa.RecordBatch], where: str) -> Iterator[pa.RecordBatch]:
     first = 0
     for batch in batches:
         arrays, fields = [], []
@@ -81,18 +88,8 @@ def _plain(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
                     array, encodings.lookup(encodings.encoding_of(field) or "bytes")
                 )
             except ValueFitError as error:
-                raise error.at(STDIN, first).of_column(field.name) from None
+                raise error.at(where, first).of_column(field.name) from None
             arrays.append(array)
             fields.append(encodings.field(encodings.column(field.name, encoding.name)))
         first += batch.num_rows
         yield pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
-
-
-def _blocks(stream: IO[bytes]) -> Iterator[bytes]:
-    try:
-        while data := stream.read(_READ_BYTES):
-            yield data
-    except OSError as error:
-        raise ReachError(
-            f"cannot read: {(error.strerror or str(error)).lower()}", where=STDIN
-        ) from None

@@ -12,11 +12,9 @@ from flarecli.ingest.registry import is_index
 from flarecli.ingest.source_checksum import SourceChecksum
 from flarecli.ingest.stdin import (
     Spool,
-    is_stream,
     open_streams,
     sniff,
     standard_input,
-    stream_name,
 )
 
 __all__ = [
@@ -32,12 +30,10 @@ __all__ = [
     "data_among",
     "filled",
     "is_index",
-    "is_stream",
     "open_folder",
     "open_index",
     "open_streams",
     "rows_of",
     "sniff",
     "standard_input",
-    "stream_name",
 ]

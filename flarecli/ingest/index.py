@@ -30,11 +30,11 @@ from flarecli.ingest.folder import Folder, FolderOptions
 from flarecli.ingest.read_files import Flaw, contents
 from flarecli.ingest.registry import ListedFile, expand_lists
 from flarecli.ingest.source_checksum import SourceChecksum
-from flarecli.ingest.stdin import DATA, NAME, STDIN, Addresses, Spool, open_streams, sniff
+from flarecli.ingest.stdin import DATA, NAME, Addresses, Spool, open_streams, sniff
 from flarecli.names import shell_quoted
 from flarecli.prefetch import ordered_map, result_interruptibly, submit
 from flarecli.redact import redact
-from flarecli.storage import Guard, Limits, Location, locate
+from flarecli.storage import STDIN, Guard, Limits, Location, locate
 from flarecli.suggest import choose
 
 __all__ = ["Index", "NumberedBatch", "open_folder", "open_index", "read_ahead"]

@@ -30,10 +30,9 @@ from flarecli.formats.tables.dialect import (
 )
 from flarecli.formats.tables.registry import is_table
 from flarecli.formats.tables.text_records import pieces
-from flarecli.ingest.stdin import STDIN
 from flarecli.names import is_url, scheme_of
 from flarecli.redact import redact
-from flarecli.storage import Location
+from flarecli.storage import STDIN, Location
 
 __all__ = ["ListedFile", "expand_lists", "is_index"]
 

@@ -19,7 +19,6 @@ import itertools
 import os
 import re
 import select
-import stat
 import sys
 import tempfile
 import weakref
@@ -43,31 +42,25 @@ from flarecli.formats.tables.dialect import (
     without_quoted,
 )
 from flarecli.formats.tables.text_records import BOM
-from flarecli.names import escape, is_url, local_path, scheme_of
+from flarecli.names import escape, is_url, local_path
 from flarecli.redact import redact
-from flarecli.storage import Location
+from flarecli.storage import STDIN, Location, is_stdin, is_stream
 from flarecli.storage.local import LocalStore, temporary_file_error
 
 __all__ = [
     "Addresses",
     "DATA",
     "NAME",
-    "STDIN",
     "Spool",
-    "is_stream",
     "open_streams",
     "sniff",
     "standard_input",
-    "stream_name",
 ]
 
-STDIN = "-"
 NAME, DATA = "name", "data"
 _ROWS = 8192
 MAX_ADDRESS_BYTES = 1 << 16
 _FILE = "stdin"  # name of the temporary file in its store
-_STDIN = re.compile(r"-|/dev/stdin|(?:/dev|/proc/self)/fd/0")
-_DESCRIPTOR = re.compile(r"(?:/dev|/proc/self)/fd/\d+")
 _FIRST_LINES = 10
 _EMPTY_TAR_BYTES = 10240  # maximum size: two blocks of zeros, padded to a record
 _CONTROL = re.compile(rb"[\0-\x08\x0b\x0c\x0e-\x1f\x7f]")
@@ -76,23 +69,6 @@ _EXPECTED = (
     "an Arrow stream, parquet, JSON lines, CSV or TSV with a header, a tar, "
     "or a list of URLs or existing paths"
 )
-
-
-def is_stream(address: str) -> bool:
-    """Return whether an address from the user is standard input, an open file, or a FIFO."""
-    if _STDIN.fullmatch(address) or _DESCRIPTOR.fullmatch(address):
-        return True
-    if is_url(address) and scheme_of(address) != "file":
-        return False
-    with contextlib.suppress(OSError, ValueError):
-        return stat.S_ISFIFO(os.stat(local_path(address)).st_mode)
-    return False
-
-
-def stream_name(address: str) -> str:
-    """Return the name of a stream in outputs, which does not depend on a file descriptor."""
-    is_unnamed = _STDIN.fullmatch(address) or _DESCRIPTOR.fullmatch(address)
-    return STDIN if is_unnamed else address
 
 
 def standard_input() -> IO[bytes]:
@@ -129,7 +105,7 @@ def open_streams(
         if not is_stream(address):
             opened.append(address)
             continue
-        shown = STDIN if _STDIN.fullmatch(address) else address
+        shown = STDIN if is_stdin(address) else address
         if shown in names:
             raise UsageError("a stream can be read only once", where=shown, hint="Name it once.")
         names.add(shown)
@@ -208,6 +184,16 @@ class Spool:
             start += len(data)
             yield data
 
+    def drain(self) -> Iterator[bytes]:
+        """Yield all bytes from the beginning, without a copy of the rest of the stream.
+
+        The stream cannot be read again.
+        """
+        for start in range(0, self._size, decompress.BLOCK_BYTES):
+            size = min(decompress.BLOCK_BYTES, self._size - start)
+            yield os.pread(self._file.fileno(), size, start)
+        yield from self._stream
+
     def copied(self) -> int:
         """Copy the rest of the stream, and return the file descriptor of the temporary file."""
         while self._copy_block():
@@ -244,7 +230,11 @@ class _SpoolStore(LocalStore):
         self._spool = spool
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a stream cannot be sent to another process")
+        raise UsageError(
+            "a stream cannot be sent to another process",
+            where=self.shown,
+            hint="Save the stream to a file.",
+        )
 
     def __eq__(self, other: object) -> bool:
         return self is other
@@ -319,7 +309,7 @@ def _unknown_kind(spool: Blocks, found: str | None, is_text: bool) -> FormatErro
     else:
         begin = f"the stream contains {found}" if found else "unknown kind of stream"
         message = f"{begin}; expected {_EXPECTED}"
-        hint = "Name the kind with --input; use --input files to pack the stream as one row."
+        hint = "Name the kind with --input; use --input files to read the stream as one row."
     return FormatError(message, where=spool, hint=hint)
 
 

@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flarecli import formats, playlists
 from flarecli.arguments import Addresses, address_texts, name_list
@@ -28,6 +28,9 @@ from flarecli.storage import Entry, Guard, Location, globbed, locate
 from flarecli.storage.append_log import first_entry
 from flarecli.storage.local import SCRATCH, LocalStore
 from flarecli.suggest import choose
+
+if TYPE_CHECKING:
+    from flarecli.ingest import Spool
 
 __all__ = [
     "expand",
@@ -101,6 +104,7 @@ def resolve(
     maps: bool = True,
     expanded: bool = False,
     table: Mapping[str, Any] = MappingProxyType({}),
+    opened: Mapping[str, Spool] = MappingProxyType({}),
 ) -> list[Playlist]:
     """Resolve each address to a Playlist, without opening a shard.
 
@@ -109,20 +113,28 @@ def resolve(
     maps      map local files into memory; pass False if files may be truncated during reading
     expanded  True if `expand` returned the addresses, so that braces and globs are literal
     table     headers for tables that no playlist lists: `input` and `csv`, the values of the options
+    opened    streams that the caller opened, by address: standard input and FIFOs
     return    one Playlist per source, in order; consecutive shards in one folder share a Playlist
     raises    MissingError if nothing exists at an address; UnfinishedError for an unfinished pack;
               FormatError and UnsafeError for damaged or unsafe data
     """
     texts = address_texts(sources)
-    if expanded:
-        addresses = [(text, _is_on_disk(text)) for text in texts]
-    else:
-        addresses = [pair for text in texts for pair in _expanded(text, guard)]
+    addresses = [
+        pair
+        for text in texts
+        for pair in (
+            [(text, _is_on_disk(text))] if expanded or text in opened else _expanded(text, guard)
+        )
+    ]
     if not addresses:
         raise UsageError("no source given", hint="Pass at least one address.")
     out: list[Playlist] = []
     at: Location | None = None
     for address, exists in addresses:
+        if address in opened:
+            out.append(_of_stream(opened[address], format, table))
+            at = None
+            continue
         if address == "-" and not exists:
             raise UsageError(
                 "cannot read from standard input",
@@ -144,6 +156,30 @@ def resolve(
             shown = ", ".join(dict.fromkeys(str(stream.at) for stream in streams))
             raise UsageError("--csv: the source has no CSV or TSV file", where=shown)
     return out
+
+
+def _of_stream(spool: Spool, format: str | None, table: Mapping[str, Any]) -> Playlist:
+    """Return a playlist with one shard, the content of a stream."""
+    from flarecli.formats.tables.dialect import Dialect
+    from flarecli.ingest import sniff
+
+    kind = table.get("input") or sniff(spool, Dialect.parse(table.get("csv", ())))
+    found = formats.INPUTS.get(kind)
+    if found is None:
+        raise UsageError(
+            "the stream is a list of addresses, not a table or a tar",
+            where=spool,
+            hint="Name the kind with --input, or pack the list with `flare pack`.",
+        )
+    if format not in (None, found):
+        raise UsageError(
+            f"the stream is {kind}, which is not read as format {format}",
+            where=spool,
+            hint="Save the stream to a file, or omit -f.",
+        )
+    at = spool.location
+    stream = Stream("data", at.folder, found, [at.name])
+    return _with_headers(Playlist((stream,)), {**table, "input": kind})
 
 
 def _with_headers(playlist: Playlist, table: Mapping[str, Any]) -> Playlist:

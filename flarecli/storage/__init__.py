@@ -18,7 +18,17 @@ from flarecli.storage.base import (
     read_each,
     short_read,
 )
-from flarecli.storage.locator import bucket_in, bucket_note, globbed, locate, with_reach
+from flarecli.storage.locator import (
+    STDIN,
+    bucket_in,
+    bucket_note,
+    globbed,
+    is_stdin,
+    is_stream,
+    locate,
+    stream_name,
+    with_reach,
+)
 from flarecli.storage.mmap import (
     expect,
     files_limit,
@@ -34,6 +44,7 @@ __all__ = [
     "Limits",
     "Location",
     "Part",
+    "STDIN",
     "Store",
     "Written",
     "bucket_in",
@@ -41,11 +52,14 @@ __all__ = [
     "expect",
     "files_limit",
     "globbed",
+    "is_stdin",
+    "is_stream",
     "large_memory",
     "locate",
     "needs_read_ahead",
     "read_ahead",
     "read_each",
     "short_read",
+    "stream_name",
     "with_reach",
 ]

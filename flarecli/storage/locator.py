@@ -5,7 +5,10 @@ This is the only module that imports all stores.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -22,8 +25,22 @@ from flarecli.names import is_url, local_path, scheme_of, whole_path
 from flarecli.redact import redact
 from flarecli.storage.base import MAX_LISTED, Guard, Location, too_many_files
 
-__all__ = ["bucket_in", "bucket_note", "globbed", "locate", "locate_named", "with_reach"]
+__all__ = [
+    "STDIN",
+    "bucket_in",
+    "bucket_note",
+    "globbed",
+    "is_stdin",
+    "is_stream",
+    "locate",
+    "locate_named",
+    "stream_name",
+    "with_reach",
+]
 
+STDIN = "-"
+_STDIN = r"-|/dev/stdin|(?:/dev|/proc/self)/fd/0"
+_DESCRIPTOR = r"(?:/dev|/proc/self)/fd/\d+"
 BUCKET_SCHEMES = ("s3", "gs", "az")
 # Schemes other than http(s) whose addresses contain a host.
 HOST_SCHEMES = ("ftp", "hdfs", "sftp", "smb", "webdav", "webhdfs")
@@ -138,6 +155,30 @@ def bucket_note(by: object, buckets: Sequence[str]) -> str:
     """Return the note about buckets that were found in local data and are read with the user's credentials."""
     more = f" and {len(buckets) - MAX_NOTED} more" if len(buckets) > MAX_NOTED else ""
     return f"{by} names {', '.join(buckets[:MAX_NOTED])}{more}: read with your credentials, if you have any"
+
+
+# -- streams
+
+
+def is_stdin(address: str) -> bool:
+    """Return whether an address from the user is standard input."""
+    return re.fullmatch(_STDIN, address) is not None
+
+
+def is_stream(address: str) -> bool:
+    """Return whether an address from the user is standard input, an open file, or a FIFO."""
+    if is_stdin(address) or re.fullmatch(_DESCRIPTOR, address):
+        return True
+    if is_url(address) and scheme_of(address) != "file":
+        return False
+    with contextlib.suppress(OSError, ValueError):
+        return stat.S_ISFIFO(os.stat(local_path(address)).st_mode)
+    return False
+
+
+def stream_name(address: str) -> str:
+    """Return the name of a stream in outputs, which does not depend on a file descriptor."""
+    return STDIN if is_stdin(address) or re.fullmatch(_DESCRIPTOR, address) else address
 
 
 # -- patterns

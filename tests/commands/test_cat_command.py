@@ -2,11 +2,13 @@
 
 import gzip
 import io
+import json
 import tarfile
 from collections import Counter
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -228,19 +230,86 @@ def test_a_stream_is_read_only_as_far_as_necessary():
     assert batch.to_pydict() == {"__key__": ["0001-000", "0001-001"], "txt": ["", ""]}
 
 
+TABLE = pa.table({"id": [1, 2, 3], "name": ["x", "y", "z"]})
+
+
+def table_bytes(kind):
+    sink = pa.BufferOutputStream()
+    if kind == "arrow":
+        with pa.ipc.new_stream(sink, TABLE.schema) as writer:
+            writer.write_table(TABLE)
+    elif kind == "parquet":
+        pq.write_table(TABLE, sink)
+    else:
+        return {
+            "csv": b"id;name\n1;x\n2;y\n3;z\n",
+            "jsonl": b"".join(json.dumps(row).encode() + b"\n" for row in TABLE.to_pylist()),
+        }[kind]
+    return sink.getvalue().to_pybytes()
+
+
+@pytest.mark.parametrize("compress", [bytes, gzip.compress], ids=["plain", "gzip"])
+@pytest.mark.parametrize("kind", ["arrow", "parquet", "csv", "jsonl"])
+def test_every_reading_command_reads_a_table_from_a_stream(tmp_path, monkeypatch, kind, compress):
+    data = compress(table_bytes(kind))
+
+    def stdin():
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+        return "-"
+
+    assert pa.Table.from_batches(cat(stdin())).to_pylist() == TABLE.to_pylist()
+    assert pa.Table.from_batches(cat(stdin(), rows="-1")).to_pylist() == TABLE.to_pylist()[2:]
+    (batch,) = cat("-", stdin=io.BytesIO(data), where="id > 1", columns=["name"], input=kind)
+    assert batch.to_pydict() == {"name": ["y", "z"]}
+    inspection = commands.inspect(stdin())
+    assert [column.name for column in inspection.streams[0].columns] == ["id", "name"]
+    assert inspection.streams[0].rows == 3
+    verified = commands.verify(stdin())
+    assert (list(verified), verified.rows) == ([], 3)
+    assert unpack(stdin(), str(tmp_path / "files"), key="id", columns=["name"]).rows == 3
+    assert (tmp_path / "files").joinpath("index.jsonl").exists()
+
+
+def test_damage_in_a_stream_is_a_finding(monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a,b\n1,2\n3\n")))
+    found = list(commands.verify("-"))
+    assert [str(one.where) for one in found] == ["-"]
+    assert [one.message for one in found] == ["line 3 has 1 field; the header has 2"]
+
+
+def test_streams_and_files_are_concatenated(tmp_path):
+    (tmp_path / "x.csv").write_bytes(table_bytes("csv"))
+    table = pa.Table.from_batches(
+        cat([str(tmp_path / "x.csv"), "-"], stdin=io.BytesIO(table_bytes("csv")))
+    )
+    assert table.to_pylist() == 2 * TABLE.to_pylist()
+
+
 @pytest.mark.parametrize(
     ("options", "data", "error", "message"),
     [
-        ({"rows": "3"}, b"", UsageError, "-: a stream has no row numbers"),
-        ({"shuffle": 1}, b"", UsageError, "-: a stream has no row numbers"),
+        ({"rows": "3"}, bytes(1024), UsageError, "-: a stream has no row numbers"),
+        ({"shuffle": 1}, bytes(1024), UsageError, "-: a stream has no row numbers"),
         (
             {"format": "mds"},
-            b"",
+            bytes(1024),
             UsageError,
-            "-: standard input must be a tar archive, got format mds",
+            "-: the stream is a tar, which is not read as format mds",
+        ),
+        (
+            {"format": "mds"},
+            b"a,b\n1,2\n",
+            UsageError,
+            "-: the stream is csv, which is not read as format mds",
+        ),
+        (
+            {},
+            b"/dev/null\n",
+            UsageError,
+            "-: the stream is a list of addresses, not a table or a tar",
         ),
         ({}, bytes(1024), FormatError, "-: tar archive contains no samples"),
-        ({}, b"", FormatError, "-[0]: data ends at byte 0, without an end marker"),
+        ({}, b"", FormatError, "-: standard input is empty"),
     ],
 )
 def test_options_that_a_stream_does_not_support_are_refused(options, data, error, message):

@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import os
+import pickle
 import pty
 import sys
 import tarfile
@@ -501,12 +502,12 @@ EXPECTED = (
         (
             b"fLaC\0\0",
             f"the stream contains flac; {EXPECTED}",
-            "Name the kind with --input; use --input files to pack the stream as one row.",
+            "Name the kind with --input; use --input files to read the stream as one row.",
         ),
         (
             b"\x7fELF\1\1",
             f"unknown kind of stream; {EXPECTED}",
-            "Name the kind with --input; use --input files to pack the stream as one row.",
+            "Name the kind with --input; use --input files to read the stream as one row.",
         ),
         (
             b"\xfd7zXZ\0\0",
@@ -569,6 +570,13 @@ def test_a_stream_is_named_once():
         "-: a stream can be read only once",
         "Name it once.",
     )
+
+
+def test_a_stream_is_not_sent_to_another_process():
+    (spool,) = open_streams(["-"], Pipe(CSV))
+    with pytest.raises(UsageError) as caught:
+        pickle.dumps(spool.location)
+    assert str(caught.value) == "-: a stream cannot be sent to another process"
 
 
 def test_a_list_of_addresses_is_the_only_source(tmp_path):

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, cast
 
-from flarecli import __version__, encodings, ingest, playlists, sql
+from flarecli import __version__, encodings, playlists, sql
 from flarecli.commands.options import PackOptions
 from flarecli.commands.packing.plan import (
     DOTS_NOTE,
@@ -68,7 +68,7 @@ from flarecli.model import Columns
 from flarecli.names import is_url, local_path, whole_path
 from flarecli.playlists import PLAYLIST
 from flarecli.progress import Progress
-from flarecli.storage import Location
+from flarecli.storage import Location, is_stream
 from flarecli.storage.local import LocalStore
 from flarecli.units import format_count
 from flarecli.write import Journal, Target, bucket_of, claim, engines, parts
@@ -638,7 +638,7 @@ def _check_options(plan: Plan) -> None:
             "--on-duplicate first needs the keys of all parts",
             hint=f"Use --on-duplicate error or keep, or omit {flag}.",
         )
-    if any(map(ingest.is_stream, plan.task.sources)):
+    if any(map(is_stream, plan.task.sources)):
         raise UsageError(
             "a stream cannot be read in parts",
             where=plan.source.address,

@@ -18,7 +18,7 @@ from flarecli.commands.large_values import LargeValues
 from flarecli.commands.provenance import SourceName, shard_of, source_name
 from flarecli.commands.row_order import average_row_bytes, check_no_rows, read_rows, select_rows
 from flarecli.errors import FormatError, NoRowsError, UsageError
-from flarecli.formats import FALLBACK, STREAMED, facts
+from flarecli.formats import INPUTS, facts
 from flarecli.hashes import DEFAULT, Sums
 from flarecli.ingest import DIALECT, Dialect
 from flarecli.media import is_media, kind_of
@@ -267,7 +267,7 @@ class _DatasetSource(Source):
 
 
 # values of --input whose rows a shard format reads -> the format
-_SHARD_FORMATS = {"tar": STREAMED, "files": FALLBACK}
+_SHARD_FORMATS = {kind: INPUTS[kind] for kind in ("tar", "files")}
 
 
 def open_source(
@@ -353,7 +353,15 @@ def open_source(
             where=shown,
             hint="Pack tables, tar archives and datasets separately.",
         )
-    resolved = _resolved(opened, format, kind, guard)
+    resolved = read.resolve(
+        expanded,
+        format=None if kind is None else format,
+        guard=guard,
+        maps=False,
+        expanded=True,
+        table={} if kind is None else {"input": kind},
+        opened={str(one): one for one in spools},
+    )
     if kind is None and len(expanded) == 1 and (tables := _tables_in(expanded[0], resolved)):
         check_no_rows(shown, streams, rows)
         _check_folder_column(folder_column, shown)
@@ -421,24 +429,6 @@ def _hints_on_kind(kind: str | None, kinds: Collection[str]) -> Iterator[None]:
         option = "change --input" if kind else "name its kind with --input"
         hint = f"If the source is not {' or '.join(sorted(kinds))}, {option}."
         raise error.changed(hint=f"{error.hint} {hint}".lstrip()) from None
-
-
-def _resolved(
-    sources: Sequence[str | ingest.Spool], format: str | None, kind: str | None, guard: Guard
-) -> list[Playlist]:
-    """Return the playlists of datasets; the playlist of a stream has one shard, its content."""
-    addresses = [one for one in sources if isinstance(one, str)]
-    named = None if kind is None else format  # other sources than streams have their own formats
-    if len(addresses) == len(sources):
-        return read.resolve(addresses, format=named, guard=guard, maps=False, expanded=True)
-    found = list[Playlist]()
-    for one in sources:
-        if isinstance(one, str):
-            found += read.resolve([one], format=named, guard=guard, maps=False, expanded=True)
-        else:
-            at = one.location
-            found.append(Playlist((Stream("data", at.folder, format, [at.name]),)))
-    return found
 
 
 def _expanded(

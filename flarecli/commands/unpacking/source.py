@@ -25,6 +25,7 @@ from flarecli.commands.row_order import (
 from flarecli.commands.source_notes import note_sources
 from flarecli.commands.unpacking.filenames import ROW
 from flarecli.errors import Facts, Place, UsageError
+from flarecli.formats import STREAMED
 from flarecli.formats.files import COLUMNS
 from flarecli.hashes import DEFAULT, Sums
 from flarecli.ingest import Dialect
@@ -99,13 +100,16 @@ def open_source(
     is_table = kind in ("arrow", "parquet", "jsonl", "csv", "tsv")
     format = options.format if is_table else options.source_format(options.format)
     rows, where = options.rows, options.where
-    if all(map(ingest.is_stream, sources)) and format is None:
-        addresses = list(sources)
-        opened: Sequence[str | ingest.Spool] = ingest.open_streams(sources)
-    else:
-        opened = addresses = [one for source in sources for one in read.expand(source, guard)]
-    if format is not None and tar_stream.is_stdin(addresses):
-        return _open_stdin(format, options, guard)
+    spools = tar_stream.open_streams(sources, kind)
+    tar = tar_stream.single_tar(sources, spools, options.table_headers())
+    if tar is not None:
+        return _open_tar(tar, format, options, guard)
+    addresses = [
+        one
+        for source in sources
+        for one in ([source] if source in spools else read.expand(source, guard))
+    ]
+    opened = [spools.get(one, one) for one in addresses]
     named = source_name(sources, addresses)
     shown = " ".join(redact(one) for one in sources)
     makes_rows = where is not None and sql.is_statement(where)
@@ -142,6 +146,7 @@ def open_source(
         maps=False,
         expanded=True,
         table=options.table_headers(),
+        opened=spools,
     )
     note_sources(playlists, progress)
     parts = read.select_streams(playlists, options.streams)
@@ -161,6 +166,9 @@ def open_source(
         sums = Sums([DEFAULT])
         for one in playlists:
             sums.update(text(one))
+        for spool in spools.values():
+            for block in spool.blocks():
+                sums.update(block)
         return sums.hex()[DEFAULT]
 
     source = RowSource(
@@ -191,28 +199,28 @@ def open_source(
     return _select(source, where, options.limit)
 
 
-def _open_stdin(format: str, options: UnpackOptions, guard: Guard) -> RowSource:
-    """Open the tar archive on standard input.
+def _open_tar(
+    tar: ingest.Spool, format: str | None, options: UnpackOptions, guard: Guard
+) -> RowSource:
+    """Open a stream that contains a tar.
 
     The archive is read once, so names are checked batch by batch, and an unpack cannot be resumed.
     """
     if options.rows is not None:
-        raise UsageError(
-            "a stream has no row numbers", where=tar_stream.STDIN, hint="Use --where or --limit."
-        )
-    schema, samples = tar_stream.samples(format)
+        raise UsageError("a stream has no row numbers", where=tar, hint="Use --where or --limit.")
+    schema, samples = tar_stream.samples(tar, format)
 
     def batches(names: Sequence[str], skip: int) -> Iterator[pa.RecordBatch]:
         if skip:
             raise UsageError(
-                "standard input cannot be resumed",
-                where=tar_stream.STDIN,
+                "a tar stream cannot be resumed",
+                where=tar,
                 hint="Use --overwrite to start again.",
             )
         return (batch.select([*names, ROW]) for batch in _number(samples))
 
     at = locate(".", guard)
-    source = RowSource(tar_stream.STDIN, at, format, schema, None, False, lambda: "", batches)
+    source = RowSource(str(tar), at, STREAMED, schema, None, False, lambda: "", batches)
     return _select(source, options.where, options.limit)
 
 

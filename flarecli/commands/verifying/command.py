@@ -14,6 +14,7 @@ from flarecli import formats
 from flarecli.arguments import address_text, address_texts, from_options
 from flarecli.commands.options import VerifyOptions
 from flarecli.commands.source_notes import note_sources
+from flarecli.commands.tar_stream import open_streams
 from flarecli.commands.verifying.listings import (
     LISTS_DIFFER,
     check_own_checksum,
@@ -368,8 +369,9 @@ def verify(options: VerifyOptions) -> Verification:
 
         engines.check(options.engine)
     choice = Choice(options.part, options.sample, options.seed)
+    opened = open_streams(sources, options.input)
     plans, notes, unreadable = plan_sources(
-        addresses, format, streams, guard, quick, options.table_headers()
+        addresses, format, streams, guard, quick, options.table_headers(), opened
     )
     settings = _Settings(
         _depth(options),

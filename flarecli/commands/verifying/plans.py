@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from flarecli import formats
 from flarecli.commands.options import sample_size
@@ -31,6 +32,9 @@ from flarecli.names import is_url
 from flarecli.playlists import PLAYLIST
 from flarecli.read import place_of, places_of, read_list, resolve, select_streams
 from flarecli.storage import Guard, Location, locate
+
+if TYPE_CHECKING:
+    from flarecli.ingest import Spool
 
 __all__ = ["Choice", "Only", "Plan", "link_address", "notes_about_plain_shards", "plan_sources"]
 
@@ -91,6 +95,7 @@ def plan_sources(
     guard: Guard,
     quick: bool,
     table: Mapping[str, object] = MappingProxyType({}),
+    opened: Mapping[str, Spool] = MappingProxyType({}),
 ) -> tuple[list[Plan], list[str], dict[str, Finding]]:
     """Return the plans of a check.
 
@@ -98,12 +103,13 @@ def plan_sources(
     streams  names of the streams to check; empty: all
     quick    do not send requests for lists
     table    headers for tables; see `resolve`
+    opened   open streams, by address
     return   plans; notes about lists that share some shards; path -> finding for unreadable files
              in a dataset, which are reported if the check of the dataset does not report them
     raises   MissingError, UsageError; ReachError if no address can be read
     """
     plans = [
-        _resolve(address, format, streams, guard, len(addresses) == 1, table)
+        _resolve(address, format, streams, guard, len(addresses) == 1, table, opened)
         for address in addresses
     ]
     errors = [plan.error for plan in plans if plan.error is not None]
@@ -121,6 +127,7 @@ def _resolve(
     guard: Guard | None,
     is_single: bool,
     table: Mapping[str, object] = MappingProxyType({}),
+    opened: Mapping[str, Spool] = MappingProxyType({}),
 ) -> Plan:
     """Resolve an address; damage becomes a finding.
 
@@ -131,7 +138,13 @@ def _resolve(
     """
     try:
         (playlist,) = resolve(
-            [address], format=format, guard=guard, maps=False, expanded=True, table=table
+            [address],
+            format=format,
+            guard=guard,
+            maps=False,
+            expanded=True,
+            table=table,
+            opened=opened,
         )
     except MissingError as error:
         if is_single or is_url(address) or not os.path.lexists(address):
