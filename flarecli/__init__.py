@@ -15,10 +15,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from flarecli import errors as errors
     from flarecli.commands import cat as cat
+    from flarecli.commands import compact as compact
+    from flarecli.commands import drop as drop
     from flarecli.commands import inspect as inspect
+    from flarecli.commands import log as log
     from flarecli.commands import merge_index as merge_index
     from flarecli.commands import pack as pack
     from flarecli.commands import playlist as playlist
+    from flarecli.commands import prune as prune
     from flarecli.commands import reindex as reindex
     from flarecli.commands import unpack as unpack
     from flarecli.commands import verify as verify
@@ -45,6 +49,10 @@ _PACKAGES = {
     "Loader": "flarecli.read",
     "Mix": "flarecli.read",
     "Writer": "flarecli.write",
+    "compact": "flarecli.commands",
+    "drop": "flarecli.commands",
+    "log": "flarecli.commands",
+    "prune": "flarecli.commands",
     "cat": "flarecli.commands",
     "encoding": "flarecli.encodings",
     "inspect": "flarecli.commands",
@@ -69,15 +77,19 @@ __all__ = [
     "__version__",
     "cat",
     "close",
+    "compact",
+    "drop",
     "encoding",
     "errors",
     "inspect",
+    "log",
     "merge_index",
     "mix",
     "open",
     "pack",
     "playlist",
     "presets",
+    "prune",
     "reindex",
     "unpack",
     "verify",

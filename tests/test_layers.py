@@ -64,9 +64,18 @@ INNER = {  # modules that other packages import directly; everything else is imp
     },
     "formats": {"byte_ranges", "ffrecord", "files", "granular", "mds", "tables", "webdataset"},
     "playlists": {"fill"},
-    "read": {"epoch_order", "resolve"},
+    "read": {"epoch_order", "resolve", "version_lists"},
     "commands": {"options", "packing"},
-    "write": {"columns", "engines", "failures", "journal", "fetch_links", "parts"},
+    "write": {
+        "columns",
+        "engines",
+        "failures",
+        "journal",
+        "fetch_links",
+        "parts",
+        "removal",
+        "versions",
+    },
 }
 
 

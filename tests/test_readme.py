@@ -64,6 +64,10 @@ def test_every_command_is_in_the_readme():
         "verify",
         "playlist",
         "cat",
+        "drop",
+        "compact",
+        "log",
+        "prune",
     }
 
 

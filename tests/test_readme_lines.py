@@ -74,7 +74,8 @@ def place(tmp_path_factory):
     export = "Größe;n\n1,5;2\n;\n"
     (folder / "export.csv").write_bytes(export.encode("latin-1"))
     rows = pa.table({"id": ids, "data_id": ids, "image": [made.getvalue()] * 20, **small})
-    pq.write_table(rows, folder / "rows.parquet")
+    for name in ("rows", "today"):
+        pq.write_table(rows, folder / f"{name}.parquet")
     for name in ("out", "host/set", "host/cifar", "bucket/train", "imgs"):
         flarecli.pack(folder / "rows.parquet", folder / name, shard_rows=5)
     flarecli.pack(folder / "texts.csv", folder / "lab")
@@ -95,7 +96,8 @@ def test_the_command_line_runs(line, page, place, tmp_path, forked_flare):
     for old, new in HERE:
         line = line.replace(old, new)
     for target in ("out/", "bucket/train"):
-        if re.search(rf"flare pack (-q )?(?!{target}).* {target}", line):
+        is_new = "--append" not in line
+        if is_new and re.search(rf"flare pack (-q )?(?!{target}).* {target}", line):
             shutil.rmtree(here / target)
     if "--reindex" in line:
         (here / "out" / "index.json").unlink()
@@ -124,5 +126,13 @@ def test_every_page_with_command_lines_is_tested():
         for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
         if "```console" in path.read_text()
     }
-    assert pages == {"README.md", "inspect.md", "json.md", "scale.md", "verify.md", "recipes.md"}
+    assert pages == {
+        "README.md",
+        "inspect.md",
+        "json.md",
+        "scale.md",
+        "verify.md",
+        "recipes.md",
+        "living.md",
+    }
     assert main(["--version"]) == 0

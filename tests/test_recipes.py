@@ -1,4 +1,4 @@
-"""docs/recipes.md is correct: its command lines run in order and print the documented output."""
+"""Pages with output are correct: their command lines run in order and print the documented output."""
 
 import gzip
 import re
@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-PAGE = Path(__file__).parents[1] / "docs" / "recipes.md"
+DOCS = Path(__file__).parents[1] / "docs"
 
 
 def rows(start, stop):
@@ -21,7 +21,8 @@ def rows(start, stop):
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
-def test_the_recipes_print_the_documented_output(tmp_path, forked_flare):
+@pytest.mark.parametrize("page", ["recipes.md", "living.md"])
+def test_the_command_lines_of_a_page_print_the_documented_output(page, tmp_path, forked_flare):
     pq.write_table(rows(0, 30), tmp_path / "first.parquet")
     pq.write_table(rows(30, 40), tmp_path / "more.parquet")
     pq.write_table(pa.table({"score": [i / 30 for i in range(30)]}), tmp_path / "scores.parquet")
@@ -31,7 +32,7 @@ def test_the_recipes_print_the_documented_output(tmp_path, forked_flare):
     (tmp_path / "a.bin").write_bytes(b"a")
     lines = [
         line
-        for block in re.findall(r"```console\n(.*?)```", PAGE.read_text(), re.DOTALL)
+        for block in re.findall(r"```console\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
         for line in block.splitlines()
     ]
     commands = [line[2:] for line in lines if line.startswith("$ ")]

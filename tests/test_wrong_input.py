@@ -295,7 +295,7 @@ def test_a_target_without_permission(here, capfd):
 def test_non_empty_target(here, capfd):
     (here / "out").mkdir()
     (here / "out" / "notes.txt").write_text("mine")
-    hint = "Use --resume to continue an unfinished pack, --overwrite to replace a dataset, or name another folder."
+    hint = "Use --resume to continue an unfinished pack, --append to add rows, --overwrite to replace a dataset, or name another folder."
     check_error(capfd, "pack ok.csv out", 2, "out: output folder is not empty", hint)
     check_error(capfd, "pack ok.csv out --resume", 2, "out: output folder is not empty", hint)
     hint = "Name another folder: --overwrite replaces only output of `flare pack`."

@@ -123,6 +123,10 @@ class CachedStore(Store):
         self._pins.drop(path)
         return self.store.write(path, parts, hashes, replace)
 
+    def create(self, path: str, data: bytes) -> None:
+        self._pins.drop(path)
+        self.store.create(path, data)
+
     def delete(self, path: str) -> None:
         self._pins.drop(path)
         self.store.delete(path)

@@ -1,4 +1,4 @@
-"""The six commands as a Typer application."""
+"""The commands as a Typer application."""
 
 from __future__ import annotations
 
@@ -28,6 +28,10 @@ COMMANDS = {
     "verify": "Check that a dataset is complete and undamaged.",
     "playlist": "Write a YAML playlist of datasets.",
     "cat": "Print rows.",
+    "drop": "Remove rows or a column from a dataset.",
+    "compact": "Join small consecutive shards of a dataset.",
+    "log": "List the versions of a dataset, the oldest first.",
+    "prune": "Remove old versions of a dataset, and the files that only they list.",
 }
 _SYNONYMS = {  # names of similar commands in other programs
     "convert": "pack",
@@ -102,7 +106,7 @@ class _Base:
 
 
 class _Command(_Base, typer.core.TyperCommand):
-    """One of the six commands."""
+    """A command."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
@@ -124,7 +128,7 @@ class _Command(_Base, typer.core.TyperCommand):
 
 
 class _Commands(_Base, typer.core.TyperGroup):
-    """Group of the six commands. The module of a command is imported when the command is called."""
+    """Group of the commands. The module of a command is imported when the command is called."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)

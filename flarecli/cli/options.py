@@ -13,7 +13,7 @@ from flarecli.arguments import Declared, Option, Options, declared, option
 from flarecli.cli.printer import Printer
 from flarecli.errors import UsageError
 
-__all__ = ["OUT", "SOURCES", "Argument", "CommandLine", "callback"]
+__all__ = ["DATASET", "OUT", "SOURCES", "Argument", "CommandLine", "callback"]
 
 L = TypeVar("L", bound="CommandLine")
 _TRUE, _FALSE = ("1", "true", "t", "yes", "y", "on"), ("0", "false", "f", "no", "n", "off")
@@ -33,6 +33,7 @@ class Argument:
 _ADDRESSES = "paths, file://, http(s)://, s3://, gs://, az://, hf://, with globs and braces."
 SOURCES = Argument("SOURCE...", f"Addresses: {_ADDRESSES}", is_list=True)
 OUT = Argument("OUT", "Folder or bucket to write to.")
+DATASET = Argument("OUT", "Folder or bucket of the dataset to change.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The six commands as plain functions, which return results and print nothing.
+"""The commands as plain functions, which return results and print nothing.
 
 The module of a command, and the heavy libraries that it imports, are loaded on first use.
 """
@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from flarecli.commands.cat_command import cat
     from flarecli.commands.column_stats import stats_table
+    from flarecli.commands.drop_command import Changed, compact, drop
+    from flarecli.commands.history_command import Pruned, VersionInfo, log, prune
     from flarecli.commands.inspect_command import Inspection, StreamInfo, inspect
     from flarecli.commands.packing.command import Packed, pack
     from flarecli.commands.playlist_command import check_playlist, merge_index, playlist, reindex
@@ -19,19 +21,26 @@ if TYPE_CHECKING:
     from flarecli.commands.verifying.command import Verification, verify
 
 __all__ = [
+    "Changed",
     "Inspection",
     "Packed",
     "PlaylistDiff",
+    "Pruned",
     "StreamInfo",
     "Unpacked",
     "Verification",
+    "VersionInfo",
     "cat",
     "check_playlist",
+    "compact",
     "diff_playlists",
+    "drop",
     "inspect",
+    "log",
     "merge_index",
     "pack",
     "playlist",
+    "prune",
     "reindex",
     "stats_table",
     "unpack",
@@ -40,6 +49,13 @@ __all__ = [
 
 # No module may have the name of a function, because importing the module would hide the function.
 _MODULES = {
+    "Changed": "drop_command",
+    "Pruned": "history_command",
+    "VersionInfo": "history_command",
+    "compact": "drop_command",
+    "drop": "drop_command",
+    "log": "history_command",
+    "prune": "history_command",
     "Inspection": "inspect_command",
     "Packed": "packing.command",
     "PlaylistDiff": "playlist_diff",

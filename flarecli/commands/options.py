@@ -1,4 +1,4 @@
-"""Options of the six commands, each declared once: name, type, default, check, help and group."""
+"""Options of the commands, each declared once: name, type, default, check, help and group."""
 
 from __future__ import annotations
 
@@ -556,6 +556,21 @@ class PackOptions(_DownloadOptions, _TableOptions, _WriteOptions, _StreamOptions
             help="Fail rows whose content does not match the file extension.",
         ),
     )
+    append: bool = option(
+        False, Option(group="Run", help="Add the rows to the dataset in OUT as a new version.")
+    )
+    add_column: str | None = option(
+        None,
+        Option(
+            group="Run",
+            metavar="NAME",
+            help="Add a column of SOURCE to the dataset in OUT, in row order or matched by --key.",
+        ),
+    )
+    replace: bool = option(
+        False,
+        Option(group="Run", help="With --add-column: replace a column that was added before."),
+    )
     dry_run: bool = option(
         False,
         Option(
@@ -806,4 +821,137 @@ class PlaylistOptions(CacheOptions, _TableOptions):
     open: bool = option(
         True,
         Option(group="Run", flags=("--no-open",), help="Do not open shards; list addresses only."),
+    )
+
+
+@dataclass(frozen=True)
+class LogOptions(NetworkOptions):
+    """Options of `log`."""
+
+    out: Address
+    _: KW_ONLY
+    pin: str | None = option(
+        None,
+        Option(group="Run", metavar="NAME", help="Keep the current version under this name."),
+    )
+    restore: int | None = option(
+        None,
+        Option(
+            group="Run",
+            metavar="N",
+            minimum=1,
+            help="Create a version that lists the shards of version N again.",
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class PruneOptions(NetworkOptions):
+    """Options of `prune`."""
+
+    out: Address
+    _: KW_ONLY
+    keep: int | None = option(
+        None,
+        Option(group="Run", metavar="N", minimum=1, help="Number of newest versions to keep."),
+    )
+    dry_run: bool = option(
+        False,
+        Option(group="Run", flags=("-n",), help="Show what would be removed; remove nothing."),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ChangeOptions(NetworkOptions):
+    resume: bool = option(
+        False,
+        Option(
+            group="Run",
+            help="Continue an interrupted run; the result equals that of an uninterrupted run.",
+        ),
+    )
+    dry_run: bool = option(
+        False,
+        Option(
+            group="Run",
+            flags=("-n",),
+            help="Show the shards and bytes that would be rewritten; write nothing.",
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class DropOptions(_ChangeOptions):
+    """Options of `drop`."""
+
+    out: Address
+    _: KW_ONLY
+    where: str | None = option(
+        None,
+        Option(group="Rows", metavar="SQL", help='Remove rows that match, such as "user_id = 42".'),
+    )
+    rows: str | None = option(
+        None,
+        Option(
+            group="Rows",
+            flags=("-r",),
+            metavar="SPEC",
+            help="Remove rows by number: 5, 10:20, -5:.",
+        ),
+    )
+    keys: Address | None = option(
+        None,
+        Option(
+            group="Rows",
+            metavar="FILE",
+            help="Remove rows whose --key value is in a file: one per line, or a table column.",
+        ),
+    )
+    key: str | None = option(
+        None, Option(group="Rows", metavar="COLUMN", help="Column that --keys refers to.")
+    )
+    drop_column: str | None = option(
+        None, Option(group="Rows", metavar="COLUMN", help="Remove a column instead of rows.")
+    )
+    erase: bool = option(
+        False,
+        Option(
+            group="Run",
+            help="Also delete the files that contain the removed rows, and the versions that list them.",
+        ),
+    )
+    break_pins: bool = option(
+        False, Option(group="Run", help="With --erase: also delete pins that list these files.")
+    )
+
+
+@dataclass(frozen=True)
+class CompactOptions(_ChangeOptions):
+    """Options of `compact`."""
+
+    out: Address
+    _: KW_ONLY
+    below: int | str = option(
+        16_000_000,
+        Option(
+            group="Shards",
+            metavar="SIZE",
+            parse=parse_size,
+            takes_text=True,
+            minimum=0,
+            shown="16MB",
+            help="Join consecutive shards smaller than this size.",
+        ),
+    )
+    shard_size: int | str = option(
+        1 << 26,
+        Option(
+            group="Shards",
+            metavar="SIZE",
+            parse=_shard_size,
+            takes_text=True,
+            minimum=1,
+            shown="64MiB",
+            help="Maximum size of a new shard.",
+        ),
     )

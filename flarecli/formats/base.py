@@ -119,6 +119,8 @@ class Format:
     name              format name in options and playlists
     suffixes          suffixes of shard names
     index_files       files that list the shards, relative to the dataset's folder
+    version_index     the index in the dataset's folder that lists the shards of the newest version of
+                      a changed dataset; empty if there is none
     key_column        the column with each sample's key; the other columns are then named after file
                       extensions. Empty if samples have no key
     default_key       the column with the file names that `unpack` uses by default
@@ -151,6 +153,7 @@ class Format:
     name: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]] = ()
     index_files: ClassVar[tuple[str, ...]] = ()
+    version_index: ClassVar[str] = ""
     key_column: ClassVar[str] = ""
     default_key: ClassVar[str] = ""
     holds_null: ClassVar[bool] = False
@@ -396,6 +399,13 @@ class Format:
         The result is empty if the format has no index.
         """
         return {}
+
+    def write_version_index(self, at: Location, stream: Stream) -> None:
+        """Write `version_index` for exactly the shards of a stream, in their order.
+
+        The entries come from the current index, from the indexes of the fragments, and from the
+        copy of the index before the first change.
+        """
 
     def repair_index(self, at: Location, replace: bool = False) -> Stream:
         """Rebuild a lost index from the shards. Raises UsageError if the format has no index."""

@@ -39,6 +39,7 @@ __all__ = [
     "arranged",
     "facts",
     "find",
+    "first_index",
     "is_known",
     "looks_like_table",
     "names",
@@ -77,6 +78,12 @@ NOT_TABLES = re.compile(
     r"(?:.*/)?(?:(?:index|spec|shardindex|widsindex)\.json|.*\.idx\.json|"
     r"shard\.\d{5,}\.(?:json|csv|tsv)(?:\.\w+)?)"
 )
+
+
+def first_index(index: str) -> str:
+    """Return the name for a copy of an index before the first change: `index.000001.json`."""
+    name, dot, suffix = index.rpartition(".")
+    return f"{name}.000001{dot}{suffix}"
 
 
 class _Line(NamedTuple):

@@ -11,10 +11,64 @@ it. Playlists are untrusted input. Any reader of Flare playlists can read the pl
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+
+from flarecli.model import Playlist
 from flarecli.playlists.read import faults, parse, places, read, stored
 from flarecli.playlists.schema import SCHEMA
 from flarecli.playlists.write import text, write
 
-__all__ = ["PLAYLIST", "SCHEMA", "faults", "parse", "places", "read", "stored", "text", "write"]
+__all__ = [
+    "MAX_VERSION",
+    "PLAYLIST",
+    "SCHEMA",
+    "VERSION",
+    "faults",
+    "parse",
+    "pin_of",
+    "places",
+    "read",
+    "stored",
+    "text",
+    "version_name",
+    "version_number",
+    "version_of",
+    "write",
+]
 
 PLAYLIST = "playlist.yaml"
+VERSION = "version"  # header of the first stream of a changed dataset: number, verb, fragment, …
+MAX_VERSION = 10**12
+_PIN = re.compile(r"playlist\.([A-Za-z0-9_-][A-Za-z0-9._-]{0,99})\.yaml", re.ASCII)
+_NUMBERED = re.compile(r"playlist\.(\d{6,13})\.yaml", re.ASCII)
+
+
+def version_name(number: int) -> str:
+    """Return the file name of a numbered list: `playlist.000001.yaml`."""
+    return f"playlist.{number:06d}.yaml"
+
+
+def version_number(name: str) -> int | None:
+    """Return the number in the file name of a numbered list; None for any other name."""
+    match = _NUMBERED.fullmatch(name)
+    number = int(match[1]) if match else 0
+    return number if 0 < number <= MAX_VERSION and name == version_name(number) else None
+
+
+def pin_of(name: str) -> str | None:
+    """Return the name of a pin from the file name of its list; None for any other name.
+
+    The result for the list of a version is its number as text.
+    """
+    match = _PIN.fullmatch(name)
+    return match[1] if match else None
+
+
+def version_of(playlist: Playlist) -> int | None:
+    """Return the number of the version that a playlist lists; None for a dataset without versions."""
+    header = playlist.streams[0].headers.get(VERSION) if playlist.streams else None
+    number = header.get("number") if isinstance(header, Mapping) else None
+    if type(number) is int and 0 < number <= MAX_VERSION:
+        return number
+    return None if playlist.at is None else version_number(playlist.at.name)

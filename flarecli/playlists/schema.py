@@ -28,6 +28,7 @@ __all__ = [
 
 SCHEMA = "schema"  # header: column -> Arrow type in the packed table, in the order of the table
 EXTENSIONS = "extensions"  # header: column -> `Column.extension`
+SUPPORTED = 1  # highest version of the playlist format that flare reads: the header `requires`
 COUNTS = ("rows", "bytes", "raw_bytes")  # headers that are lists of counts, parallel to content
 _HASHES = frozenset(known())
 
@@ -118,6 +119,13 @@ def header_faults(headers: Map, count: int) -> Iterator[Fault]:
             "not text; put it in quotes",
             lambda values: all_of(str, values),
             lambda value: isinstance(value, str),
+        )
+    required = headers.get("requires")
+    if required is not None and (type(required) is not int or required > SUPPORTED):
+        yield (
+            ("requires",),
+            f"requires version {required!r:.60} of the playlist format, which this flare does not "
+            f"support (up to {SUPPORTED}); install a newer flare",
         )
     form = headers.get("format")
     if form is not None and not isinstance(form, str):

@@ -26,6 +26,7 @@ from flarecli.arguments import (
 from flarecli.encodings import BINARY
 from flarecli.errors import MissingLibraryError, UsageError, ValueFitError
 from flarecli.model import Columns, IntArray, Playlist, Row, Sample, Stream
+from flarecli.playlists import version_name, version_of
 from flarecli.read.decode import (
     DecodeFailure,
     Decoder,
@@ -510,6 +511,23 @@ class Dataset(Data):
         """
         return self._table.checksum
 
+    @property
+    def version(self) -> int | None:
+        """The number of the dataset's version; None if the dataset was never changed.
+
+        The data of an open dataset remains at this version.
+        """
+        return version_of(self.playlists[0]) if len(self.playlists) == 1 else None
+
+    @property
+    def pinned(self) -> str:
+        """The address of the list of this version, which later changes do not replace.
+
+        Empty if the dataset was never changed.
+        """
+        number, at = self.version, self.playlists[0].at
+        return "" if number is None or at is None else str(at.folder / version_name(number))
+
     def begins_with(self, checksum: str, rows: int) -> bool:
         """Return whether `checksum` is the checksum of exactly the first `rows` rows."""
         return self._table.begins_with(checksum, rows)
@@ -544,6 +562,13 @@ class Dataset(Data):
 
         raises  UsageError if the condition is invalid or fails on a row
         """
+        return self._only(self.matching(condition))
+
+    def matching(self, condition: str) -> IntArray:
+        """Return the numbers of the rows for which an SQL condition is true: int64, ascending.
+
+        raises  UsageError if the condition is invalid or fails on a row
+        """
         # the name of the row-number column is longer than all other names, so it is unique
         number = "row number".ljust(1 + max(map(len, self.schema.names), default=0))
         names = sql.columns_of(condition, self.schema.names) or self.schema.names[:1]
@@ -564,7 +589,7 @@ class Dataset(Data):
                 hint="Pass a condition such as \"aes > 4 and lang = 'en'\".",
             )
         rows = [batch.column(number).to_numpy() for batch in batches]
-        return self._only(np.concatenate(rows) if rows else np.zeros(0, np.int64))
+        return np.concatenate(rows) if rows else np.zeros(0, np.int64)
 
     def _only(self, rows: IntArray) -> Dataset:
         """Return a dataset with only the given rows, which are int64 [k] and ascending."""

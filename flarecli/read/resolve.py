@@ -41,6 +41,7 @@ __all__ = [
     "refuse_repeats",
     "resolve",
     "select_streams",
+    "without_version_index",
 ]
 
 _UNFINISHED = (".flare/journal", ".flare/lock")  # until a pack is finished, one or both exist
@@ -228,7 +229,21 @@ def read_list(at: Location, format: str | None = None) -> Playlist:
     format  shard format if the playlist or index names no format
     raises  MissingError if the address does not exist; FormatError if the file is damaged
     """
-    return _formatted(_indexed(at.folder) if at.name == INDEX else playlists.read(at), format)
+    if at.name == INDEX:
+        return _formatted(_indexed(at.folder), format)
+    found = playlists.read(at)
+    if playlists.pin_of(at.name) is not None:
+        found = replace(found, streams=tuple(map(without_version_index, found.streams)))
+    return _formatted(found, format)
+
+
+def without_version_index(stream: Stream) -> Stream:
+    """Return the stream of a version without the index in its folder, which lists the newest version."""
+    if not formats.is_known(stream.format):
+        return stream
+    index = formats.find(stream.format or "").version_index
+    files = {name: file for name, file in stream.files.items() if name != index}
+    return replace(stream, files=files)
 
 
 def _of_file(at: Location, format: str | None, exists: bool) -> Playlist:

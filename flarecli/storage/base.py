@@ -280,6 +280,24 @@ class Store(ABC):
     def delete(self, path: str) -> None:
         """Remove a file, if it exists."""
 
+    def names(self, path: str) -> Sequence[str]:
+        """Return the names of the files and folders directly in a folder, in bytewise order.
+
+        raises  MissingError if there are no files
+        """
+        return list(dict.fromkeys(entry.name.partition("/")[0] for entry in self.list(path)))
+
+    def create(self, path: str, data: bytes) -> None:
+        """Create a file atomically. At most one of several processes that create the same file succeeds.
+
+        raises  UsageError or BusyError if the file exists, and UsageError if the store cannot guarantee this
+        """
+        raise UsageError(
+            "this store cannot create a file only if it does not exist",
+            where=self.show(path),
+            hint="Use a local folder, or a bucket of S3, GCS or Azure.",
+        )
+
     def cut(self, path: str, size: int) -> None:
         """Truncate a file to `size` bytes. Raises UsageError if the store cannot change files."""
         raise self._fixed(path)
@@ -466,6 +484,20 @@ class Location:
             previous = entry.name
             if pattern.fullmatch(entry.name):
                 yield entry.name
+
+    def names(self) -> Sequence[str]:
+        """Return the names of the files and folders directly in this folder, in bytewise order.
+
+        raises  MissingError if there are no files
+        """
+        return self.store.names(self.path)
+
+    def create(self, data: bytes) -> None:
+        """Create the file atomically. At most one of several processes that create the same file succeeds.
+
+        raises  UsageError or BusyError if the file exists, and UsageError if the store cannot guarantee this
+        """
+        self.store.create(self.path, data)
 
     def delete(self) -> None:
         """Remove the file, if it exists."""

@@ -355,6 +355,15 @@ class LocalStore(Store):
             except (UnsafeError, ReachError):  # a link or a pipe; opening it raises the error again
                 yield Entry(name, -1)
 
+    def names(self, path: str) -> Sequence[str]:
+        folder = self._folder(path)
+        try:
+            return sorted(os.listdir(folder), key=os.fsencode)
+        except OSError as error:
+            raise self.error(error, path) from None
+        finally:
+            _close(folder)
+
     @contextlib.contextmanager
     def opened(self, path: str, flags: int = _READ) -> Iterator[int]:
         """Open a regular file below the root and yield its file descriptor."""
@@ -484,6 +493,9 @@ class LocalStore(Store):
                 raise
         return Written(sums.size, sums.hex())
 
+    def create(self, path: str, data: bytes) -> None:
+        self.write(path, [data], replace=False)
+
     def _fill(self, fd: int, parts: Iterable[Part], sums: Sums) -> None:
         """Write, hash and sync a new file."""
         from flarecli.storage.direct_io import FileWriter  # imported late: reads do not use it
@@ -573,6 +585,12 @@ class LocalStore(Store):
             raise self.error(error, path) from None
         finally:
             _close(folder)
+
+    def remove_folders(self, path: str) -> None:
+        """Remove a folder and its subfolders if they contain no files."""
+        for below, _, _ in os.walk(os.path.join(self.root, path), topdown=False):
+            with contextlib.suppress(OSError):  # not empty
+                os.rmdir(below)
 
     def delete(self, path: str) -> None:
         try:

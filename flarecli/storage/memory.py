@@ -65,5 +65,8 @@ class MemoryStore(Store):
             raise MissingError("no such file or folder", where=self.show(path))
         yield from (Entry(name[len(prefix) :], len(self.files[name])) for name in sorted(found))
 
+    def create(self, path: str, data: bytes) -> None:
+        self.write(path, [data], replace=False)
+
     def delete(self, path: str) -> None:
         self.files.pop(path, None)

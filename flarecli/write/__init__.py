@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from flarecli.write.commit_lock import CommitLock
 from flarecli.write.failures import FAILED, Failure, drop_rows, error_of, too_large
 from flarecli.write.folder_target import FolderTarget, bucket_of, claim
 from flarecli.write.journal import Journal
-from flarecli.write.keys import Keys, is_empty_key, key_text
+from flarecli.write.keys import Keys, is_empty_key, key_bytes, key_text
 from flarecli.write.spool import Spool
-from flarecli.write.target import Contents, Target
+from flarecli.write.target import Contents, Target, check_streams
 from flarecli.write.writer import SHARD_LIMIT, Writer
 
 __all__ = [
     "FAILED",
+    "CommitLock",
     "Contents",
     "Failure",
     "FolderTarget",
@@ -22,10 +24,12 @@ __all__ = [
     "Target",
     "Writer",
     "bucket_of",
+    "check_streams",
     "claim",
     "drop_rows",
     "error_of",
     "is_empty_key",
+    "key_bytes",
     "key_text",
     "too_large",
 ]

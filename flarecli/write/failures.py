@@ -40,6 +40,7 @@ class Failure:
     file, file_row  source file that contains the row, and the row number in that file; None if a
                     query created the row
     hint            names an option with which the row can be packed; not written to `failed.jsonl`
+    names_key       whether the reason begins with the key
     """
 
     row: int
@@ -50,6 +51,7 @@ class Failure:
     file: str | None = None
     file_row: int | None = None
     hint: str = ""
+    names_key: bool = False
 
     @property
     def where(self) -> str:
@@ -130,9 +132,7 @@ def error_of(failure: Failure, address: object, hint: str = SKIP_HINT) -> FlareE
     address  address of the source, for a row without a file
     hint     how to continue without failed rows
     """
-    # the reason of a row of a list starts with the key, which is the name of the file
-    is_named = failure.key and not failure.reason.startswith(f"{failure.key}: ")
-    named = f"{failure.key}: " if is_named else ""
+    named = f"{failure.key}: " if failure.key and not failure.names_key else ""
     if failure.kind == "robots" or (failure.kind == "unsafe" and "--allow-" in failure.hint):
         hint = f"{failure.hint.rstrip('.')}, or --on-error skip to omit such rows."
     elif failure.kind == "incomplete":

@@ -27,7 +27,7 @@ from flarecli.names import is_url
 from flarecli.redact import redact, redact_text
 from flarecli.storage.local import temporary_file_error
 
-__all__ = ["Keys", "is_empty_key", "key_text"]
+__all__ = ["Keys", "is_empty_key", "key_bytes", "key_text"]
 
 Hashes = npt.NDArray[np.uint64]
 Records = npt.NDArray[np.void]  # with the fields of _RECORD
@@ -251,6 +251,18 @@ def key_text(key: pa.Scalar) -> str:
         text = key.as_buffer().to_pybytes().decode("utf-8", "backslashreplace")
         return redact(text) if is_url(text) else redact_text(text)
     return redact_text(str(key.as_py()))
+
+
+def key_bytes(keys: pa.Array) -> pa.Array:
+    """Return keys as large_binary [rows]: text in UTF-8, and numbers as decimal text.
+
+    Keys of different types can then be compared.
+    """
+    if pa.types.is_dictionary(keys.type):
+        keys = keys.dictionary_decode()
+    if not is_binary(keys.type):
+        keys = keys.cast(pa.large_string())
+    return keys.cast(pa.large_binary())
 
 
 def is_empty_key(keys: pa.Array) -> npt.NDArray[np.bool_]:

@@ -26,6 +26,7 @@ from flarecli.model import Stream
 from flarecli.names import bare, is_url
 from flarecli.playlists import PLAYLIST
 from flarecli.read import parts_hint
+from flarecli.read.version_lists import is_fragment, is_version_file, listed_in_versions
 from flarecli.storage import Location
 from flarecli.storage.local import SCRATCH
 from flarecli.write.failures import FAILED
@@ -93,7 +94,7 @@ class DatasetContents(Contents):
     """Policy for datasets, which consist of a playlist, a format's index, and the files that these list."""
 
     noun = "pack"
-    hint = "Use --resume to continue an unfinished pack, --overwrite to replace a dataset, or name another folder."
+    hint = "Use --resume to continue an unfinished pack, --append to add rows, --overwrite to replace a dataset, or name another folder."
 
     def is_finished(self, at: Location) -> bool:
         return any((at / name).exists() for name in _DATASET)
@@ -111,8 +112,15 @@ class DatasetContents(Contents):
         folders = {name.partition("/")[0] for name in listed if "/" in name}
         by_name = is_begun or (not listed and PLAYLIST in names)
         for name in names:
+            if is_fragment(name):
+                inside = dict.fromkeys((at / name).names())
+                self.check_replaceable(
+                    at / name, inside, f"{shown.rstrip('/')}/{name}", SCRATCH in inside
+                )
+                continue
             if (
                 name in own
+                or is_version_file(name)
                 or (by_name and _SHARD.fullmatch(name))
                 or self._is_part(at / name, name, shown)
             ):
@@ -286,6 +294,8 @@ def _listed(at: Location) -> set[str]:
         with contextlib.suppress(FlareError):
             if (at / index).exists():
                 names.update(_files(find(format).open_dataset(at)))
+    with contextlib.suppress(FlareError):
+        names.update(listed_in_versions(at))
     folders = {name.rpartition("/")[0] for name in names} - {""}
     names.update([f"{folder}/{INDEX}" for folder in folders])  # indexes of merged parts
     return names

@@ -7,7 +7,7 @@ import os
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from types import TracebackType
@@ -446,6 +446,16 @@ class Writer:
                 )
             fresh.add(name)
 
+    def end_shard(self, next: int) -> None:
+        """End the current shard, so that the next row begins another shard.
+
+        next  position of the next row in the selection
+        """
+        self._check_open()
+        self._write_samples()
+        if self._buffered_rows:
+            self._flush(next)
+
     def _flush(self, next: int) -> None:
         """Queue the buffered rows as one shard; `next` is the first row of the next shard."""
         self._is_inconsistent = True
@@ -537,13 +547,19 @@ class Writer:
         self.failed.add(failure)
 
     @checked
-    def close(self, source: Mapping[str, Any] | None = None) -> str:
+    def close(
+        self,
+        source: Mapping[str, Any] | None = None,
+        commit: Callable[[Stream], None] | None = None,
+    ) -> str:
         """Write the last shard, the index and the playlist; return the path of the playlist.
 
         Further calls return the same path. If `close` raises an error, call `abandon` to release
         the target; a `with` block calls these methods itself.
 
         source  the source to record in the playlist
+        commit  called with the written stream after the playlist was written, before the target is
+                released; after an error, the shards are kept for a resume
         """
         if self._is_abandoned or self._is_inconsistent:
             self._check_open()
@@ -571,6 +587,8 @@ class Writer:
                 self.target.at / playlists.PLAYLIST,
                 Playlist((self._stream({**files, **failed}, source),)),
             )
+        if commit is not None:
+            commit(self._stream({**files, **failed}, source))
         self.failed.close()
         self._journal.close()
         self._ended = True

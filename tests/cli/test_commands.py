@@ -108,6 +108,9 @@ def test_pack_without_options_passes_the_defaults(flare):
         "folder_column": None,
         "part": None,
         "join": False,
+        "append": False,
+        "add_column": None,
+        "replace": False,
         "null": (),
         "from0": False,
         "resize": None,
@@ -135,7 +138,7 @@ def test_every_option_of_pack_is_passed(flare):
         "--shard-size 256KiB --shard-rows 3 -z zstd:7 --hash sha1 --hash xxh64 --separator \\t| --newline \\r\\n --on-error skip "
         "--on-duplicate first --dry-run --resume "
         "--resize 640x480 --resize-mode crop --quality 80 --min-size 32 --max-aspect 2.5 --media-info --strict --part-rows 9 --engine ray "
-        "--input csv --folder-column label --part 2/4 --join --csv delimiter=; --csv null=NA --null fill --null n=0 "
+        "--input csv --folder-column label --part 2/4 --join --append --add-column score --replace --csv delimiter=; --csv null=NA --null fill --null n=0 "
         "--overwrite --allow-empty --allow-missing -0 -j 5 --retries 2 --timeout 8s --deadline 12s --max-object 1MB --allow-private --allow-local --cache kept --cache-limit 1MB --allow-host 10.0.0.7:80 --allow-host ::1 "
         "--per-host 4 --user-agent mybot/1.0 --ignore-robots-tag"
     )
@@ -168,6 +171,9 @@ def test_every_option_of_pack_is_passed(flare):
         "folder_column": "label",
         "part": (1, 4),
         "join": True,
+        "append": True,
+        "add_column": "score",
+        "replace": True,
         "null": ["fill", "n=0"],
         "from0": True,
         "per_host": 4,

@@ -78,7 +78,7 @@ def test_an_error_without_place_or_hint_is_one_line(flare):
         (
             ["pak"],
             "unknown command 'pak'",
-            "Did you mean pack? Choose one of pack, unpack, inspect, verify, playlist, cat.",
+            "Did you mean pack? Choose one of pack, unpack, inspect, verify, playlist, cat, drop, compact, log, prune.",
         ),
         (["--nope"], "no such option: --nope", "Run `flare --help`."),
         (["cat"], "missing argument 'SOURCE...'", "Run `flare cat --help`."),

@@ -7,7 +7,7 @@ import pytest
 import flarecli
 from flarecli.__main__ import main
 
-COMMANDS = "Choose one of pack, unpack, inspect, verify, playlist, cat."
+COMMANDS = "Choose one of pack, unpack, inspect, verify, playlist, cat, drop, compact, log, prune."
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,8 @@ from dataclasses import replace
 from flarecli import ingest
 from flarecli.arguments import address_text, address_texts, from_options
 from flarecli.commands.options import PackOptions
+from flarecli.commands.packing.add_column import add_column
+from flarecli.commands.packing.append import append_rows
 from flarecli.commands.packing.media import MediaOptions
 from flarecli.commands.packing.parts import join_parts, pack_one_part, pack_parts
 from flarecli.commands.packing.plan import PackTask
@@ -71,6 +73,21 @@ def pack(options: PackOptions) -> Packed:
         return _pack(saved, media, rows.name, columns)
 
 
+def _refuse_together(options: PackOptions) -> None:
+    """Raise UsageError for options that cannot be used with --append or --add-column."""
+    change = "--append" if options.append else "--add-column"
+    for name, is_set in (
+        ("--add-column", options.append and options.add_column is not None),
+        ("--overwrite", options.overwrite),
+        ("--part-rows", options.part_rows is not None),
+        ("--part", options.part is not None),
+        ("--join", options.join),
+        (f"--engine {options.engine}", options.engine != "local"),
+    ):
+        if is_set:
+            raise UsageError(f"{change} and {name} cannot be combined")
+
+
 def _pack(
     options: PackOptions,
     media: MediaOptions,
@@ -98,6 +115,9 @@ def _pack(
 
 def _packed(task: PackTask, progress: Progress) -> Packed:
     options = task.options
+    if options.append or options.add_column is not None:
+        _refuse_together(options)
+        return append_rows(task, progress) if options.append else add_column(task, progress)
     if options.join:
         return join_parts(task, progress)
     if options.part is not None:

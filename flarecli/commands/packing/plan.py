@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 
-from flarecli import encodings, sql
+from flarecli import encodings, read, sql
 from flarecli.arguments import address_text, address_texts, name_list
 from flarecli.commands.external_shuffle import shuffled
 from flarecli.commands.options import PackOptions
@@ -81,6 +81,7 @@ class PackTask:
     object_name    class name of the Python object whose rows the source file contains; empty: none
     object_columns columns of a flare dataset whose rows were saved
     base_folder    base folder of relative addresses; None: the working folder
+    existing       the dataset to which the rows are appended; its keys count as keys of earlier rows
     """
 
     options: PackOptions
@@ -93,6 +94,7 @@ class PackTask:
     object_name: str = ""
     object_columns: StoredColumns | None = None
     base_folder: str | None = None
+    existing: read.Dataset | None = None
 
     @cached_property
     def sources(self) -> list[str]:
@@ -170,15 +172,9 @@ class PackTask:
     def open_source(self) -> Source:
         """Open the source. Raises the errors of `open_source`."""
         options = self.options
-        text = {link.source for link in self.links} | ({self.key} if self.key else set())
-        text |= {
-            name
-            for name, encoding in self.encode.items()
-            if not encoding.startswith(("int", "uint", "float"))
-        }
         return open_source(
             self.sources,
-            text=text,
+            text=self._text_columns(),
             guard=self.guard,
             columns=self.columns,
             streams=name_list(options.streams),
@@ -192,6 +188,21 @@ class PackTask:
             object_name=self.object_name,
             object_columns=self.object_columns,
         )
+
+    def _text_columns(self) -> set[str]:
+        """Return the columns of a CSV file that are read as text, whatever their values are."""
+        text = {link.source for link in self.links}
+        if self.existing is not None:  # the rows must have the types of the existing rows
+            return text | {
+                name for name, kind in (self.types or {}).items() if encodings.is_text(kind)
+            }
+        if self.key:
+            text.add(self.key)
+        return text | {
+            name
+            for name, encoding in self.encode.items()
+            if not encoding.startswith(("int", "uint", "float"))
+        }
 
     def recorded_options(self) -> dict[str, Any]:
         """Return the options that a resumed pack must repeat, except source, format and settings.
@@ -562,6 +573,7 @@ def _distinct(batches: Iterator[pa.RecordBatch], plan: Plan) -> Iterator[pa.Reco
     """Yield the rows with distinct keys; reject or skip a row whose key occurred before."""
     row = plan.start if plan.is_run else 0
     with Keys() as keys:
+        before = _add_existing_keys(keys, plan)
         for batch in batches:
             column = batch.column(plan.key)
             has_places = PLACE in batch.schema.names
@@ -569,10 +581,20 @@ def _distinct(batches: Iterator[pa.RecordBatch], plan: Plan) -> Iterator[pa.Reco
                 batch.column(PLACE).to_numpy() if has_places else np.arange(row, row + len(column))
             )
             row += batch.num_rows
-            earlier = np.where(is_empty_key(column), -1, keys.seen(column, rows))
+            earlier = np.where(is_empty_key(column), -1, keys.seen(column, rows + before))
             again = np.flatnonzero(earlier >= 0)
             if len(again) and plan.options.on_duplicate == "error":
                 first = int(again[0])
+                if earlier[first] < before:
+                    file, at = plan.source.place(int(rows[first]))
+                    raise FormatError(
+                        f"key {key_text(column[first])!r} is already in the dataset, "
+                        f"in row {earlier[first]}",
+                        where=file,
+                        row=at,
+                        hint="Use --on-duplicate first to skip rows with existing keys.",
+                    )
+                earlier -= before
                 raise _duplicate(
                     plan,
                     key_text(column[first]),
@@ -582,6 +604,18 @@ def _distinct(batches: Iterator[pa.RecordBatch], plan: Plan) -> Iterator[pa.Reco
                 )
             plan.duplicates += len(again)
             yield batch.filter(pa.array(earlier < 0)) if len(again) else batch
+
+
+def _add_existing_keys(keys: Keys, plan: Plan) -> int:
+    """Add the keys of the dataset to which the rows are appended; return the number of its rows."""
+    data = plan.task.existing
+    if data is None or plan.key is None:
+        return 0
+    row, name = 0, plan.renamed(plan.key)
+    for batch in data.select([name]).batches():
+        keys.seen(batch.column(0), np.arange(row, row + batch.num_rows))
+        row += batch.num_rows
+    return row
 
 
 def _duplicate(plan: Plan, key: str, row: int, earlier: int, are_source_rows: bool) -> FormatError:
@@ -739,21 +773,20 @@ def _read_files(
     for batch, flaws in plan.source.filled(with_names(), files):
         keys = batch.column(plan.row_name) if plan.row_name is not None else None
         failures: dict[int, Failure] = {}
-        problems = [
-            (
-                row,
-                column,
-                error.kind,
-                f"{batch.column(_NAME_OF + column)[row]}: {error.message}",
-                error.hint if error.kind == "unsafe" else "",
-            )
-            for row, column, error in flaws
-        ]
+        problems = list[tuple[int, str, str, str, str, bool]]()
+        for row, column, error in flaws:
+            name = str(batch.column(_NAME_OF + column)[row])
+            is_key = keys is not None and str(keys[row]) == name  # in a list of files
+            hint = error.hint if error.kind == "unsafe" else ""
+            problems.append((row, column, error.kind, f"{name}: {error.message}", hint, is_key))
         missing = _missing_files(plan, batch, [*names_of, *read_already], plan.row_name)
-        problems += [(row, *missing[row], "") for row in missing]
-        for row, column, kind, reason, hint in problems:
+        problems += [(row, *missing[row], "", False) for row in missing]
+        for row, column, kind, reason, hint, names_key in problems:
             key = "" if keys is None else key_text(keys[row])
-            failures.setdefault(row, Failure(first + row, key, column, kind, reason, hint=hint))
+            failure = Failure(
+                first + row, key, column, kind, reason, hint=hint, names_key=names_key
+            )
+            failures.setdefault(row, failure)
         names = {
             file: [text or "" for text in batch.column(name).to_pylist()]
             for file, name in zip(files, names_of, strict=True)

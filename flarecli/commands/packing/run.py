@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import islice
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +32,7 @@ from flarecli.errors import FlareError, NoRowsError, UsageError, ValueFitError
 from flarecli.hashes import DEFAULT
 from flarecli.ingest import SourceChecksum
 from flarecli.media import kind_of
-from flarecli.model import Columns, IntArray
+from flarecli.model import Columns, IntArray, Stream
 from flarecli.names import is_url, local_path, scheme_of, shell_quoted, whole_path
 from flarecli.prefetch import cpu_count
 from flarecli.progress import Progress
@@ -92,6 +93,7 @@ class Packed:
     """The result of a pack or a dry run.
 
     estimated  whether shards and bytes are estimated from the first rows
+    version    number of the version that contains the rows; None for a dataset without versions
     """
 
     playlist: str
@@ -106,6 +108,7 @@ class Packed:
     resumed_rows: int = 0
     dry_run: bool = False
     estimated: bool = False
+    version: int | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return the result as plain values, for --json."""
@@ -212,10 +215,18 @@ def _real_address(address: str) -> str:
     return (os.path.realpath(whole_path(local_path(address))) if is_path else address).rstrip("/")
 
 
-def pack_task(task: PackTask, progress: Progress, plan: Plan | None = None) -> Packed:
+def pack_task(
+    task: PackTask,
+    progress: Progress,
+    plan: Plan | None = None,
+    head: Mapping[str, Any] = MappingProxyType({}),
+    commit: Callable[[Stream], None] | None = None,
+) -> Packed:
     """Pack the rows of a task. Raises the errors of `pack`.
 
-    plan  plan of the task; None: open the source and report its notes
+    plan    plan of the task, if the source is already open
+    head    further facts that a resumed pack must repeat
+    commit  see `Writer.close`
     """
     plan, options = plan or planned(task, progress), task.options
     source, recorded = plan.source, task.recorded_options()
@@ -235,7 +246,7 @@ def pack_task(task: PackTask, progress: Progress, plan: Plan | None = None) -> P
         task.out,
         format=options.format,
         settings=task.settings,
-        head={"source": digest, "options": recorded},
+        head={"source": digest, "options": recorded, **head},
         source_checksum=checksum,
         resume=options.resume,
         overwrite=options.overwrite,
@@ -265,7 +276,7 @@ def pack_task(task: PackTask, progress: Progress, plan: Plan | None = None) -> P
                     where=source.address,
                     hint="Check --rows, --where and --limit." if selects else "",
                 )
-            path = writer.close(record())
+            path = writer.close(record(), commit)
     except KeyboardInterrupt:
         saved = 0 if spool is None else spool.saved_rows(len(plan.links))
         raise PackInterrupt(options, Kept(writer.kept_rows, writer.shards, saved)) from None

@@ -10,6 +10,7 @@ are searched for at their usual paths. Files that no list names are reported.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,8 +28,9 @@ from flarecli.formats.webdataset import index as webdataset_index
 from flarecli.formats.webdataset.index import SHARDS
 from flarecli.model import Chunk, Finding, Playlist, Stream, finding_of
 from flarecli.names import bare, is_url
-from flarecli.playlists import PLAYLIST
+from flarecli.playlists import PLAYLIST, pin_of, version_of
 from flarecli.read import place_of, places_of
+from flarecli.read.version_lists import is_fragment, is_version_file, listed_in_versions
 from flarecli.storage import Location
 
 __all__ = [
@@ -81,6 +83,20 @@ def check_own_checksum(playlist: Playlist) -> tuple[int, list[Finding], bool]:
         return size, [], False
     finding = Finding(str(playlist.at), "checksum", message, _DAMAGED_LIST, start=0, stop=size)
     return size, [finding], True
+
+
+def _derived_index(playlist: Playlist, stream: Stream) -> str:
+    """Return the path of the index that lists another version, or another stream; empty: there is none.
+
+    The index in the folder of a changed dataset lists the first stream of the newest version.
+    """
+    if version_of(playlist) is None or playlist.at is None or stream.format is None:
+        return ""
+    index = formats.find(stream.format).version_index
+    is_first = stream.name == playlist.streams[0].name
+    if not index or (is_first and pin_of(playlist.at.name) is None):
+        return ""
+    return place_of(playlist.at.folder / index)
 
 
 @dataclass
@@ -157,6 +173,7 @@ class OtherLists:
                 self._index_entries = _index_entries(playlist.at, stream)
             except FlareError as error:
                 self.findings.append(finding_of(error, playlist.at))
+        self._derived_index = _derived_index(playlist, stream)
         self._without_checksums: dict[bool, list[Location]] = {}  # True: playlists
         self._checked: set[str] = set()  # paths of lists whose checksums are in another list
         self._by_folder: dict[str, list[OtherList]] = {}  # the key "" is for the --against list
@@ -172,6 +189,11 @@ class OtherLists:
 
         is_named  whether the list in use contains the size and checksums of this list
         """
+        if self._derived_index == place_of(at):
+            self.read_paths.add(place_of(at))
+            return
+        if is_fragment(at.folder.name):  # a version may list only some shards of a fragment
+            must_match = False
         try:
             size = at.size()
             if not is_named:
@@ -481,6 +503,11 @@ def find_unlisted_files(
                 listed.add(str(stream.at.join(url)))
             except FlareError:
                 continue  # the check of this file reports the error
+    if version_of(playlist) is not None:
+        with contextlib.suppress(
+            FlareError
+        ):  # other versions may list files that this one does not
+            listed.update(str(top / name) for name in listed_in_versions(top))
     names = list[str]()
     try:
         for entry in top.list():
@@ -503,6 +530,10 @@ def find_unlisted_files(
         # a cache of the original library contains compressed and decompressed copies of a shard
         is_copy = any(f"{at}.{suffix}" in listed for suffix in SUFFIXES)
         is_shard = formats.of_suffix(name, tables=has_tables) is not None and not is_copy
+        # an unlisted fragment belongs to an unfinished change
+        is_shard = is_shard and not is_fragment(name.partition("/")[0])
+        if is_version_file(name):
+            continue
         yield name, unlisted_shard(at, playlist.at) if is_shard else None
 
 

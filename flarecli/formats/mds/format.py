@@ -84,11 +84,13 @@ class MosaicFormat(Format):
     """
 
     index_files = (INDEX,)
+    version_index = INDEX
     checks_forward = True
 
     open_dataset = staticmethod(mds_index.open_dataset)
     merge_indexes = staticmethod(repair_index.merge)
-    repair_index = staticmethod(repair_index.rebuild)
+    write_version_index = staticmethod(repair_index.write_version)
+    repair_index = staticmethod(repair_index.rebuild)  # last, because it hides the module
 
     def written_by(self, listed_by: str) -> str | None:
         """Return the version of MDS if an `index.json` lists the dataset."""

@@ -1,5 +1,5 @@
-"""Create an `index.json` of MosaicML Streaming: rebuild a lost index from the shards, or merge the
-indexes of several datasets.
+"""Create an `index.json` of MosaicML Streaming: rebuild a lost index from the shards, merge the
+indexes of several datasets, or list the shards of a version of a changed dataset.
 
 A lost index is rebuilt from the configs, row counts, sizes and checksums of the shards. For shards
 that the original wrote, the result has the same bytes as the lost index.
@@ -12,6 +12,7 @@ the shards exist, and can merge again after datasets were added.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -38,13 +39,13 @@ from flarecli.formats.mds.index import (
     read_shards,
     write_entries,
 )
-from flarecli.formats.registry import INDEX, find
+from flarecli.formats.registry import INDEX, find, first_index
 from flarecli.hashes import Sums
 from flarecli.model import Chunk, File, Settings, Shard, Stream
 from flarecli.names import check_name
 from flarecli.storage import Location
 
-__all__ = ["merge", "parts_below", "rebuild"]
+__all__ = ["merge", "parts_below", "rebuild", "write_version"]
 
 _FILES = ("raw_data", "zip_data", "raw_meta", "zip_meta")
 _SCRATCH = ".flare"
@@ -266,6 +267,47 @@ def merge(at: Location, parts: Sequence[Location] | None = None) -> dict[str, Fi
     if not shards:
         raise MissingError("no index.json below this folder lists a shard", where=at)
     return write_entries(at, {"version": 2, "shards": shards}, is_sorted=False)
+
+
+def write_version(at: Location, stream: Stream) -> None:
+    """Write the `index.json` of a version: the entries of exactly the shards in a stream, in order.
+
+    The entries of new shards come from the indexes of their folders.
+
+    raises  FormatError if no index lists a shard
+    """
+    entries: dict[str, dict[str, Any]] = {}
+    with contextlib.suppress(MissingError):
+        entries = _entries(at / INDEX, "")
+    folders = dict.fromkeys(url.rpartition("/")[0] for url in stream.urls if url not in entries)
+    for folder in folders:
+        name = f"{folder}/{INDEX}" if folder else first_index(INDEX)
+        with contextlib.suppress(MissingError):
+            entries |= _entries(at / name, folder)
+    for url in stream.urls:
+        if url not in entries:
+            raise FormatError(f"no index lists the shard {url!r:.60}", where=at)
+    shards = [entries[url] for url in stream.urls]
+    write_entries(at, {"version": 2, "shards": shards}, is_sorted=False)
+
+
+def _entries(where: Location, folder: str) -> dict[str, dict[str, Any]]:
+    """Return the entries of an index by the path of the stored file.
+
+    folder  folder of the files, relative to the folder of the dataset; empty for the folder itself
+    """
+    out = {}
+    for i, shard in enumerate(read_shards(where)[0]):
+        if folder:
+            shard = {
+                key: _moved(value, folder, f"shards[{i}].{key}") if key in _FILES else value
+                for key, value in shard.items()
+            }
+        stored = shard.get("zip_data") or shard.get("raw_data")
+        if not isinstance(stored, dict) or not isinstance(stored.get("basename"), str):
+            raise FormatError("basename is missing", where=Place(where, item=f"shards[{i}]"))
+        out[stored["basename"]] = shard
+    return out
 
 
 def parts_below(root: Location) -> list[str]:

@@ -67,7 +67,7 @@ from flarecli.formats.webdataset.columns import (
     extensions_of,
     member_columns,
 )
-from flarecli.formats.webdataset.index import SHARDS, write_index
+from flarecli.formats.webdataset.index import SHARDS, write_index, write_version_index
 from flarecli.formats.webdataset.scan import Table, key_text, read_stream, read_table
 from flarecli.formats.webdataset.write import row_sizes, write_shard
 from flarecli.lazy import np, pa, pc
@@ -106,6 +106,7 @@ class WebDataset(Format):
         *(one for one, kind in byte_ranges.TARS.items() if kind in compress.SUFFIXES),
     )
     index_files = (SHARDS,)
+    version_index = SHARDS
     key_column = KEY
     holds_null = True  # a sample without a member for a column has a null
     is_listed = True
@@ -132,6 +133,7 @@ class WebDataset(Format):
     row_sizes = staticmethod(row_sizes)
     write_shard = staticmethod(write_shard)
     write_index = staticmethod(write_index)
+    write_version_index = staticmethod(write_version_index)
     scan_stream = staticmethod(read_stream)
 
     def sniff(self, name: str, head: bytes) -> bool:

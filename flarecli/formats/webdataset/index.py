@@ -261,6 +261,11 @@ def _stream(at: Location, index: Any) -> Stream:
     )
 
 
+def write_version_index(at: Location, stream: Stream) -> None:
+    """Write the `shardindex.json` of a version, which lists the shards of a stream."""
+    write_index(at, list(stream), stream.columns or (), Settings())
+
+
 def write_index(
     at: Location, chunks: Sequence[Chunk], columns: Columns, settings: Settings
 ) -> dict[str, File]:

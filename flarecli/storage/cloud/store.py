@@ -402,6 +402,19 @@ class ObjectStore(Store):
             raise MissingError("not found", where=self.show(path))
         yield last
 
+    def names(self, path: str) -> Sequence[str]:
+        top = f"{path}/" if path else ""
+        found = run_interruptibly(
+            lambda: self._call(
+                path, lambda library, client: library.list_with_delimiter(client, path or None)
+            )
+        )
+        keys = [*found["common_prefixes"], *(meta["path"] for meta in found["objects"])]
+        names = {key[len(top) :].rstrip("/") for key in keys if key.startswith(top)} - {""}
+        if not names:
+            raise MissingError("not found", where=self.show(path))
+        return sorted(names, key=str.encode)
+
     def _pages(self, path: str) -> Iterator[Any]:
         """Yield the metadata of each object below a path, in bytewise order of the keys."""
 
@@ -511,6 +524,17 @@ class ObjectStore(Store):
         if version == {}:
             raise NoConditionalWrites("the store has no versions", where=self.show(path))
         return run_interruptibly(lambda: self._call(path, put))
+
+    def create(self, path: str, data: bytes) -> None:
+        try:
+            self.put_if(path, data, None)
+        except NoConditionalWrites as error:
+            raise error.changed(
+                address=self.show(path),
+                hint="Use a store with conditional writes (If-None-Match), or a local folder.",
+            ) from None
+        finally:
+            self._pins.drop(path)
 
     def delete(self, path: str) -> None:
         def gone(library: Any, client: Any) -> None:

@@ -1,0 +1,44 @@
+"""`flare drop`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from flarecli.cli.options import DATASET, Argument, CommandLine
+from flarecli.cli.progress import ProgressBar
+from flarecli.commands.options import DropOptions
+from flarecli.units import format_count, format_size
+
+
+@dataclass(frozen=True)
+class Line(DropOptions, CommandLine):
+    """Command line of `flare drop`."""
+
+    arguments: ClassVar[Mapping[str, Argument]] = {"out": DATASET}
+
+
+def command(line: Line) -> int:
+    """Remove rows or a column from a dataset.
+
+    Shards that contain such rows are rewritten without them; the files of earlier versions remain
+    until `flare prune`.
+
+    Example: flare drop out/ --where "user_id = 42"
+    """
+    from flarecli import commands
+
+    printer = line.printer()
+    with ProgressBar(printer, "drop") as bar:
+        changed = commands.drop(line.out, progress=bar, **line.keywords(DropOptions))
+    if line.as_json:
+        printer.json(changed.as_json())
+        return 0
+    shards = f"{format_count(changed.shards, 'shard')}, {format_size(changed.bytes)}"
+    rows = format_count(changed.rows, "row")
+    if changed.dry_run:
+        printer.line(f"would remove {rows}, and rewrite {shards}")
+    elif changed.version is not None:
+        printer.line(f"removed {rows}, rewrote {shards}: version {changed.version}")
+    return 0

@@ -1,0 +1,50 @@
+"""`flare log`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from flarecli.cli.options import DATASET, Argument, CommandLine
+from flarecli.commands.options import LogOptions
+
+
+@dataclass(frozen=True)
+class Line(LogOptions, CommandLine):
+    """Command line of `flare log`."""
+
+    arguments: ClassVar[Mapping[str, Argument]] = {"out": DATASET}
+
+
+def command(line: Line) -> int:
+    """List the versions of a dataset, the oldest first.
+
+    --pin and --restore first pin the current version, or restore an earlier version.
+
+    Example: flare log out/ --pin before-cleanup
+    """
+    from flarecli import commands
+
+    printer = line.printer()
+    found = commands.log(line.out, **line.keywords(LogOptions))
+    if line.as_json:
+        printer.json({"versions": [one.as_json() for one in found]})
+    elif line.quiet:
+        printer.line(str(found[-1].number))
+    else:
+        printer.table(
+            ("version", "change", "rows", "added", "removed", "pin"),
+            (
+                (
+                    str(one.number),
+                    one.verb,
+                    f"{one.rows:,}",
+                    f"{one.added:,}",
+                    f"{one.removed:,}",
+                    one.pin or "",
+                )
+                for one in found
+            ),
+        )
+    return 0

@@ -1,0 +1,334 @@
+"""The `drop` and `compact` commands: rewrite shards without some rows, or join small shards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flarecli import ingest, read
+from flarecli.arguments import address_text, from_options
+from flarecli.commands.changes import open_for_change
+from flarecli.commands.options import CompactOptions, DropOptions
+from flarecli.commands.rewrite import Group, rewrite, row_counts
+from flarecli.commands.row_order import select_rows
+from flarecli.errors import UsageError
+from flarecli.hashes import digest
+from flarecli.model import Columns, IntArray, Stream
+from flarecli.names import is_url
+from flarecli.prefetch import cpu_count
+from flarecli.progress import Progress
+from flarecli.read.version_lists import file_names
+from flarecli.storage import Location, locate
+from flarecli.suggest import choose
+from flarecli.write import CommitLock, key_bytes, removal, versions
+from flarecli.write.versions import Version
+
+__all__ = ["Changed", "compact", "drop"]
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """The result of a change to a dataset.
+
+    version  number of the new version; None if nothing changed, and in a dry run
+    rows     number of rows that were removed
+    shards   number of shards that were rewritten
+    bytes    total size of these shards in bytes
+    """
+
+    version: int | None
+    rows: int
+    shards: int
+    bytes: int
+    dry_run: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the result as plain values, for --json."""
+        return asdict(self)
+
+
+@from_options(DropOptions)
+def drop(options: DropOptions) -> Changed:
+    """Remove rows or a column from a dataset: shards that contain them are rewritten without them.
+
+    The rows are selected by a condition, by number, or by the values of a key column in a file. With
+    `erase`, the replaced files and the versions that list them are deleted.
+
+    raises  UsageError unless the options select rows or a column, or if a pin lists a file to
+            erase; the errors of `rewrite`
+    """
+    out, progress = address_text(options.out), options.progress or Progress()
+    guard = options.guard([out])
+    at, base = open_for_change(out, guard)
+    if options.erase and base.erases:  # complete an erasure that was interrupted
+        _erase(at, base, progress)
+    selection = _selected(options, base)
+    if selection is None:
+        progress.note("no row matches")
+        return Changed(None, 0, 0, 0, options.dry_run)
+    shards, sizes = _sizes(base, selection.groups)
+    if options.dry_run:
+        return Changed(None, selection.rows, shards, sizes, True)
+    erases = _replaced_files(base, selection) if options.erase else []
+    if options.erase and not options.break_pins:
+        _refuse_pins(at, erases, base)
+    if selection.stream:
+        new = versions.commit(at, DropStream(selection.stream, tuple(erases)), base)
+    else:
+        new = rewrite(
+            out,
+            at,
+            base,
+            selection.groups,
+            "drop",
+            selection.facts,
+            shard_bytes=None,
+            guard=guard,
+            resume=options.resume,
+            jobs=min(options.limits().jobs, cpu_count()),
+            progress=progress,
+            columns=selection.columns,
+            erases=erases,
+        )
+    if options.erase:
+        _erase(at, new, progress)
+    return Changed(new.number, selection.rows, shards, sizes)
+
+
+@dataclass(frozen=True)
+class DropStream(versions.Change):
+    """The change that no longer lists a stream."""
+
+    name: str
+    erases: tuple[str, ...] = ()
+    verb: str = field(default="drop", init=False)
+    fragments: tuple[str, ...] = field(default=(), init=False)
+    source: Mapping[str, Any] | None = field(default=None, init=False)
+
+    def apply(self, base: Version) -> tuple[Stream, ...]:
+        return tuple(stream for stream in base.streams if stream.name != self.name)
+
+
+@dataclass(frozen=True)
+class _Selection:
+    """What `drop` removes.
+
+    groups   number of a stream -> its shards that are replaced
+    facts    what determines the groups
+    rows     number of removed rows
+    columns  number of a stream -> the columns that it keeps
+    stream   name of the stream that is removed as a whole; empty: none
+    """
+
+    groups: Mapping[int, Sequence[Group]]
+    facts: Sequence[Any]
+    rows: int = 0
+    columns: Mapping[int, Columns] = field(default_factory=dict)
+    stream: str = ""
+
+
+def _selected(options: DropOptions, base: Version) -> _Selection | None:
+    """Return what the options select; None for no row."""
+    chosen = [
+        name
+        for name, value in (
+            ("--where", options.where),
+            ("--rows", options.rows),
+            ("--keys", options.keys),
+            ("--drop-column", options.drop_column),
+        )
+        if value is not None
+    ]
+    if len(chosen) != 1:
+        raise UsageError(
+            "expected one of --where, --rows, --keys and --drop-column"
+            + (f", got {' and '.join(chosen)}" if chosen else ""),
+            hint="Select the rows or the column to remove.",
+        )
+    if (options.keys is None) != (options.key is None):
+        raise UsageError("--keys and --key are used together", hint="Name the column with --key.")
+    if options.drop_column is not None:
+        return _column(options.drop_column, base)
+    data = read.Dataset([[stream] for stream in base.streams], [base.playlist])
+    dropped = _dropped_rows(options, data)
+    if not len(dropped):
+        return None
+    groups = {number: _without(stream, dropped) for number, stream in enumerate(base.streams)}
+    return _Selection(groups, [digest(dropped.tobytes())], len(dropped))
+
+
+def _column(name: str, base: Version) -> _Selection:
+    """Return the selection of a column. Raises UsageError for an unknown column, or the only column."""
+    known = list[str]()
+    for number, stream in enumerate(base.streams):
+        names = [column.name for column in stream.columns or ()]
+        known += names
+        if name not in names:
+            continue
+        if names == [name]:
+            if len(base.streams) == 1:
+                raise UsageError(f"{name!r} is the only column", where=base.at)
+            return _Selection({}, [], stream=stream.name)
+        row_counts(stream)
+        kept = tuple(column for column in stream.columns or () if column.name != name)
+        groups = [Group(i, i + 1, (None,)) for i in range(len(stream))]
+        return _Selection({number: groups}, ["column", name], columns={number: kept})
+    raise UsageError(f"no column {name!r}", where=base.at, hint=choose(name, known, "Choose from"))
+
+
+def _replaced_files(base: Version, selection: _Selection) -> list[str]:
+    """Return the names of the files that the new version no longer lists."""
+    names = list[str]()
+    for number, stream in enumerate(base.streams):
+        if stream.name == selection.stream:
+            names += [name for name, _ in file_names(stream)]
+        for group in selection.groups.get(number, ()):
+            for i in range(group.start, group.stop):
+                names.append(stream.urls[i])
+                names += [file.name for file in (stream.parts[i] if stream.parts else ())]
+    return [name for name in names if not is_url(name)]
+
+
+def _refuse_pins(at: Location, files: Sequence[str], base: Version) -> None:
+    _, pins = removal.lists_of(at, files, base.number + 1)
+    if pins:
+        raise UsageError(
+            f"the pin {pins[0]} lists files to erase",
+            where=at,
+            hint="Delete the pin, or use --break-pins.",
+        )
+
+
+def _erase(at: Location, version: Version, progress: Progress) -> None:
+    """Delete the files that a version erases, and the lists that name them."""
+    with CommitLock(at):
+        removal.erase(at, version.erases, version.number)
+    progress.note(
+        "erased from this folder; caches of readers, earlier versions of objects in the bucket, "
+        "and backups are not erased"
+    )
+
+
+def _sizes(base: Version, groups: Mapping[int, Sequence[Group]]) -> tuple[int, int]:
+    """Return the number of shards in groups, and their total size in bytes."""
+    shards = size = 0
+    for number, own in groups.items():
+        sizes = base.streams[number].stored
+        for one in own:
+            shards += one.stop - one.start
+            size += 0 if sizes is None else int(sizes[one.start : one.stop].sum())
+    return shards, size
+
+
+def _dropped_rows(options: DropOptions, data: read.Dataset) -> IntArray:
+    """Return the numbers of the selected rows: int64, ascending."""
+    if options.where is not None:
+        return data.matching(options.where)
+    if options.rows is not None:
+        order = select_rows(len(data), options.rows)
+        rows: IntArray = np.unique(order.rows(0, len(order)))
+        return rows
+    return _rows_with_keys(data, options)
+
+
+def _rows_with_keys(data: read.Dataset, options: DropOptions) -> IntArray:
+    name = options.key or ""
+    if name not in data.schema.names:
+        raise UsageError(
+            f"--key: no column {name!r}", hint=choose(name, data.schema.names, "Choose from")
+        )
+    keys = _keys(options, name)
+    rows, first = [], 0
+    for batch in data.select([name]).batches():
+        found = pc.is_in(key_bytes(batch.column(0)), value_set=keys)
+        rows.append(first + np.flatnonzero(found.to_numpy(zero_copy_only=False)))
+        first += batch.num_rows
+    return np.concatenate(rows) if rows else np.zeros(0, np.int64)
+
+
+def _keys(options: DropOptions, name: str) -> pa.Array:
+    """Return the keys in a file: the lines of a text file, or a column of a table."""
+    address = address_text(options.keys or "")
+    guard = options.guard([address])
+    if ingest.is_index(address) and not address.endswith(".txt"):
+        index = ingest.open_index([address], guard=guard, text={name})
+        if name not in index.schema.names:
+            raise UsageError(
+                f"--keys: no column {name!r}",
+                where=address,
+                hint=choose(name, index.schema.names, "Choose from"),
+            )
+        pieces = [key_bytes(batch.column(0)) for batch in index.batches([name])]
+        return pa.chunked_array(pieces, pa.large_binary()).combine_chunks().drop_null()
+    lines = locate(address, guard).read().splitlines()
+    return pa.array([line for line in lines if line], pa.large_binary())
+
+
+def _without(stream: Stream, dropped: IntArray) -> list[Group]:
+    """Return a group for each shard that contains a dropped row."""
+    counts = row_counts(stream)
+    ends = np.cumsum(counts)
+    groups = []
+    for i in np.unique(np.searchsorted(ends, dropped, "right")).tolist():
+        start, stop = int(ends[i] - counts[i]), int(ends[i])
+        first, last = np.searchsorted(dropped, (start, stop))
+        kept = np.setdiff1d(
+            np.arange(stop - start), dropped[first:last] - start, assume_unique=True
+        )
+        groups.append(Group(i, i + 1, (kept,)))
+    return groups
+
+
+@from_options(CompactOptions)
+def compact(options: CompactOptions) -> Changed:
+    """Join consecutive shards that are smaller than `below`, in the order of their rows.
+
+    raises  the errors of `rewrite`
+    """
+    out, progress = address_text(options.out), options.progress or Progress()
+    guard = options.guard([out])
+    at, base = open_for_change(out, guard)
+    below, target = int(options.below), int(options.shard_size)
+    groups = {
+        number: found
+        for number, stream in enumerate(base.streams)
+        if (found := _small_runs(stream, below))
+    }
+    shards, sizes = _sizes(base, groups)
+    if not groups or options.dry_run:
+        if not groups:
+            progress.note("no consecutive shards are small enough to be joined")
+        return Changed(None, 0, shards, sizes, options.dry_run)
+    new = rewrite(
+        out,
+        at,
+        base,
+        groups,
+        "compact",
+        [[(number, one.start, one.stop) for number, own in groups.items() for one in own]],
+        shard_bytes=target,
+        guard=guard,
+        resume=options.resume,
+        jobs=min(options.limits().jobs, cpu_count()),
+        progress=progress,
+    )
+    return Changed(new.number, 0, shards, sizes)
+
+
+def _small_runs(stream: Stream, below: int) -> list[Group]:
+    """Return the runs of at least two consecutive shards that are smaller than `below` bytes."""
+    row_counts(stream)
+    sizes = np.full(len(stream), below) if stream.sizes is None else stream.sizes
+    if stream.raw_sizes is not None:
+        sizes = np.where(stream.raw_sizes >= 0, stream.raw_sizes, sizes)
+    edges = np.flatnonzero(np.diff(np.r_[0, (sizes >= 0) & (sizes < below), 0].astype(np.int8)))
+    return [
+        Group(start, stop, (None,) * (stop - start))
+        for start, stop in edges.reshape(-1, 2).tolist()
+        if stop - start > 1
+    ]

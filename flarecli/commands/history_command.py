@@ -1,0 +1,176 @@
+"""The `log` and `prune` commands: the versions of a dataset, and the removal of old versions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from flarecli.arguments import address_text, from_options
+from flarecli.commands.changes import open_for_change
+from flarecli.commands.options import LogOptions, PruneOptions
+from flarecli.errors import MissingError, UsageError
+from flarecli.model import Stream
+from flarecli.read.resolve import without_version_index
+from flarecli.storage import Location
+from flarecli.write import CommitLock, check_streams, removal, versions
+from flarecli.write.versions import Version
+
+__all__ = ["Pruned", "VersionInfo", "log", "prune"]
+
+
+@dataclass(frozen=True, slots=True)
+class VersionInfo:
+    """A version of a dataset.
+
+    number    1 for the dataset as it was first packed
+    verb      the command that created the version
+    rows      number of rows
+    added     number of rows in the shards that the version added
+    removed   number of rows in the shards that the version no longer lists
+    checksum  xxh3_128 of the list
+    pin       names of the pins, separated by commas; None without a pin
+    """
+
+    number: int
+    verb: str
+    rows: int
+    added: int
+    removed: int
+    checksum: str
+    pin: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the version as plain values, for --json."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Restore(versions.Change):
+    """The change that lists the shards of an earlier version again."""
+
+    at: Location
+    version: Version
+    verb: str = field(default="restore", init=False)
+    fragments: tuple[str, ...] = field(default=(), init=False)
+    source: Mapping[str, Any] | None = field(default=None, init=False)
+
+    def apply(self, base: Version) -> tuple[Stream, ...]:
+        streams = tuple(map(without_version_index, self.version.streams))
+        check_streams(self.at, streams, "The files of this version were deleted.")
+        return streams
+
+
+@from_options(LogOptions)
+def log(options: LogOptions) -> tuple[VersionInfo, ...]:
+    """Return the versions of a dataset, the oldest first.
+
+    `pin` first copies the newest list to `playlist.PIN.yaml`, and `restore` first creates a version
+    with the shards of an earlier version.
+
+    raises  UsageError for an invalid or existing name of a pin, or an unknown version
+    """
+    out = address_text(options.out)
+    at, _ = open_for_change(out, options.guard([out]))
+    if options.restore is not None:
+        _restore(at, options.restore)
+    if options.pin is not None:
+        _pin(at, options.pin)
+    names: dict[str, list[str]] = {}
+    for name, pinned in versions.pins(at).items():
+        names.setdefault(pinned.checksum, []).append(name)
+    found = [versions.read_version(at, number) for number in versions.numbers(at)]
+    return tuple(
+        VersionInfo(
+            one.number,
+            str(one.header.get("verb", "pack")),
+            one.rows,
+            int(one.header.get("added", one.rows)),
+            int(one.header.get("removed", 0)),
+            one.checksum,
+            ", ".join(names.get(one.checksum, [])) or None,
+        )
+        for one in found or [versions.newest(at)]
+    )
+
+
+def _pin(at: Location, name: str) -> None:
+    file = at / versions.pin_name(name)
+    with CommitLock(at):
+        data = versions.newest(at).data
+        if not file.exists():
+            file.create(data)
+        elif file.read() != data:
+            raise UsageError(
+                f"a pin {name!r} of another version exists",
+                where=file,
+                hint="Choose another name.",
+            )
+
+
+def _restore(at: Location, number: int) -> None:
+    base = versions.newest(at)
+    if number == base.number:
+        return
+    try:
+        version = versions.read_version(at, number)
+    except MissingError:
+        known = versions.numbers(at)
+        span = f"{known[0]} to {known[-1]}" if known else "1"
+        raise UsageError(
+            f"no version {number}", where=at, hint=f"The versions are {span}."
+        ) from None
+    if _shards(version) != _shards(base):
+        versions.commit(at, Restore(at, version), base)
+
+
+def _shards(version: Version) -> list[tuple[str, list[str]]]:
+    return [(stream.name, list(stream.urls)) for stream in version.streams]
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """The result of a prune.
+
+    versions   numbers of the removed versions
+    files      number of removed files
+    bytes      total size of the removed files in bytes
+    busy       fragments that another process is writing, which were kept
+    """
+
+    versions: tuple[int, ...]
+    files: int
+    bytes: int
+    dry_run: bool = False
+    busy: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the result as plain values, for --json."""
+        return {**asdict(self), "versions": list(self.versions), "busy": list(self.busy)}
+
+
+@from_options(PruneOptions)
+def prune(options: PruneOptions) -> Pruned:
+    """Remove all but the newest versions of a dataset, and the files that no remaining list names.
+
+    Pins keep their files. The result lists what was removed, or what would be removed in a dry run.
+
+    raises  UsageError without `keep`; FormatError if a list cannot be read, before any file is removed
+    """
+    if options.keep is None:
+        raise UsageError(
+            "--keep is required", hint="Name the number of versions, such as --keep 10."
+        )
+    out = address_text(options.out)
+    at, _ = open_for_change(out, options.guard([out]))
+    with CommitLock(at):
+        found = versions.numbers(at)
+        expired = found[: -options.keep]
+        if not options.dry_run and found:
+            versions.publish(at, versions.read_version(at, found[-1]))
+        planned = removal.plan_removal(at, expired)
+        busy: list[str] = []
+        if not options.dry_run:
+            removal.remove(at, planned)
+            busy = removal.finish_removal(at)
+    return Pruned(tuple(expired), len(planned.files), planned.bytes, options.dry_run, tuple(busy))

@@ -1,0 +1,219 @@
+"""`flare pack --add-column`: pack a column as a stream that is joined to the rows of a dataset.
+
+The rows of the source are in the order of the dataset, or are matched by a key column. In the second
+case, they are first saved to a temporary Arrow file, and then written in the order of the dataset.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from flarecli import read
+from flarecli.commands.changes import open_for_change
+from flarecli.commands.packing.plan import PackTask, Plan
+from flarecli.commands.packing.run import Packed, dry_run, pack_task, planned, source_record
+from flarecli.commands.packing.source import RowRequest
+from flarecli.errors import BusyError, FormatError, UsageError
+from flarecli.hashes import DEFAULT
+from flarecli.model import IntArray, Stream
+from flarecli.playlists import PLAYLIST
+from flarecli.progress import Progress
+from flarecli.storage import Location
+from flarecli.storage.local import temporary_file_error
+from flarecli.write import Keys, is_empty_key, key_bytes, key_text, versions
+from flarecli.write.versions import Version
+
+__all__ = ["add_column"]
+
+_BATCH_ROWS = 1 << 14
+
+
+@dataclass(frozen=True)
+class AddColumn(versions.Change):
+    """The change that adds a stream with one column, or replaces this stream.
+
+    rows  number of rows of the list for which the column was packed
+    urls  shards of the first stream of this list
+    """
+
+    at: Location
+    name: str
+    fragments: tuple[str]
+    stream: Stream
+    urls: tuple[str, ...]
+    source: Mapping[str, Any] | None
+    verb: str = field(default="add-column", init=False)
+
+    def apply(self, base: Version) -> tuple[Stream, ...]:
+        if tuple(base.streams[0].urls) != self.urls:
+            raise BusyError(
+                "the rows of the dataset were changed meanwhile",
+                where=base.at,
+                hint="Run the same command again.",
+            )
+        part = versions.fragment_files(self.fragments[0], self.at, self.stream)
+        new = replace(versions.moved(self.fragments[0], part), name=self.name, at=self.at)
+        return (*(one for one in base.streams if one.name != self.name), new)
+
+
+def add_column(task: PackTask, progress: Progress) -> Packed:
+    """Pack a column of the source as a new stream of an existing dataset, and commit a new version.
+
+    raises  UsageError if the dataset has the column, or the source lacks it; FormatError if the
+            source does not have exactly one value for each row
+    """
+    options, name = task.options, task.options.add_column or ""
+    at, base = open_for_change(task.out, task.guard)
+    _check(task, base, name)
+    with tempfile.TemporaryDirectory(prefix="flare-") as folder:
+        digest = None
+        if task.key is not None:
+            task = _matched(task, base, name, folder, progress)
+            digest = task.source_digest
+        task = replace(task, options=replace(task.options, columns=[name]))
+        plan = planned(task, progress)
+        digest = digest or plan.source.sum()
+        plan.task = task = replace(task, source_digest=digest)
+        if options.dry_run:
+            return replace(dry_run(plan), playlist=f"{task.out.rstrip('/')}/{PLAYLIST}")
+        return _pack(task, plan, at, base, name)
+
+
+def _check(task: PackTask, base: Version, name: str) -> None:
+    options = task.options
+    if options.on_error != "fail" or options.on_duplicate not in ("error",):
+        raise UsageError("--add-column needs a value for every row of the dataset")
+    for stream in base.streams:
+        columns = [column.name for column in stream.columns or ()]
+        if name not in columns:
+            if stream.name == name:
+                raise UsageError(f"the dataset has a stream {name!r}", where=base.at)
+            continue
+        if columns != [name] or stream.name != name:
+            raise UsageError(
+                f"column {name!r} is stored with other columns, so it cannot be replaced",
+                where=base.at,
+            )
+        if not options.replace:
+            raise UsageError(
+                f"the dataset has a column {name!r}",
+                where=base.at,
+                hint="Use --replace to replace the column.",
+            )
+
+
+def _pack(task: PackTask, plan: Plan, at: Location, base: Version, name: str) -> Packed:
+    record = source_record(task, plan.source, task.recorded_options())
+    fragment = versions.fragment_name([record[DEFAULT], record["options"], base.checksum, name])
+    committed: list[Version] = []
+
+    def commit(stream: Stream) -> None:
+        rows = 0 if stream.rows is None else int(stream.rows.sum())
+        if rows != base.rows:
+            raise FormatError(
+                f"the source has {rows} rows; the dataset has {base.rows}",
+                where=plan.source.address,
+                hint="Match the rows by a key column with --key.",
+            )
+        urls = tuple(base.streams[0].urls)
+        change = AddColumn(at, name, (fragment,), stream, urls, record)
+        committed.append(versions.commit(at, change, base))
+
+    packed = pack_task(
+        replace(
+            task, options=replace(task.options, out=f"{task.out.rstrip('/')}/{fragment}", key=None)
+        ),
+        plan.progress,
+        plan,
+        {"base": base.number, "base_checksum": base.checksum},
+        commit,
+    )
+    number = committed[0].number if committed else None
+    return replace(packed, playlist=f"{task.out.rstrip('/')}/{PLAYLIST}", version=number)
+
+
+def _matched(task: PackTask, base: Version, name: str, folder: str, progress: Progress) -> PackTask:
+    """Return a task whose source is a file with the rows in the order of the dataset.
+
+    raises  FormatError for a key that the source contains twice, or lacks
+    """
+    plan = planned(task, progress)
+    digest, key = plan.source.sum(), task.key or ""
+    data = read.Dataset([[stream] for stream in base.streams], [base.playlist])
+    if key not in data.schema.names:
+        raise UsageError(f"--key: the dataset has no column {key!r}", where=base.at)
+    saved, matched = os.path.join(folder, "saved.arrow"), os.path.join(folder, "matched.arrow")
+    with Keys() as keys:
+        try:
+            count = _save(plan, saved, key, keys)
+            with pa.memory_map(saved) as file:
+                table = pa.ipc.open_file(file).read_all()
+                _write(data, table, key, keys, count, matched, plan.source.address)
+        except OSError as error:
+            raise temporary_file_error(error, "the rows of the source") from None
+    options = replace(task.options, sources=[matched], key=None, where=None, limit=None)
+    return replace(task, options=options, source_digest=digest, object_name=plan.source.address)
+
+
+def _save(plan: Plan, path: str, key: str, keys: Keys) -> int:
+    """Write the columns of the source except the key to a file, and add the keys to `keys`."""
+    count = 0
+    writer = None
+    try:
+        for batch in plan.source.batches(RowRequest()):
+            column = batch.column(key)
+            empty = np.flatnonzero(is_empty_key(column))
+            if len(empty):
+                raise FormatError("the key is empty", where=plan.source.address, row=empty[0])
+            earlier = keys.seen(key_bytes(column), np.arange(count, count + batch.num_rows))
+            again = np.flatnonzero(earlier >= 0)
+            if len(again):
+                raise FormatError(
+                    f"key {key_text(column[int(again[0])])!r} occurs twice",
+                    where=plan.source.address,
+                    row=count + int(again[0]),
+                )
+            rest = batch.drop_columns([key])
+            if writer is None:
+                writer = pa.ipc.new_file(path, rest.schema)
+            writer.write_batch(rest)
+            count += batch.num_rows
+    finally:
+        if writer is not None:
+            writer.close()
+    return count
+
+
+def _write(
+    data: read.Dataset, table: pa.Table, key: str, keys: Keys, count: int, path: str, where: str
+) -> None:
+    """Write the rows of a table in the order of the dataset's keys."""
+    row = 0
+    with pa.ipc.new_file(path, table.schema) as writer:
+        for batch in data.select([key]).batches():
+            column = batch.column(0)
+            found = keys.seen(key_bytes(column), count + row)
+            missing = np.flatnonzero((found < 0) | (found >= count))
+            if len(missing):
+                at = int(missing[0])
+                raise FormatError(
+                    f"no row with the key {key_text(column[at])!r}, which row {row + at} of the "
+                    "dataset has",
+                    where=where,
+                )
+            for rows in _pieces(found):
+                for piece in table.take(pa.array(rows)).combine_chunks().to_batches():
+                    writer.write_batch(piece)
+            row += batch.num_rows
+
+
+def _pieces(rows: IntArray) -> Iterator[IntArray]:
+    for start in range(0, len(rows), _BATCH_ROWS):
+        yield rows[start : start + _BATCH_ROWS]

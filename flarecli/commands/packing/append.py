@@ -1,0 +1,300 @@
+"""`flare pack --append`: pack rows into a new fragment, and commit a version that lists it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+
+from flarecli import encodings, formats, playlists, read
+from flarecli.commands.changes import open_for_change
+from flarecli.commands.packing.plan import PackTask, Plan
+from flarecli.commands.packing.run import Packed, dry_run, pack_task, planned, source_record
+from flarecli.commands.rewrite import settings_of
+from flarecli.errors import BusyError, FlareError, FormatError, MissingError, UsageError
+from flarecli.formats import find
+from flarecli.formats.tables.schema_merge import common_type
+from flarecli.hashes import DEFAULT
+from flarecli.model import Stream
+from flarecli.progress import Progress
+from flarecli.storage import Location
+from flarecli.storage.append_log import open_log
+from flarecli.storage.local import SCRATCH
+from flarecli.suggest import choose
+from flarecli.write import versions
+from flarecli.write.versions import Version
+
+__all__ = ["append_rows"]
+
+
+@dataclass(frozen=True)
+class Append(versions.Change):
+    """The change that adds the rows of fragments after all other rows.
+
+    parts  (fragment, stream that it contains) for each stream of the dataset
+    """
+
+    at: Location
+    parts: tuple[tuple[str, Stream], ...]
+    source: Mapping[str, Any] | None
+    verb: str = field(default="append", init=False)
+
+    @property
+    def fragments(self) -> tuple[str, ...]:  # type: ignore[override]
+        return tuple(name for name, _ in self.parts)
+
+    def apply(self, base: Version) -> tuple[Stream, ...]:
+        if len(base.streams) != len(self.parts):
+            raise BusyError(
+                f"the dataset has {len(base.streams)} streams now, "
+                f"and had {len(self.parts)} when the rows were packed",
+                where=base.at,
+                hint="Run the same command again.",
+            )
+        return tuple(
+            versions.joined(self.at, [(name, versions.fragment_files(name, self.at, part))], stream)
+            for stream, (name, part) in zip(base.streams, self.parts, strict=True)
+        )
+
+
+def append_rows(task: PackTask, progress: Progress) -> Packed:
+    """Pack the rows of a task as a fragment of an existing dataset, and commit a new version.
+
+    raises  UsageError if the folder contains no dataset with a playlist; FormatError if the columns
+            of the source do not match the dataset; the errors of `pack` and of `versions.commit`
+    """
+    at, base = open_for_change(task.out, task.guard)
+    task = _for_dataset(task, base)
+    plan = planned(task, progress)
+    _check_columns(plan, base)
+    if task.options.dry_run:
+        return replace(dry_run(plan), playlist=_playlist(task))
+    digest = task.source_digest or plan.source.sum()
+    task = replace(task, source_digest=digest)
+    plan.task = task
+    record = source_record(task, plan.source, task.recorded_options())
+    if task.options.resume:
+        if (done := _appended(at, record)) is not None:
+            progress.note(f"version {done.number} already contains these rows")
+            return _packed(task, done)
+        base = _unfinished_base(at, task, base)
+    return _pack_streams(task, plan, at, base, record)
+
+
+def _pack_streams(
+    task: PackTask, plan: Plan, at: Location, base: Version, record: Mapping[str, Any]
+) -> Packed:
+    """Pack a fragment for each stream of the dataset, and commit them together.
+
+    Every fragment remains locked until the commit.
+    """
+    head = {"base": base.number, "base_checksum": base.checksum}
+    parts: list[tuple[str, Stream]] = []
+    committed: list[Version] = []
+
+    def pack_stream(number: int) -> Packed:
+        facts = [record[DEFAULT], record["options"], base.checksum, *([number] if number else [])]
+        name = versions.fragment_name(facts)
+
+        def commit(stream: Stream) -> None:
+            parts.append((name, stream))
+            if number + 1 < len(base.streams):
+                others.append(pack_stream(number + 1))
+            else:
+                change = Append(at, tuple(parts), record)
+                committed.append(versions.commit(at, change, base))
+
+        one = _stream_task(task, base, number)
+        options = replace(one.options, out=f"{task.out.rstrip('/')}/{name}")
+        # a plan for all columns serves only a dataset with one stream
+        own = plan if len(base.streams) == 1 else None
+        return pack_task(replace(one, options=options), plan.progress, own, head, commit)
+
+    others: list[Packed] = []
+    packed = pack_stream(0)
+    return replace(
+        packed,
+        playlist=_playlist(task),
+        bytes=packed.bytes + sum(one.bytes for one in others),
+        shards=packed.shards + sum(one.shards for one in others),
+        columns=(*packed.columns, *(column for one in others for column in one.columns)),
+        version=committed[0].number if committed else None,
+    )
+
+
+def _stream_task(task: PackTask, base: Version, number: int) -> PackTask:
+    """Return the task that packs the columns of one stream of a dataset."""
+    if len(base.streams) == 1:
+        return task
+    names = [column.name for column in base.streams[number].columns or ()]
+    return replace(
+        task,
+        options=replace(task.options, columns=names),
+        encodings={name: (task.encodings or {})[name] for name in names},
+        types={name: (task.types or {})[name] for name in names},
+    )
+
+
+def _playlist(task: PackTask) -> str:
+    return f"{task.out.rstrip('/')}/{playlists.PLAYLIST}"
+
+
+def _for_dataset(task: PackTask, base: Version) -> PackTask:
+    """Return a task with the format, the encodings and the types of a dataset.
+
+    raises  UsageError if the options choose another format or other encodings
+    """
+    options, format = task.options, base.streams[0].format or ""
+    if not format or any(one.columns is None or one.rows is None for one in base.streams):
+        raise UsageError(
+            "the playlist does not list the format, the columns and the rows",
+            where=base.at,
+            hint="Run `flare playlist FOLDER -o FOLDER/playlist.yaml`.",
+        )
+    if options.on_error != "fail" and len(base.streams) > 1:
+        raise UsageError(
+            "--on-error skip cannot be used with a dataset of several streams",
+            hint="Leave out the rows with --where.",
+        )
+    if any(one.format != format for one in base.streams):
+        raise UsageError("the streams have several formats", where=base.at)
+    if options.format not in (format, formats.DEFAULT):
+        raise UsageError(
+            f"--format {options.format} differs from the format of the dataset, {format}",
+            where=base.at,
+        )
+    chosen = {
+        column.name: column.encoding for stream in base.streams for column in stream.columns or ()
+    }
+    for name, encoding in (options.encode or {}).items():
+        if chosen.get(name) != encoding:
+            raise UsageError(
+                f"--encode {name}={encoding} differs from the encoding in the dataset, "
+                f"{chosen.get(name, 'which has no such column')}",
+                where=base.at,
+            )
+    data = read.Dataset([[stream] for stream in base.streams], [base.playlist])
+    types = {field.name: data.types.get(field.name, field.type) for field in data.schema}
+    settings = settings_of(base.streams[0])
+    return replace(
+        task,
+        options=replace(
+            options,
+            format=format,
+            compress=options.compress or settings.compression,
+            newline=settings.newline,
+            separator=settings.separator
+            if "separator" in find(format).options
+            else options.separator,
+        ),
+        encodings=chosen,
+        types=types,
+        existing=data,
+    )
+
+
+def _check_columns(plan: Plan, base: Version) -> None:
+    """Raise FormatError unless the columns of the source fit into the columns of the dataset."""
+    task = plan.task
+    chosen, types = task.encodings or {}, task.types or {}
+    for name in plan.names:
+        if name not in chosen:
+            raise FormatError(
+                f"column {name!r} is not in the dataset",
+                where=plan.source.address,
+                hint=choose(name, chosen, "Choose the columns to append with -c. Columns:"),
+                column=name,
+            )
+    for name in chosen:
+        if name not in plan.names:
+            raise FormatError(
+                f"column {name!r} of the dataset is missing in the source",
+                where=plan.source.address,
+                column=name,
+            )
+    links = {link.name for link in plan.links}
+    source = plan.source
+    sources = {plan.renamed(one.name): one for one in source.schema}
+    for name in plan.names:
+        if name in links or name not in sources or name not in types:
+            continue
+        kind = source.types.get(sources[name].name, sources[name].type)
+        if not _fits(kind, types[name]):
+            raise FormatError(
+                f"column {name!r} has the type {kind}; the dataset has {types[name]}",
+                where=source.address,
+                column=name,
+            )
+
+
+def _fits(kind: pa.DataType, expected: pa.DataType) -> bool:
+    """Return whether values of a type can be converted to another type without a change."""
+    one, other = encodings.without_variants(kind), encodings.without_variants(expected)
+    one = one.value_type if pa.types.is_dictionary(one) else one
+    other = other.value_type if pa.types.is_dictionary(other) else other
+    common = common_type(one, other)
+    return common is not None and encodings.without_variants(common).equals(other)
+
+
+def _appended(at: Location, record: Mapping[str, Any]) -> Version | None:
+    """Return the version that an earlier run with the same source and options created."""
+    for number in reversed(versions.numbers(at)):
+        try:
+            one = versions.read_version(at, number)
+        except MissingError:  # pruned in the meantime
+            continue
+        source = one.header.get("source")
+        if isinstance(source, Mapping) and all(
+            source.get(key) == record[key] for key in (DEFAULT, "options")
+        ):
+            return one
+    return None
+
+
+def _packed(task: PackTask, version: Version) -> Packed:
+    added = version.header.get("added", 0)
+    return Packed(
+        _playlist(task),
+        task.options.format,
+        added,
+        0,
+        0,
+        resumed_rows=added,
+        version=version.number,
+    )
+
+
+def _unfinished_base(at: Location, task: PackTask, base: Version) -> Version:
+    """Return the version from which an unfinished append of the same rows started."""
+    options = _stream_task(task, base, 0).recorded_options()
+    head = {"source": task.source_digest, "options": options}
+    for name in versions.unfinished_fragments(at):
+        found = _journal_head(at / f"{name}/{SCRATCH}/journal")
+        if any(found.get(key) != value for key, value in head.items()):
+            continue
+        number, checksum = found.get("base"), found.get("base_checksum")
+        if isinstance(number, int) and 0 < number <= base.number:
+            try:
+                one = base if number == base.number else versions.read_version(at, number)
+            except FlareError:
+                continue
+            if one.checksum == checksum:
+                return one
+    return base
+
+
+def _journal_head(at: Location) -> Mapping[str, Any]:
+    """Return the first line of a journal; empty if it cannot be read."""
+    try:
+        log = open_log(at)
+    except FlareError:
+        return {}
+    try:
+        first = next(iter(log.entries()), None)
+        return (first.entry or {}) if first is not None else {}
+    except FlareError:
+        return {}
+    finally:
+        log.close()

@@ -1,0 +1,287 @@
+"""Rewrite some shards of a dataset, and commit a version that lists the new shards in their place.
+
+`flare drop` rewrites shards without some of their rows, and `flare compact` joins small shards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from flarecli import formats
+from flarecli.errors import BusyError, UsageError
+from flarecli.model import Chunk, Columns, IntArray, Settings, Stream
+from flarecli.playlists import SCHEMA
+from flarecli.progress import Progress
+from flarecli.storage import Guard, Location
+from flarecli.write import Writer, check_streams, versions
+from flarecli.write.versions import Version
+
+__all__ = ["Group", "Rewrite", "rewrite", "row_counts", "settings_of"]
+
+_STEP_BYTES = 16 << 20  # stored bytes that are read at a time
+
+
+@dataclass(frozen=True)
+class Group:
+    """Consecutive shards of a list that are replaced together.
+
+    start, stop  positions of the shards in the list
+    kept         rows to keep, for each shard: int64, ascending, numbered from 0 in the shard; None: all
+    """
+
+    start: int
+    stop: int
+    kept: tuple[IntArray | None, ...]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Consecutive shards of a list, and the stream with the shards in their place; None: no shard."""
+
+    urls: tuple[str, ...]
+    new: Stream | None
+
+
+@dataclass(frozen=True)
+class Rewrite(versions.Change):
+    """The change that replaces runs of shards.
+
+    runs     number of a stream -> its runs, in the order of its list
+    columns  number of a stream -> its columns, if they change; all its shards are then replaced
+    erases   names of the files that are deleted after the commit
+    """
+
+    at: Location
+    verb: str
+    fragments: tuple[str, ...]
+    source: Mapping[str, Any] | None
+    runs: Mapping[int, Sequence[Run]] = field(default_factory=dict)
+    columns: Mapping[int, Columns] = field(default_factory=dict)
+    erases: tuple[str, ...] = ()
+
+    def apply(self, base: Version) -> tuple[Stream, ...]:
+        return tuple(
+            self._replaced(number, stream, base) if number in self.runs else stream
+            for number, stream in enumerate(base.streams)
+        )
+
+    def _replaced(self, number: int, stream: Stream, base: Version) -> Stream:
+        runs = self.runs[number]
+        position = {url: i for i, url in enumerate(stream.urls)}
+        pieces, done = list[Stream](), 0
+        for run in runs:
+            start = position.get(run.urls[0], -1)
+            stop = start + len(run.urls)
+            if start < done or tuple(stream.urls[start:stop]) != run.urls:
+                raise _changed(base)
+            pieces.append(versions.sliced(stream, done, start))
+            if run.new is not None:
+                pieces.append(run.new)
+            done = stop
+        pieces.append(versions.sliced(stream, done, len(stream)))
+        if number in self.columns:
+            new = [run.new for run in runs if run.new is not None]
+            if sum(map(len, pieces)) != sum(map(len, new)):
+                raise _changed(base)
+            pieces = [_with_columns(versions.sliced(stream, 0, 0), self.columns[number]), *new]
+        # files of fragments are listed as long as one of their shards is
+        return versions.without_unused_files(versions.concatenated(self.at, pieces))
+
+
+def _changed(base: Version) -> BusyError:
+    return BusyError(
+        "the dataset was changed meanwhile", where=base.at, hint="Run the same command again."
+    )
+
+
+def _with_columns(stream: Stream, columns: Columns) -> Stream:
+    """Return a stream with other columns, and with their types only."""
+    names = {column.name for column in columns}
+    headers = dict(stream.headers)
+    schema = headers.pop(SCHEMA, None)
+    if isinstance(schema, Mapping):
+        headers[SCHEMA] = {name: kind for name, kind in schema.items() if name in names}
+    return replace(stream, columns=columns, headers=headers)
+
+
+def row_counts(stream: Stream) -> IntArray:
+    """Return the number of rows in each shard: int64 [shards]. Raises UsageError if it is unknown."""
+    if stream.rows is None or (stream.rows < 0).any() or stream.columns is None:
+        raise UsageError(
+            "the playlist does not list the columns and the rows",
+            where=stream.at,
+            hint="Run `flare playlist FOLDER -o FOLDER/playlist.yaml`.",
+        )
+    return stream.rows
+
+
+def rewrite(
+    out: str,
+    at: Location,
+    base: Version,
+    groups: Mapping[int, Sequence[Group]],
+    verb: str,
+    facts: Sequence[Any],
+    *,
+    shard_bytes: int | None,
+    guard: Guard,
+    resume: bool,
+    jobs: int,
+    progress: Progress,
+    columns: Mapping[int, Columns] = MappingProxyType({}),
+    erases: Sequence[str] = (),
+) -> Version:
+    """Write the new shards of groups to a fragment for each stream, and commit a version.
+
+    out          address of the dataset, as the user typed it
+    groups       number of a stream -> its groups, in the order of its list, without overlaps
+    facts        what determines the groups, for the names of the fragments
+    shard_bytes  maximum size of a new shard; None: one shard for each group
+    columns      number of a stream -> the columns to keep; its groups then contain all shards
+    erases       names of the files that are deleted after the commit
+    raises       BusyError if another change replaced one of the shards meanwhile
+    """
+    options = hashlib.sha256(repr([verb, shard_bytes, *facts]).encode()).hexdigest()[:32]
+    source = {"options": options}
+    runs: dict[int, list[Run]] = {}
+    fragments = list[str]()
+    order = sorted(groups)
+
+    def commit() -> Version:
+        change = Rewrite(at, verb, tuple(fragments), source, runs, columns, tuple(erases))
+        return versions.commit(at, change, base)
+
+    def write(i: int) -> Version:
+        """Write the groups of the streams from order[i] on; the fragments stay locked until the commit."""
+        if i == len(order):
+            return commit()
+        number = order[i]
+        stream, own = base.streams[number], groups[number]
+        kept = _kept_rows(stream, own)
+        if not sum(kept):
+            runs[number] = [Run(tuple(stream.urls[one.start : one.stop]), None) for one in own]
+            return write(i + 1)
+        name = versions.fragment_name([verb, options, base.checksum, *([number] if number else [])])
+        committed = list[Version]()
+
+        def finish(written: Stream) -> None:
+            fragments.append(name)
+            runs[number] = _runs(at, name, stream, written, own, kept)
+            committed.append(write(i + 1))
+
+        with Writer(
+            f"{out.rstrip('/')}/{name}",
+            format=stream.format or "",
+            columns=columns.get(number, stream.columns),
+            settings=replace(
+                settings_of(stream, shard_bytes),
+                shard_rows=max(kept) if shard_bytes is None else None,
+            ),
+            head={"base": base.number, "base_checksum": base.checksum, "options": options},
+            resume=resume,
+            guard=guard,
+            jobs=jobs,
+        ) as writer:
+            progress.start(verb, sum(kept), done=writer.rows)
+            _write(writer, stream, own, progress)
+            writer.close(source, finish)
+        return committed[0]
+
+    return write(0)
+
+
+def _kept_rows(stream: Stream, groups: Sequence[Group]) -> list[int]:
+    """Return the number of rows that each group keeps."""
+    counts = row_counts(stream)
+    return [
+        int(sum(counts[i] if rows is None else len(rows) for i, rows in _shards(group)))
+        for group in groups
+    ]
+
+
+def _shards(group: Group) -> Iterator[tuple[int, IntArray | None]]:
+    return zip(range(group.start, group.stop), group.kept, strict=True)
+
+
+def settings_of(stream: Stream, shard_bytes: int | None = None) -> Settings:
+    """Return settings with the compression, the hashes and the separators of a stream."""
+    compression = stream.headers.get("compression")
+    settings = Settings(
+        compression if isinstance(compression, str) else None, (), shard_bytes, None
+    )
+    format = formats.find(stream.format or "")
+    if not format.options or not len(stream):
+        return settings
+    layout = format.open_shard(stream.chunk(0), stream.columns).layout
+    found: dict[str, Any] = {
+        name: value.decode() if isinstance(value, bytes) else value
+        for name, value in layout.items()
+        if name in format.options
+    }
+    return replace(settings, **found)
+
+
+def _write(writer: Writer, stream: Stream, groups: Sequence[Group], progress: Progress) -> None:
+    """Write the kept rows of groups; no shard contains rows of two groups."""
+    skip, row = writer.next, 0
+    names = [column.name for column in writer.columns or ()]
+    for group in groups:
+        for i, rows in _shards(group):
+            for batch in _batches(stream.chunk(i), stream, rows, names):
+                count = batch.num_rows
+                if row + count > skip:
+                    rest = batch.slice(max(0, skip - row))
+                    first = row + count - rest.num_rows
+                    written = writer.written_bytes
+                    writer.write_typed(rest, np.arange(first, row + count))
+                    progress.advance(rest.num_rows, writer.written_bytes - written)
+                row += count
+        writer.end_shard(row)
+
+
+def _batches(
+    chunk: Chunk, stream: Stream, rows: IntArray | None, names: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """Yield rows of a shard as typed columns."""
+    format = formats.find(chunk.format or "")
+    shard = format.open_shard(chunk, stream.columns)
+    size = sum(file.raw_size or file.size or 0 for file in chunk.files)
+    step = max(1, shard.rows * _STEP_BYTES // max(size, 1))
+    for start in range(0, shard.rows, step):
+        stop = min(start + step, shard.rows)
+        if rows is None:
+            yield format.read_batch(shard, start, stop, names)
+            continue
+        first, last = np.searchsorted(rows, (start, stop))
+        if first < last:
+            batch = format.read_batch(shard, start, stop, names)
+            yield batch.take(pa.array(rows[first:last] - start))
+
+
+def _runs(
+    at: Location,
+    name: str,
+    old: Stream,
+    written: Stream,
+    groups: Sequence[Group],
+    kept: Sequence[int],
+) -> list[Run]:
+    """Return the run of each group, with the shards that contain its kept rows."""
+    moved = versions.moved(name, versions.fragment_files(name, at, written))
+    ends = np.cumsum(row_counts(written))
+    runs, before, done = list[Run](), 0, 0
+    for group, count in zip(groups, kept, strict=True):
+        before += count
+        stop = int(np.searchsorted(ends, before, "left")) + 1 if count else done
+        new = versions.sliced(moved, done, stop) if count else None
+        runs.append(Run(tuple(old.urls[group.start : group.stop]), new))
+        done = stop
+    check_streams(at, [moved], "Run the same command again.")
+    return runs

@@ -1,0 +1,185 @@
+"""Deletion of versions, and of the files that no remaining list names.
+
+    OUT/.flare-removal    JSON lines: the names of the files to delete, written before any list is
+                          deleted, so that a killed removal continues
+
+The lists are deleted first, so that every list that exists is complete. All functions need the
+commit lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from flarecli.errors import BusyError, MissingError, ReachError
+from flarecli.playlists import PLAYLIST, version_name, version_number
+from flarecli.read.version_lists import (
+    REMOVAL,
+    is_fragment,
+    list_names,
+    listed_files,
+    listed_in_versions,
+)
+from flarecli.storage import Location
+from flarecli.storage.local import SCRATCH, LocalStore, flock
+
+__all__ = [
+    "Removal",
+    "erase",
+    "lists_of",
+    "finish_removal",
+    "listed_in_versions",
+    "plan_removal",
+    "remove",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """What a removal deletes.
+
+    lists  names of the lists
+    files  (name, size) of each file that no remaining list names; the size is None if unknown
+    """
+
+    lists: tuple[str, ...]
+    files: tuple[tuple[str, int | None], ...]
+
+    @property
+    def bytes(self) -> int:
+        """The total size of the files, as far as it is known."""
+        return sum(size or 0 for _, size in self.files)
+
+
+def plan_removal(at: Location, expired: Iterable[int]) -> Removal:
+    """Return what the removal of versions deletes.
+
+    raises  the error of a remaining list that cannot be read: its files are unknown
+    """
+    lists = [version_name(number) for number in expired]
+    kept = listed_in_versions(at, lists)
+    named: dict[str, int | None] = {}
+    for name in lists:
+        with contextlib.suppress(MissingError):
+            named |= listed_files(at, name)
+    files = {name: size for name, size in named.items() if name not in kept}
+    return Removal(tuple(lists), tuple(sorted(files.items())))
+
+
+def lists_of(at: Location, files: Collection[str], newest: int) -> tuple[list[str], list[str]]:
+    """Return the numbered lists and the pins that name one of the files.
+
+    newest  number of the version that no longer lists the files; its list is not returned
+    """
+    kept = (PLAYLIST, version_name(newest))
+    found = [
+        name
+        for name in list_names(at)
+        if name not in kept and not listed_files(at, name).keys().isdisjoint(files)
+    ]
+    numbered = [name for name in found if version_number(name) is not None]
+    return numbered, [name for name in found if version_number(name) is None]
+
+
+def erase(at: Location, files: Sequence[str], newest: int) -> int:
+    """Delete files, and all lists that name one of them; return the number of deleted lists.
+
+    raises  ReachError if a file still exists afterwards
+    """
+    numbered, pins = lists_of(at, files, newest)
+    remove(at, Removal((*numbered, *pins), tuple((name, None) for name in files)))
+    for name in files:
+        if (at / name).exists():
+            raise ReachError("the file still exists", where=at / name)
+    return len(numbered) + len(pins)
+
+
+def remove(at: Location, removal: Removal) -> None:
+    """Delete lists, and then the files that only these lists named."""
+    if removal.files:
+        lines = [(json.dumps(name) + "\n").encode() for name, _ in removal.files]
+        (at / REMOVAL).write(lines)
+    for name in removal.lists:
+        (at / name).delete()
+    finish_removal(at)
+
+
+def finish_removal(at: Location) -> list[str]:
+    """Delete the files of a removal whose lists are deleted, and the fragments that no list names.
+
+    return  names of the fragments that another process is writing, which are kept
+    raises  the error of a list that cannot be read; then no file is deleted
+    """
+    kept = listed_in_versions(at)
+    for name in _intended(at):
+        if name not in kept:
+            (at / name).delete()
+    (at / REMOVAL).delete()
+    used = {name.partition("/")[0] for name in kept}
+    busy = []
+    for name in at.names():
+        if is_fragment(name) and name not in used:
+            try:
+                _remove_fragment(at / name)
+            except BusyError:
+                busy.append(name)
+    return busy
+
+
+def _intended(at: Location) -> list[str]:
+    try:
+        data = (at / REMOVAL).read()
+    except MissingError:
+        return []
+    names = []
+    for line in data.splitlines():
+        with contextlib.suppress(ValueError):
+            name = json.loads(line)
+            if isinstance(name, str):
+                names.append(name)
+    return names
+
+
+def _remove_fragment(at: Location) -> None:
+    """Delete a fragment, unless another process is writing it. Raises BusyError."""
+    with _lock(at):
+        entries: list[str] = []
+        with contextlib.suppress(MissingError):
+            entries = [entry.name for entry in at.list()]
+        for name in sorted(entries, key=lambda name: (name.endswith("/journal"), name)):
+            (at / name).delete()
+    if isinstance(at.store, LocalStore):
+        at.store.remove_folders(at.path)
+
+
+@contextlib.contextmanager
+def _lock(at: Location) -> Iterator[None]:
+    """Hold the lock of a pack on a fragment. Raises BusyError if another process holds the lock."""
+    store = at.store
+    if not isinstance(store, LocalStore):
+        from flarecli.write.bucket_target import Lease  # imported late: it loads a bucket client
+
+        lease = Lease(at / f"{SCRATCH}/lock", str(at), waits=True)
+        try:
+            yield
+        finally:
+            lease.release()
+        return
+    scratch = os.path.join(store.root, at.path, SCRATCH)
+    try:
+        fd = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        yield  # the fragment is finished
+        return
+    try:
+        flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, str(at), "")
+        yield
+    except BlockingIOError:
+        raise BusyError("another process is writing this fragment", where=at) from None
+    finally:
+        os.close(fd)

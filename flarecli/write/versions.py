@@ -1,0 +1,502 @@
+"""Versions of a dataset, and the commit that adds a version.
+
+    OUT/playlist.yaml            the current version: a copy of the newest list
+    OUT/playlist.000001.yaml     one list per version, created once and never changed
+    OUT/playlist.NAME.yaml       a pin: a copy of a list under another name
+    OUT/index.000001.json        the format's index before the first change, if changes replace it
+    OUT/fragment.1f3a…/          rows that a change added: a dataset of its own
+    OUT/.flare-commit            the lock of a commit
+
+A file that was ever listed never changes, and its name is never used again. The creation of the
+next numbered list is the commit: only one process can create it, so no lock is needed for its
+correctness. `playlist.yaml` and the format's index are derived from the newest list afterwards. If a
+process is killed before that, readers see the previous version until the next commit.
+
+A change is applied to the newest list. It raises BusyError if this list no longer contains what the
+change was computed from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+import json
+import re
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from flarecli import playlists
+from flarecli.errors import BusyError, FlareError, FormatError, MissingError, ReachError, UsageError
+from flarecli.formats import INDEX_FILES, find, first_index
+from flarecli.hashes import DEFAULT, digest
+from flarecli.model import File, IntArray, Playlist, Stream
+from flarecli.playlists import (
+    MAX_VERSION,
+    PLAYLIST,
+    VERSION,
+    pin_of,
+    version_name,
+    version_number,
+    version_of,
+)
+from flarecli.read.resolve import without_version_index
+from flarecli.read.version_lists import FRAGMENT, is_fragment
+from flarecli.storage import Location
+from flarecli.storage.local import SCRATCH
+from flarecli.write.commit_lock import CommitLock
+
+__all__ = [
+    "Change",
+    "Version",
+    "commit",
+    "fragment_name",
+    "is_published",
+    "concatenated",
+    "fragment_files",
+    "joined",
+    "moved",
+    "sliced",
+    "without_unused_files",
+    "newest",
+    "partial_files",
+    "numbers",
+    "pin_name",
+    "pins",
+    "publish",
+    "read_version",
+]
+
+REQUIRES = 1  # version of the playlist format that a reader must support
+_PARTIAL = re.compile(r"\.(?:playlist|index|shardindex)\..*\.part")
+_MAX_ATTEMPTS = 8  # attempts to write a list whose outcome is unknown
+
+
+@dataclass(frozen=True)
+class Version:
+    """A version of a dataset.
+
+    number  1 for the dataset as it was first packed
+    data    bytes of the list
+    """
+
+    at: Location
+    number: int
+    data: bytes = field(repr=False)
+
+    @cached_property
+    def playlist(self) -> Playlist:
+        """The list. Raises FormatError if it is invalid."""
+        return playlists.parse(self.data, self.at)
+
+    @cached_property
+    def checksum(self) -> str:
+        """The xxh3_128 of the list."""
+        return digest(self.data)
+
+    @property
+    def header(self) -> Mapping[str, Any]:
+        """The header `version`; empty for the first version."""
+        streams = self.playlist.streams
+        header = streams[0].headers.get(VERSION) if streams else None
+        return header if isinstance(header, Mapping) else {}
+
+    @property
+    def fragments(self) -> tuple[str, ...]:
+        """The folders with the rows that this version added."""
+        names = self.header.get("fragments")
+        return tuple(filter(is_fragment, names)) if isinstance(names, list) else ()
+
+    @property
+    def erases(self) -> tuple[str, ...]:
+        """The names of the files that are deleted after the commit of this version."""
+        names = self.header.get("erases")
+        is_valid = isinstance(names, list) and all(isinstance(name, str) for name in names)
+        return tuple(names) if is_valid and names is not None else ()
+
+    @property
+    def streams(self) -> tuple[Stream, ...]:
+        """The streams of the list."""
+        return self.playlist.streams
+
+    @property
+    def rows(self) -> int:
+        """The number of rows; 0 if the list does not contain it."""
+        streams = self.playlist.streams
+        rows = streams[0].rows if streams else None
+        return 0 if rows is None else int(rows.sum())
+
+
+class Change(ABC):
+    """A change to a dataset.
+
+    verb       what was done, such as `append`
+    fragments  names of the folders with the new rows; there may be none
+    source     record of the source of the new rows; None if there is none
+    erases     names of the files that are deleted after the commit
+    """
+
+    verb: str
+    fragments: tuple[str, ...]
+    source: Mapping[str, Any] | None
+    erases: tuple[str, ...] = ()
+
+    @abstractmethod
+    def apply(self, base: Version) -> tuple[Stream, ...]:
+        """Return the streams of the next version.
+
+        raises  BusyError if `base` no longer contains what the change replaces; FormatError if the
+                new rows do not match the columns of `base`
+        """
+
+
+def fragment_name(parts: Sequence[Any]) -> str:
+    """Return the folder name of a fragment, which is a digest of all that determines its rows."""
+    text = json.dumps(list(parts), sort_keys=True)
+    return FRAGMENT + hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def pin_name(name: str) -> str:
+    """Return the file name of a pin. Raises UsageError for an invalid name."""
+    file = f"playlist.{name}.yaml"
+    if name.isdigit() or pin_of(file) is None:
+        raise UsageError(
+            f"invalid pin name {name!r:.60}",
+            hint="Use letters, digits, `-`, `_` and `.`, with at least one letter.",
+        )
+    return file
+
+
+def pins(at: Location) -> dict[str, Version]:
+    """Return the pins in a folder: name -> the version that it lists."""
+    out = {}
+    for file in at.names():
+        name = pin_of(file)
+        if name is not None and version_number(file) is None:
+            data = playlists.stored(at / file)
+            number = version_of(playlists.parse(data, at / file)) or 1
+            out[name] = Version(at / file, number, data)
+    return out
+
+
+def numbers(at: Location) -> list[int]:
+    """Return the numbers of all versions in a folder, ascending; empty before the first change."""
+    try:
+        names = at.names()
+    except MissingError:
+        return []
+    return sorted(number for number in map(version_number, names) if number is not None)
+
+
+def read_version(at: Location, number: int) -> Version:
+    """Read a numbered list. Raises MissingError if it does not exist."""
+    where = at / version_name(number)
+    return Version(where, number, playlists.stored(where))
+
+
+def newest(at: Location) -> Version:
+    """Read the newest version of a dataset.
+
+    raises  UsageError if the folder contains no playlist
+    """
+    at = _fresh(at)
+    found = numbers(at)
+    if found:
+        return read_version(at, found[-1])
+    where = at / PLAYLIST
+    try:
+        return Version(where, 1, playlists.stored(where))
+    except MissingError:
+        raise UsageError(
+            "no dataset with a playlist in this folder",
+            where=at,
+            hint="Run `flare playlist FOLDER -o FOLDER/playlist.yaml` for a dataset without a playlist.",
+        ) from None
+
+
+def commit(
+    at: Location, change: Change, base: Version, check: Callable[[], None] = lambda: None
+) -> Version:
+    """Apply a change to the newest version, and return the version that contains the change.
+
+    If a version after `base` already contains the fragment of the change, this version is returned.
+
+    base    the version from which the change was computed
+    check   called before the list is created; raises an error if this process lost its fragment
+    raises  the errors of `Change.apply`; BusyError if another process holds the lock for too long
+    """
+    with CommitLock(at) as lock:
+        current = newest(at)
+        for number in range(base.number + 1, current.number + 1) if change.fragments else ():
+            with contextlib.suppress(MissingError):  # pruned
+                one = read_version(at, number)
+                if one.fragments == change.fragments:
+                    publish(at, current)
+                    return one
+        if at.names().count(version_name(current.number)) == 0:
+            _keep_first(at, current)
+        for _ in range(_MAX_ATTEMPTS):
+            new = _next_version(at, change, current)
+            check()
+            lock.check()
+            found = _created(at, new)
+            if found:
+                publish(at, new)
+                return new
+            current = newest(at)
+    raise ReachError("cannot create the list of the next version", where=at)
+
+
+def _next_version(at: Location, change: Change, base: Version) -> Version:
+    streams = tuple(map(without_version_index, change.apply(base)))
+    number = base.number + 1
+    if number > MAX_VERSION:
+        raise FormatError(f"more than {MAX_VERSION} versions", where=at)
+    header: dict[str, Any] = {
+        "number": number,
+        "before": base.checksum,
+        "verb": change.verb,
+        "fragments": list(change.fragments),
+        **_difference(base.streams, streams),
+        "source": None if change.source is None else dict(change.source),
+        **({"erases": list(change.erases)} if change.erases else {}),
+    }
+    headers = {
+        **{key: value for key, value in streams[0].headers.items() if key != VERSION},
+        "requires": REQUIRES,
+        VERSION: header,
+    }
+    streams = (replace(streams[0], headers=headers), *streams[1:])
+    where = at / version_name(number)
+    return Version(where, number, playlists.text(Playlist(streams)))
+
+
+def _difference(old: Sequence[Stream], new: Sequence[Stream]) -> dict[str, int]:
+    """Return the numbers of rows that a change added and removed.
+
+    Rows that a change copied to other shards are not counted.
+    """
+    before, after = _shard_rows(old), _shard_rows(new)
+    added = sum(rows for url, rows in after.items() if url not in before)
+    removed = sum(rows for url, rows in before.items() if url not in after)
+    copied = min(added, removed)
+    return {"added": added - copied, "removed": removed - copied}
+
+
+def _shard_rows(streams: Sequence[Stream]) -> dict[str, int]:
+    stream = streams[0]
+    rows = np.zeros(len(stream), np.int64) if stream.rows is None else stream.rows
+    return dict(zip(stream.urls, rows.tolist(), strict=True))
+
+
+def _created(at: Location, new: Version) -> bool:
+    """Create the list of a version; return False if another process created this version first.
+
+    After an error, the list is read: it may have been written although the response was lost.
+    """
+    where = at / version_name(new.number)
+    for attempt in range(_MAX_ATTEMPTS):
+        try:
+            where.create(new.data)
+            return True
+        except FlareError as error:
+            stored = _stored(where)
+            if stored is not None:
+                return stored == new.data
+            if not isinstance(error, ReachError) or attempt == _MAX_ATTEMPTS - 1:
+                raise
+            time.sleep(0.05 * 2**attempt)
+    return False
+
+
+def _fresh(at: Location) -> Location:
+    """Return a location whose store does not pin the versions of the files that it has read."""
+    return replace(at, store=copy.copy(at.store))
+
+
+def _stored(where: Location) -> bytes | None:
+    try:
+        return playlists.stored(_fresh(where))
+    except MissingError:
+        return None
+
+
+def _keep_first(at: Location, first: Version) -> None:
+    """Before the first change, copy the playlist and the format's index under their numbered names.
+
+    raises  UsageError if the store cannot create a file only once
+    """
+    formats = {stream.format for stream in first.streams} - {None}
+    for index in {find(str(name)).version_index for name in formats} - {""}:
+        data = _stored(at / index)
+        if data is not None:
+            _create_once(at / first_index(index), data)
+    _create_once(at / version_name(first.number), first.data)
+    with contextlib.suppress(BusyError, UsageError):
+        (at / version_name(first.number)).create(first.data)
+        raise ReachError(
+            "the store created a file that already exists",
+            where=at / version_name(first.number),
+            hint="Use a store with conditional writes (If-None-Match), or a local folder.",
+        )
+
+
+def _create_once(where: Location, data: bytes) -> None:
+    """Create a file; an existing file with the same bytes is kept."""
+    try:
+        where.create(data)
+    except FlareError:
+        if _stored(where) != data:
+            raise
+
+
+def partial_files(at: Location) -> list[str]:
+    """Return the names of the files in a folder that a killed process did not finish.
+
+    Only the owner of the commit lock writes such files.
+    """
+    return [name for name in at.names() if _PARTIAL.fullmatch(name)]
+
+
+def is_published(at: Location, version: Version) -> bool:
+    """Return whether `playlist.yaml` is the list of a version."""
+    return _stored(at / PLAYLIST) == version.data
+
+
+def publish(at: Location, version: Version) -> None:
+    """Derive the format's index and `playlist.yaml` from a version, unless they are already newer."""
+    current = _stored(at / PLAYLIST)
+    if current == version.data:
+        return
+    if current is not None and Version(at / PLAYLIST, 0, current).header.get("number", 0) > (
+        version.number
+    ):
+        return
+    for stream in version.streams[:1]:  # MosaicML cannot join streams
+        if stream.format is not None:
+            find(stream.format).write_version_index(_fresh(at), stream)
+    (at / PLAYLIST).write([version.data])
+
+
+# -- lists of several fragments
+
+
+def joined(at: Location, parts: Sequence[tuple[str, Stream]], base: Stream) -> Stream:
+    """Return a stream with the shards of a stream, followed by the shards of fragments.
+
+    parts   (folder, stream) of each fragment; addresses in the stream are relative to the folder
+    raises  FormatError if a fragment has other columns or another format
+    """
+    streams = [base]
+    for name, part in parts:
+        if len(part) and (part.columns, part.format) != (base.columns, base.format):
+            raise FormatError(
+                "the columns of the new rows differ from the columns of the dataset",
+                where=at / name,
+            )
+        streams.append(moved(name, part))
+    return concatenated(at, streams)
+
+
+def moved(folder: str, stream: Stream) -> Stream:
+    """Return a stream whose addresses are relative to the parent of its folder."""
+
+    def renamed(file: File) -> File:
+        return replace(file, name=f"{folder}/{file.name}")
+
+    files = {f"{folder}/{name}": renamed(file) for name, file in stream.files.items()}
+    return replace(
+        stream,
+        urls=[f"{folder}/{url}" for url in stream.urls],
+        parts=[tuple(map(renamed, part)) for part in stream.parts],
+        files=files,
+    )
+
+
+def concatenated(at: Location, streams: Sequence[Stream]) -> Stream:
+    """Return the shards of several streams as one stream with the headers of the first."""
+    first = streams[0]
+    names = sorted({name for one in streams for name in one.hashes})
+    headers = dict(first.headers)
+    for one in streams[1:]:
+        if len(one) and one.headers.get("compression") != headers.get("compression"):
+            headers.pop("compression", None)
+    parts = [part for one in streams for part in (one.parts or [()] * len(one))]
+    files: dict[str, File] = {}
+    for one in streams:
+        files |= one.files
+    has_raw = any(one.raw_sizes is not None for one in streams)
+    return Stream(
+        first.name,
+        at,
+        first.format,
+        [url for one in streams for url in one.urls],
+        first.columns,
+        np.concatenate([_counts(one, one.rows) for one in streams]),
+        np.concatenate([_counts(one, one.sizes) for one in streams]),
+        {name: [h for one in streams for h in _hashes(one, name)] for name in names},
+        np.concatenate([_counts(one, one.raw_sizes) for one in streams]) if has_raw else None,
+        {},
+        headers,
+        {name: file for name, file in files.items() if name not in INDEX_FILES},
+        parts if any(parts) else (),
+    )
+
+
+def sliced(stream: Stream, start: int, stop: int) -> Stream:
+    """Return a stream with the shards start..stop, and all other files of the stream."""
+
+    def part(values: Any) -> Any:
+        return None if values is None else values[start:stop]
+
+    return replace(
+        stream,
+        urls=list(stream.urls[start:stop]),
+        rows=part(stream.rows),
+        sizes=part(stream.sizes),
+        raw_sizes=part(stream.raw_sizes),
+        hashes={name: part(values) for name, values in stream.hashes.items()},
+        raw_hashes={name: part(values) for name, values in stream.raw_hashes.items()},
+        parts=part(stream.parts) if stream.parts else (),
+    )
+
+
+def without_unused_files(stream: Stream) -> Stream:
+    """Return a stream without the files of fragments from which it lists no shard."""
+    used = {url.partition("/")[0] for url in stream.urls}
+    files = {
+        name: file
+        for name, file in stream.files.items()
+        if not is_fragment(name.partition("/")[0]) or name.partition("/")[0] in used
+    }
+    return replace(stream, files=files)
+
+
+def _counts(stream: Stream, counts: IntArray | None) -> IntArray:
+    return np.full(len(stream), -1, np.int64) if counts is None else counts
+
+
+def _hashes(stream: Stream, name: str) -> Sequence[str]:
+    return stream.hashes.get(name) or [""] * len(stream)
+
+
+def fragment_files(name: str, at: Location, stream: Stream) -> Stream:
+    """Return the stream of a fragment that also lists the fragment's own playlist as a file."""
+    data = playlists.stored(at / f"{name}/{PLAYLIST}")
+    own = File(PLAYLIST, len(data), {DEFAULT: digest(data)})
+    return replace(stream, files={**stream.files, PLAYLIST: own})
+
+
+def unfinished_fragments(at: Location) -> list[str]:
+    """Return the names of the fragments in a folder that have a scratch folder."""
+    return [
+        name
+        for name in at.names()
+        if is_fragment(name) and (at / f"{name}/{SCRATCH}/journal").exists()
+    ]

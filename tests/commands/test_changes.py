@@ -1,0 +1,430 @@
+"""Datasets that change: append, add a column, drop, compact, restore and prune, against a model in Python."""
+
+import os
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import flarecli as flare
+from flarecli.commands.changes import open_for_change
+from flarecli.commands.rewrite import Group, rewrite
+from flarecli.errors import BusyError, FormatError, UsageError
+from flarecli.progress import Progress
+from flarecli.storage import Guard
+
+FORMATS = ["mds", "json", "csv", "ffrecord", "granular", "webdataset", "tfrecord"]
+STEPS = int(os.environ.get("FLARE_TEST_CHANGES", "12"))
+
+
+def rows(first, count):
+    return [{"id": i, "text": f"text {i}"} for i in range(first, first + count)]
+
+
+def table(samples, path):
+    pq.write_table(pa.Table.from_pylist(samples), path)
+    return str(path)
+
+
+def stored(samples, format):
+    """Return the columns that a test packs: ffrecord holds one."""
+    return [{"text": one["text"]} for one in samples] if format == "ffrecord" else samples
+
+
+def content(address):
+    return flare.open(str(address)).to_arrow().to_pylist()
+
+
+def plain(samples):
+    """Return samples without the key that WebDataset generates."""
+    return [{k: v for k, v in one.items() if k != "__key__"} for one in samples]
+
+
+def files_of(folder):
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(Path(folder).rglob("*"))
+        if path.is_file()
+    }
+
+
+@pytest.fixture
+def out(tmp_path):
+    """A dataset of 10 rows in 3 shards."""
+    flare.pack(table(rows(0, 10), tmp_path / "first.parquet"), tmp_path / "out", shard_rows=4)
+    return tmp_path / "out"
+
+
+def test_an_append_is_a_new_version_and_the_old_version_stays(out, tmp_path):
+    packed = flare.pack(table(rows(10, 5), tmp_path / "more.parquet"), out, append=True)
+    assert (packed.version, packed.rows) == (2, 5)
+    assert content(out) == rows(0, 15)
+    assert content(out / "playlist.000001.yaml") == rows(0, 10)
+    assert content(out / "playlist.000002.yaml") == rows(0, 15)
+    assert (out / "playlist.yaml").read_bytes() == (out / "playlist.000002.yaml").read_bytes()
+    for name in ("playlist.yaml", "playlist.000001.yaml", "playlist.000002.yaml"):
+        assert list(flare.verify(str(out / name))) == []
+
+
+def test_the_same_change_of_the_same_dataset_gives_the_same_bytes(out, tmp_path):
+    other = shutil.copytree(out, tmp_path / "other")
+    more = table(rows(10, 5), tmp_path / "more.parquet")
+    for folder in (out, other):
+        flare.pack(more, folder, append=True)
+        flare.drop(folder, where="id % 3 = 0")
+        flare.compact(folder)
+    assert files_of(out) == files_of(other)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_random_changes_equal_a_model_and_every_version_verifies(format, tmp_path):
+    rng = random.Random(format)
+    out, model = tmp_path / "out", rows(0, 20)
+    columns = ["text"] if format == "ffrecord" else None
+    flare.pack(
+        table(stored(model, format), tmp_path / "0.parquet"),
+        out,
+        format=format,
+        columns=columns,
+        shard_rows=6,
+    )
+    seen, next_id = {1: list(model)}, 20
+    for step in range(STEPS):
+        change = rng.choice(["append", "append", "drop", "drop", "compact", "restore"])
+        number = None
+        if change == "append":
+            new = rows(next_id, rng.randint(1, 9))
+            next_id += len(new)
+            source = table(stored(new, format), tmp_path / f"{step + 1}.parquet")
+            number = flare.pack(source, out, append=True, shard_rows=rng.choice([3, 100])).version
+            model = model + new
+        elif change == "drop" and len(model) > 8:
+            gone = sorted(rng.sample(range(len(model)), rng.randint(1, 4)))
+            number = flare.drop(out, rows=",".join(map(str, gone))).version
+            model = [one for i, one in enumerate(model) if i not in gone]
+        elif change == "compact":
+            number = flare.compact(out, below="1MB").version
+        elif change == "restore":
+            wanted = rng.choice(sorted(seen))
+            number = flare.log(out, restore=wanted)[-1].number
+            model = list(seen[wanted])
+        if number is not None:
+            seen[number] = list(model)
+        assert plain(content(out)) == stored(model, format), (step, change)
+    assert [one.number for one in flare.log(out)] == sorted(seen)
+    for number, expected in seen.items():
+        address = str(out / f"playlist.{number:06d}.yaml")
+        assert plain(content(address)) == stored(expected, format)
+        assert list(flare.verify(address)) == []
+    flare.pack(out, tmp_path / "whole", format=format)
+    assert plain(content(tmp_path / "whole")) == stored(model, format)
+    flare.prune(out, keep=2)
+    assert plain(content(out)) == stored(model, format)
+    assert list(flare.verify(str(out))) == []
+
+
+def killed_at_each_step(change, folder):
+    """Run a change in a child that ends at the n-th change of a file, before or after it, for all n.
+
+    Yields the folder after each kill. `change` gets the folder.
+    """
+    step = 0
+    while True:
+        copy = folder.parent / f"killed{step}"
+        shutil.copytree(folder, copy)
+        pid = os.fork()
+        if not pid:
+            code = 1
+            try:
+                _end_at(step)
+                change(copy)
+                code = 0
+            finally:
+                os._exit(code)
+        _, status = os.waitpid(pid, 0)
+        if os.waitstatus_to_exitcode(status) == 0:
+            yield step, copy, True
+            return
+        assert os.waitstatus_to_exitcode(status) == 9, step
+        yield step, copy, False
+        shutil.rmtree(copy)
+        step += 1
+
+
+def _end_at(step):
+    """Make the process end before (even numbers) or after (odd numbers) a call that changes files."""
+    calls = iter(range(1 << 30))
+    for name in ("rename", "link", "unlink", "mkdir", "rmdir", "fsync", "ftruncate"):
+        setattr(os, name, _ending(getattr(os, name), calls, step))
+
+
+def _ending(real, calls, step):
+    def call(*args, **named):
+        number = next(calls)
+        if number == step // 2 and step % 2 == 0:
+            os._exit(9)
+        result = real(*args, **named)
+        if number == step // 2:
+            os._exit(9)
+        return result
+
+    return call
+
+
+CHANGES = {
+    "append": lambda folder: flare.pack(
+        str(folder.parent / "more.parquet"), folder, append=True, resume=True, shard_rows=3
+    ),
+    "drop": lambda folder: flare.drop(folder, where="id % 4 = 1", resume=True),
+    "compact": lambda folder: flare.compact(folder, resume=True),
+    "add column": lambda folder: flare.pack(
+        str(folder.parent / "column.parquet"), folder, add_column="score", resume=True
+    ),
+    "restore": lambda folder: flare.log(folder, restore=1),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_killed_at_any_step_leaves_complete_lists_and_can_be_repeated(
+    change, out, tmp_path
+):
+    table(rows(10, 5), tmp_path / "more.parquet")
+    scores = [{"score": i / 2} for i in range(12)]
+    table(scores, tmp_path / "column.parquet")
+    flare.pack(table(rows(10, 2), tmp_path / "two.parquet"), out, append=True)
+    unbroken = shutil.copytree(out, tmp_path / "unbroken")
+    CHANGES[change](unbroken)
+    expected, count = files_of(unbroken), 0
+    for step, folder, is_complete in killed_at_each_step(CHANGES[change], out):
+        count += 1
+        for name in sorted(path.name for path in folder.glob("playlist*.yaml")):
+            assert list(flare.verify(str(folder / name))) == [], (step, name)
+        assert content(folder) in (content(out), content(unbroken)), step
+        if not is_complete:
+            CHANGES[change](folder)
+        assert files_of(folder) == expected, step
+    assert count > 10
+
+
+def test_a_column_is_dropped_from_its_stream_or_from_all_shards(out, tmp_path):
+    flare.pack(
+        table([{"score": i} for i in range(10)], tmp_path / "c.parquet"), out, add_column="score"
+    )
+    assert content(out)[3] == {"id": 3, "text": "text 3", "score": 3}
+    shards = {path.name for path in out.rglob("shard.*")}
+    assert flare.drop(out, drop_column="score").version == 3
+    assert content(out) == rows(0, 10)
+    assert {path.name for path in out.rglob("shard.*")} == shards
+    assert flare.drop(out, drop_column="id").shards == 3
+    assert content(out) == [{"text": f"text {i}"} for i in range(10)]
+    with pytest.raises(UsageError) as caught:
+        flare.drop(out, drop_column="text")
+    assert str(caught.value) == f"{out}/playlist.000004.yaml: 'text' is the only column"
+    for number in range(1, 5):
+        assert list(flare.verify(str(out / f"playlist.{number:06d}.yaml"))) == []
+
+
+def test_erased_rows_are_in_no_byte_of_the_folder(out, tmp_path):
+    secret = "planted secret 8317"
+    flare.pack(table([{"id": 10, "text": secret}], tmp_path / "s.parquet"), out, append=True)
+    flare.pack(table(rows(11, 4), tmp_path / "more.parquet"), out, append=True)
+    flare.log(out, pin="before")
+    with pytest.raises(UsageError) as caught:
+        flare.drop(out, where="id = 10", erase=True)
+    assert str(caught.value) == f"{out}: the pin playlist.before.yaml lists files to erase"
+    assert caught.value.hint == "Delete the pin, or use --break-pins."
+    assert any(secret.encode() in data for data in files_of(out).values())
+    flare.drop(out, where="id = 10", erase=True, break_pins=True)
+    assert not any(secret.encode() in data for data in files_of(out).values())
+    assert content(out) == rows(0, 10) + rows(11, 4)
+    assert [one.number for one in flare.log(out)] == [1, 4]
+    for one in flare.log(out):
+        assert list(flare.verify(str(out / f"playlist.{one.number:06d}.yaml"))) == []
+
+
+def test_rows_are_dropped_by_the_keys_in_a_file(out, tmp_path):
+    (tmp_path / "keys.txt").write_text("3\n8\n99\n")
+    table([{"id": 1}, {"id": 5}], tmp_path / "keys.parquet")
+    assert flare.drop(out, keys=tmp_path / "keys.txt", key="id").rows == 2
+    assert flare.drop(out, keys=tmp_path / "keys.parquet", key="id").rows == 2
+    assert [one["id"] for one in content(out)] == [0, 2, 4, 6, 7, 9]
+
+
+def test_a_dry_run_and_a_drop_without_a_match_change_nothing(out):
+    before = files_of(out)
+    found = flare.drop(out, where="id < 2", dry_run=True)
+    assert (found.version, found.rows, found.shards, found.dry_run) == (None, 2, 1, True)
+    assert flare.drop(out, where="id > 99").version is None
+    assert flare.compact(out, dry_run=True, below="1MB").shards == 3
+    assert files_of(out) == before
+
+
+def test_keys_of_the_dataset_count_as_earlier_rows(out, tmp_path):
+    more = table(rows(8, 5), tmp_path / "more.parquet")
+    with pytest.raises(FormatError) as caught:
+        flare.pack(more, out, append=True, key="id")
+    assert str(caught.value) == f"{more}[0]: key '8' is already in the dataset, in row 8"
+    assert caught.value.hint == "Use --on-duplicate first to skip rows with existing keys."
+    packed = flare.pack(more, out, append=True, key="id", on_duplicate="first")
+    assert (packed.rows, packed.duplicates) == (3, 2)
+    assert content(out) == rows(0, 13)
+
+
+def test_a_column_is_added_by_key(out, tmp_path):
+    scores = [{"id": i, "score": i * i} for i in range(10)]
+    random.Random(1).shuffle(scores)
+    source = table(scores, tmp_path / "c.parquet")
+    flare.pack(source, out, add_column="score", key="id")
+    assert content(out) == [{**one, "score": one["id"] ** 2} for one in rows(0, 10)]
+    with pytest.raises(UsageError) as caught:
+        flare.pack(source, out, add_column="score", key="id")
+    assert caught.value.hint == "Use --replace to replace the column."
+    short = table(scores[:9], tmp_path / "short.parquet")
+    lost = scores[9]["id"]
+    with pytest.raises(FormatError) as caught:
+        flare.pack(short, out, add_column="score", key="id", replace=True)
+    assert str(caught.value) == (
+        f"{short}: no row with the key '{lost}', which row {lost} of the dataset has"
+    )
+
+
+def test_a_column_with_another_number_of_rows_is_refused(out, tmp_path):
+    before = content(out)
+    source = table([{"score": i} for i in range(9)], tmp_path / "c.parquet")
+    with pytest.raises(FormatError) as caught:
+        flare.pack(source, out, add_column="score")
+    assert str(caught.value) == f"{source}: the source has 9 rows; the dataset has 10"
+    assert content(out) == before
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        ([{"id": 1}], "column 'text' of the dataset is missing in the source"),
+        ([{"id": 1, "text": "a", "x": 1}], "column 'x' is not in the dataset"),
+        ([{"id": "a", "text": "a"}], "column 'id' has the type string; the dataset has int64"),
+        ([{"id": 1.5, "text": "a"}], "column 'id' has the type double; the dataset has int64"),
+    ],
+)
+def test_rows_with_other_columns_are_refused(out, tmp_path, samples, message):
+    source = table(samples, tmp_path / "more.parquet")
+    before = files_of(out)
+    with pytest.raises(FormatError) as caught:
+        flare.pack(source, out, append=True)
+    assert str(caught.value) == f"{source}: {message}"
+    assert files_of(out) == before
+
+
+def test_a_narrower_type_is_accepted(out, tmp_path):
+    narrow = pa.table({"id": pa.array([10, 11], pa.int16()), "text": ["text 10", "text 11"]})
+    pq.write_table(narrow, tmp_path / "more.parquet")
+    flare.pack(str(tmp_path / "more.parquet"), out, append=True)
+    assert content(out) == rows(0, 12)
+
+
+def test_a_resumed_append_of_committed_rows_adds_nothing(out, tmp_path):
+    more = table(rows(10, 5), tmp_path / "more.parquet")
+    flare.pack(more, out, append=True)
+    flare.pack(table(rows(15, 2), tmp_path / "other.parquet"), out, append=True)
+    before = files_of(out)
+    packed = flare.pack(more, out, append=True, resume=True)
+    assert (packed.version, packed.rows) == (2, 5)
+    assert files_of(out) == before
+    assert flare.pack(more, out, append=True).version == 4
+    assert content(out) == rows(0, 17) + rows(10, 5)
+
+
+def test_an_open_dataset_stays_at_its_version(out, tmp_path):
+    data = flare.open(str(out))
+    assert (data.version, data.pinned) == (None, "")
+    flare.pack(table(rows(10, 5), tmp_path / "more.parquet"), out, append=True)
+    now = flare.open(str(out))
+    assert (now.version, now.pinned) == (2, f"{out}/playlist.000002.yaml")
+    flare.drop(out, where="id < 5")
+    assert len(data) == 10 and len(now) == 15 and len(flare.open(now.pinned)) == 15
+    assert data[9] == {"id": 9, "text": "text 9"}
+
+
+def test_prune_keeps_pins_and_the_newest_version(out, tmp_path):
+    flare.pack(table(rows(10, 5), tmp_path / "more.parquet"), out, append=True)
+    flare.log(out, pin="run42")
+    flare.drop(out, where="id < 5")
+    flare.compact(out)
+    planned = flare.prune(out, keep=1, dry_run=True)
+    pruned = flare.prune(out, keep=1)
+    assert (pruned.versions, pruned.files) == (planned.versions, planned.files) == ((1, 2, 3), 3)
+    assert [(one.number, one.verb) for one in flare.log(out)] == [(4, "compact")]
+    assert content(out) == rows(5, 10)
+    assert content(out / "playlist.run42.yaml") == rows(0, 15)
+    for name in ("playlist.yaml", "playlist.run42.yaml"):
+        assert list(flare.verify(str(out / name))) == []
+
+
+def test_prune_deletes_nothing_if_a_list_cannot_be_read(out, tmp_path):
+    flare.pack(table(rows(10, 5), tmp_path / "more.parquet"), out, append=True)
+    (out / "playlist.broken.yaml").write_text("- not a playlist\n")
+    before = files_of(out)
+    with pytest.raises(FormatError) as caught:
+        flare.prune(out, keep=1)
+    assert str(caught.value) == f"{out}/playlist.broken.yaml:1:1: expected a mapping of streams"
+    assert files_of(out) == before
+
+
+def test_a_drop_of_a_shard_that_was_replaced_meanwhile_is_refused(out):
+    at, base = open_for_change(str(out), Guard())
+    flare.drop(out, where="id = 1")
+    groups = {0: [Group(0, 1, (np.array([0, 1]),))]}
+    with pytest.raises(BusyError) as caught:
+        rewrite(
+            str(out),
+            at,
+            base,
+            groups,
+            "drop",
+            [],
+            shard_bytes=None,
+            guard=Guard(),
+            resume=False,
+            jobs=1,
+            progress=Progress(),
+        )
+    assert str(caught.value) == f"{out}/playlist.000002.yaml: the dataset was changed meanwhile"
+    assert caught.value.hint == "Run the same command again."
+    assert content(out) == [one for one in rows(0, 10) if one["id"] != 1]
+
+
+def test_a_drop_of_another_shard_is_applied_to_the_newest_version(out, tmp_path):
+    at, base = open_for_change(str(out), Guard())
+    flare.drop(out, where="id = 9")
+    flare.pack(table(rows(10, 3), tmp_path / "more.parquet"), out, append=True)
+    options = {"shard_bytes": None, "guard": Guard(), "resume": False, "jobs": 1}
+    groups = {0: [Group(0, 1, (np.array([1, 2, 3]),))]}
+    rewrite(str(out), at, base, groups, "drop", [], progress=Progress(), **options)
+    assert content(out) == rows(1, 8) + rows(10, 3)
+
+
+def append_many(folder, sources):
+    """Append tables in a forked process; return its process id."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        for source in sources:
+            flare.pack(source, folder, append=True)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def test_many_writers_append_every_row_once(out, tmp_path):
+    sources = [table(rows(10 + 3 * i, 3), tmp_path / f"{i}.parquet") for i in range(20)]
+    children = [append_many(out, sources[i::4]) for i in range(4)]
+    assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children] == [0] * 4
+    assert sorted(one["id"] for one in content(out)) == list(range(70))
+    assert [one.rows for one in flare.log(out)] == list(range(10, 71, 3))
+    assert list(flare.verify(str(out))) == []
