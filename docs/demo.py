@@ -180,19 +180,23 @@ class Server(ThreadingHTTPServer):
         self.server_close()
 
 
-def run(line: str, folder: Path) -> str:
-    """Show a command line, run it in the folder as a shell would, show its output, and give its stdout."""
+def run(line: str, folder: Path) -> None:
+    """Show a command line, run it in the folder as a shell would, and show its output.
+
+    On a terminal, the command writes to the terminal, so it shows tables and photographs.
+    """
     print(f"\n$ {line}", flush=True)
     line, target = re.fullmatch(r"(.*?)(?: > (\S+))?", line).groups()
     argv = [sysconfig.get_path("scripts") + "/flare", *shlex.split(line)[1:]]
-    ran = subprocess.run(argv, cwd=folder, stdout=subprocess.PIPE, check=False)
+    is_shown = target is None and sys.stdout.isatty()
+    stdout = None if is_shown else subprocess.PIPE
+    ran = subprocess.run(argv, cwd=folder, stdout=stdout, check=False)
     if target:
         (folder / target).write_bytes(ran.stdout)
-    else:
+    elif not is_shown:
         print(ran.stdout.decode(), end="", flush=True)
     if ran.returncode:
         sys.exit(f"exit {ran.returncode}")
-    return "" if target else ran.stdout.decode()
 
 
 def check(what: str, holds: bool) -> None:
@@ -229,7 +233,8 @@ def show(folder: Path, photos: dict[str, bytes], server: Server) -> None:
     run(f"flare pack index.parquet out/ --fetch data_url:image --key data_id {host}", folder)
     run("flare inspect out/", folder)
     run("flare verify out/", folder)
-    run("flare cat out/ --head 3", folder)
+    run("flare cat out/ --limit 3", folder)
+    run("flare cat out/ --limit 2 --columns data_id,image,caption --to table", folder)
     run('flare cat out/ --where "score > 0.98" --columns data_id,caption,score --to table', folder)
     row, key = len(photos) // 2, list(photos)[len(photos) // 2]
     run(f"flare cat out/ --rows {row} --raw image > near.jpg", folder)
@@ -257,8 +262,8 @@ def show(folder: Path, photos: dict[str, bytes], server: Server) -> None:
         pq.read_table(folder / "far.parquet")["data_id"].to_pylist() == list(photos),
     )
 
-    listing = run("flare unpack out/ files/", folder).split()[-1]
-    compare(folder, listing, photos)
+    run("flare unpack out/ files/", folder)
+    compare(folder, "files/index.jsonl", photos)
 
 
 def compare(folder: Path, listing: str, photos: dict[str, bytes]) -> None:

@@ -31,6 +31,7 @@ class NetworkOptions(Options):
             metavar="N",
             minimum=1,
             help="Parallel jobs (default: CPU count, or 32 for downloads).",
+            is_everyday=True,
         ),
     )
     retries: int = option(

@@ -299,7 +299,7 @@ GROUPS = (  # headings in the help output, in order
     "Rows",
     "Links",
     "Shards",
-    "Images and media",
+    "Pictures and media",
     "Run",
     "Network and cache",
     "Safety",
@@ -329,6 +329,8 @@ class Option:
     maximum        largest allowed number
     is_repeatable  True if the command line may contain the option several times
     shown          default in the help, if it differs from `str(default)`
+    is_everyday    whether `-h` shows the option; `--help` shows all options
+    is_hidden      whether no help shows the option, because it is an alias
     """
 
     group: str
@@ -344,6 +346,8 @@ class Option:
     maximum: float | None = None
     is_repeatable: bool = False
     shown: str | None = None
+    is_everyday: bool = False
+    is_hidden: bool = False
 
 
 def option(default: T, declaration: Option) -> T:
@@ -461,9 +465,14 @@ class Options:
 
 
 def declared(options: type[Options]) -> tuple[Declared, ...]:
-    """Return the options that a class declares, sorted by group."""
+    """Return the options that a class declares, sorted by group, the everyday options first."""
+
+    def key(item: Declared) -> tuple[int, bool]:
+        option = cast(Option, item.option)
+        return GROUPS.index(option.group), not option.is_everyday
+
     found = [item for item, _ in _declared(cast(Any, options)) if item.option is not None]
-    return tuple(sorted(found, key=lambda item: GROUPS.index(cast(Option, item.option).group)))
+    return tuple(sorted(found, key=key))
 
 
 @cache

@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib
 import os
 import shutil
+from collections.abc import Collection
 from functools import partial
 from typing import Annotated, Any
 
 import typer
 import typer.core
 
-from flarecli.arguments import GROUPS
+from flarecli.arguments import GROUPS, declared
 from flarecli.cli import printer
 from flarecli.cli.options import callback
 from flarecli.errors import UsageError
@@ -53,14 +54,24 @@ _MIN_COLUMNS = 60  # on narrower terminals, Typer ignores the width and wraps at
 _HELP = "Pack, unpack, inspect, verify, list and print sharded datasets, local or remote."
 _EPILOG = """Example: flare pack photos.parquet out/ --fetch data_url --key data_id && flare verify out/
 
-Run flare COMMAND --help to list the options of a command.
+Run flare COMMAND -h to list the everyday options of a command, and flare COMMAND --help to list all options.
 
 Environment variables set the defaults of options: FLARE_SHARD_SIZE for --shard-size, and so on.
 
 Exit codes: 0 success, 1 problems were found, 2 invalid command line, 3 cannot read or write, 4 invalid data, 5 refused for
 safety, 6 missing library, 130 interrupted, 143 terminated, 129 hung up."""
+# printed by `flare` without arguments
+_FIRST_STEPS = """\
+flare pack photos.parquet out/ --fetch data_url:image   pack a table, and download its links
+flare inspect out/                                      describe a dataset: rows, bytes, columns
+flare cat out/ --limit 3                                print rows
+flare verify out/                                       check that a dataset is complete
+flare COMMAND -h                                        list the everyday options of a command
+flare --help                                            list all commands
+"""
 _SETTINGS: dict[str, Any] = {"rich_markup_mode": None, "pretty_exceptions_enable": False}
 _HELP_FLAGS = {"help_option_names": ["-h", "--help"]}
+_COMMAND_SETTINGS = {"help_option_names": ["--help"], "max_content_width": 100}
 
 
 class _Wrapped(Exception):
@@ -106,7 +117,21 @@ class _Base:
 
 
 class _Command(_Base, typer.core.TyperCommand):
-    """A command."""
+    """A command.
+
+    everyday  names of the options that `-h` shows
+    """
+
+    everyday: Collection[str] = ()
+    _is_short = False
+
+    def short_help_page(self, ctx: Any) -> str:
+        """Return the help with only the everyday options."""
+        self._is_short = True
+        try:
+            return self.get_help(ctx)
+        finally:
+            self._is_short = False
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
@@ -117,9 +142,11 @@ class _Command(_Base, typer.core.TyperCommand):
         parameters: list[Any] = self.get_params(ctx)
         for parameter in parameters:
             record = parameter.get_help_record(ctx)
-            if record and parameter.param_type_name == "argument":
+            if record and parameter.name == "help":
+                groups["Output"].append((record[0], "Show all options and exit."))
+            elif record and parameter.param_type_name == "argument":
                 groups["Arguments"].append(record)
-            elif record:
+            elif record and not (self._is_short and parameter.name not in self.everyday):
                 groups[parameter.rich_help_panel or "Output"].append(record)
         for name, records in groups.items():
             if records:
@@ -141,9 +168,13 @@ class _Commands(_Base, typer.core.TyperGroup):
                 cmd_name,
                 cls=_Command,
                 short_help=COMMANDS[cmd_name],
-                context_settings=_HELP_FLAGS,
+                context_settings=_COMMAND_SETTINGS,
             )(callback(module.Line, module.command, os.environ))
-            self.commands[cmd_name] = typer.main.get_command(app)
+            command: Any = typer.main.get_command(app)
+            command.everyday = {
+                one.name for one in declared(module.Line) if one.option and one.option.is_everyday
+            }
+            self.commands[cmd_name] = command
         return self.commands.get(cmd_name)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -200,10 +231,11 @@ def _application() -> Any:
 
 def execute(args: list[str]) -> Any:
     """Run one command line and return its exit code. Raises UsageError for an invalid command line."""
+    if not args and "_FLARE_COMPLETE" not in os.environ:  # else, the shell asks for completions
+        printer.write_text(_FIRST_STEPS)
+        return 0
     try:
-        return _application().main(
-            args=args or ["--help"], prog_name="flare", standalone_mode=False
-        )
+        return _application().main(args=args, prog_name="flare", standalone_mode=False)
     except typer.TyperException as error:
         raise _usage_error(error, args) from error
     except _Wrapped as wrapped:

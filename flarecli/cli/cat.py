@@ -29,11 +29,17 @@ class Line(CatOptions, CommandLine):
             metavar="FORM",
             choices=output.FORMS,
             help="Output format: {choices}.",
+            is_everyday=True,
         ),
     )
     raw: str | None = option(
         None,
-        Option(group="Output", metavar="COLUMN", help="Print only the stored bytes of a column."),
+        Option(
+            group="Output",
+            metavar="COLUMN",
+            help="Print only the stored bytes of a column.",
+            is_everyday=True,
+        ),
     )
     bytes_as: str = option(
         "sha256",
@@ -60,7 +66,7 @@ def command(line: Line) -> int:
     CSV and TSV contain unchanged values; on a terminal, control characters are escaped. --raw, --to arrow and --to parquet do not print to a terminal.
     If SOURCE is -, a table or a tar is read from stdin.
 
-    Example: flare cat out/ --where "score > 0.5" -c id,score --head 10
+    Example: flare cat out/ --where "score > 0.5" -c id,score --limit 10
     """
     from flarecli import commands
 

@@ -46,6 +46,7 @@ class Line(InspectOptions, CommandLine):
             group="Output",
             metavar="NAME",
             help="Print one field of the --json output, such as rows.",
+            is_everyday=True,
         ),
     )
     html: str | None = option(
@@ -54,6 +55,7 @@ class Line(InspectOptions, CommandLine):
             group="Output",
             metavar="FILE",
             help="Write an HTML page with plots and --sample rows; - writes to stdout.",
+            is_everyday=True,
         ),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar, cast
 
 import typer
 
@@ -30,8 +30,11 @@ class Argument:
     is_required: bool = True
 
 
-_ADDRESSES = "paths, file://, http(s)://, s3://, gs://, az://, hf://, with globs and braces."
-SOURCES = Argument("SOURCE...", f"Addresses: {_ADDRESSES}", is_list=True)
+SOURCES = Argument(
+    "SOURCE...",
+    "Paths, file://, http(s)://, s3://, gs://, az://, hf://; globs and braces.",
+    is_list=True,
+)
 OUT = Argument("OUT", "Folder or bucket to write to.")
 DATASET = Argument("OUT", "Folder or bucket of the dataset to change.")
 
@@ -43,10 +46,17 @@ class CommandLine(Options):
     arguments: ClassVar[Mapping[str, Argument]] = {"sources": SOURCES}
 
     as_json: bool = option(
-        False, Option(group="Output", flags=("--json",), help="Print results and errors as JSON.")
+        False,
+        Option(
+            group="Output",
+            flags=("--json",),
+            help="Print results and errors as JSON.",
+            is_everyday=True,
+        ),
     )
     quiet: bool = option(
-        False, Option(group="Output", flags=("-q",), help="Print only the result line.")
+        False,
+        Option(group="Output", flags=("-q",), help="Print only the result line.", is_everyday=True),
     )
     verbose: bool = option(
         False,
@@ -94,6 +104,7 @@ def callback(
 
     parameters = [_argument(name, argument) for name, argument in line.arguments.items()]
     parameters += [_option(declaration) for declaration in declared(line)]
+    parameters.append(_SHORT_HELP)
     vars(run)["__signature__"] = inspect.Signature(parameters)
     run.__doc__ = command.__doc__
     return run
@@ -102,6 +113,29 @@ def callback(
 def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     kind = inspect.Parameter.KEYWORD_ONLY
     return inspect.Parameter(name, kind, annotation=annotation, default=default)
+
+
+def _print_short_help(context: typer.Context, is_set: bool) -> None:
+    if is_set and not context.resilient_parsing:  # not during completion
+        typer.echo(cast(Any, context.command).short_help_page(context))
+        raise typer.Exit
+
+
+_SHORT_HELP = _parameter(
+    "short_help",
+    Annotated[
+        bool,
+        typer.Option(
+            "-h",
+            help="Show the everyday options and exit.",
+            rich_help_panel="Output",
+            show_default=False,
+            is_eager=True,
+            callback=_print_short_help,
+        ),
+    ],
+    False,
+)
 
 
 def _argument(name: str, argument: Argument) -> inspect.Parameter:
@@ -116,9 +150,14 @@ def _argument(name: str, argument: Argument) -> inspect.Parameter:
 def _option(declaration: Declared) -> inspect.Parameter:
     """Return the Typer parameter for an option. Options with a value become lists."""
     group = declaration.option.group if declaration.option else None
+    is_hidden = declaration.option is not None and declaration.option.is_hidden
     if declaration.is_switch:
         about = typer.Option(
-            *declaration.flags, help=declaration.help, rich_help_panel=group, show_default=False
+            *declaration.flags,
+            help=declaration.help,
+            rich_help_panel=group,
+            show_default=False,
+            hidden=is_hidden,
         )
         return _parameter(declaration.name, Annotated[bool, about], False)
     default = f"  [default: {declaration.shown_default}]" if declaration.shown_default else ""
@@ -129,6 +168,7 @@ def _option(declaration: Declared) -> inspect.Parameter:
         show_default=False,
         rich_help_panel=group,
         autocompletion=declaration.complete,
+        hidden=is_hidden,
     )
     return _parameter(declaration.name, Annotated[list[str] | None, about], None)
 

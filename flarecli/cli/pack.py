@@ -23,8 +23,7 @@ class Line(PackOptions, CommandLine):
 def command(line: Line) -> int:
     """Pack rows as shards, and download their links.
 
-    SOURCE is an index (.parquet, .csv, .json, .txt …), a folder, - or any dataset. Prints the
-    address of the playlist, which is written last.
+    SOURCE is a table, a list of tables, a folder, - or any dataset. Prints the playlist's address.
 
     Example: flare pack photos.parquet out/ --fetch data_url:image --key data_id
     """

@@ -28,17 +28,30 @@ class Line(PlaylistOptions, CommandLine):
     }
 
     check: str | None = option(
-        None, Option(group="Run", metavar="FILE", help="Check the playlist FILE; print findings.")
+        None,
+        Option(
+            group="Run",
+            metavar="FILE",
+            help="Check the playlist FILE; print findings.",
+            is_everyday=True,
+        ),
     )
     diff: str | None = option(
         None,
         Option(
-            group="Run", metavar="OTHER", help="List chunks that OTHER adds, removes or changes."
+            group="Run",
+            metavar="OTHER",
+            help="List chunks that OTHER adds, removes or changes.",
+            is_everyday=True,
         ),
     )
     reindex: bool = option(
         False,
-        Option(group="Run", help="Rebuild a lost index.json from the MDS shards of a folder."),
+        Option(
+            group="Run",
+            help="Rebuild a lost index.json from the MDS shards of a folder.",
+            is_everyday=True,
+        ),
     )
 
 

@@ -31,6 +31,7 @@ class Line(VerifyOptions, CommandLine):
             metavar="FILE",
             is_repeatable=True,
             help="Write a report: .xml (JUnit), .json or .html; repeatable.",
+            is_everyday=True,
         ),
     )
     github: bool = option(

@@ -51,9 +51,7 @@ def cat(options: CatOptions) -> Iterator[pa.RecordBatch]:
     if tar is not None:
         selected = (options.rows, options.sample, options.shuffle, options.rank)
         if any(one is not None for one in selected):
-            hint = (
-                "Save the stream to a file, or select rows with --where, --limit, --head or --tail."
-            )
+            hint = "Save the stream to a file, or select rows with --where, --limit or --tail."
             raise UsageError("a stream has no row numbers", where=tar, hint=hint)
         progress.start("cat", None)
         schema, batches = tar_stream.samples(tar, format, exact)

@@ -219,6 +219,7 @@ class _FormatOptions(_StreamOptions):
             suggest=formats.names,
             complete=formats.all_names,
             help="Format of SOURCE (default: detected): {choices}.",
+            is_everyday=True,
         ),
     )
 
@@ -233,6 +234,7 @@ class _RowOptions(Options):
             metavar="A,B",
             parse=_names,
             help="Read and fetch only these columns.",
+            is_everyday=True,
         ),
     )
     rows: str | None = option(
@@ -250,11 +252,18 @@ class _RowOptions(Options):
             group="Rows",
             metavar="SQL",
             help="Keep rows that match a condition, such as \"aes > 4 and lang = 'en'\".",
+            is_everyday=True,
         ),
     )
     limit: int | None = option(
         None,
-        Option(group="Rows", metavar="N", minimum=0, help="Keep the first N matching rows."),
+        Option(
+            group="Rows",
+            metavar="N",
+            minimum=0,
+            help="Keep the first N matching rows.",
+            is_everyday=True,
+        ),
     )
 
 
@@ -315,7 +324,13 @@ class _TableOptions(Options):
 @dataclass(frozen=True, kw_only=True)
 class _WriteOptions(_RowOptions):
     key: str | None = option(
-        None, Option(group="Rows", metavar="COLUMN", help="Column whose value identifies a row.")
+        None,
+        Option(
+            group="Rows",
+            metavar="COLUMN",
+            help="Column whose value identifies a row.",
+            is_everyday=True,
+        ),
     )
     fetch: Sequence[str] = option(
         (),
@@ -324,20 +339,29 @@ class _WriteOptions(_RowOptions):
             metavar="COL[:NAME]",
             is_repeatable=True,
             help="Download the links in COL into column NAME (default: COL); repeatable.",
+            is_everyday=True,
         ),
     )
     on_error: str = option(
         "fail",
-        Option(group="Run", choices=("fail", "skip"), help="What to do when a row fails."),
+        Option(
+            group="Run",
+            choices=("fail", "skip"),
+            help="What to do when a row fails.",
+            is_everyday=True,
+        ),
     )
     resume: bool = option(
         False,
         Option(
             group="Run",
-            help="Continue an interrupted run; the result equals that of an uninterrupted run.",
+            help="Continue an interrupted run; the result equals that of a single run.",
+            is_everyday=True,
         ),
     )
-    overwrite: bool = option(False, Option(group="Run", help="Replace earlier output in OUT."))
+    overwrite: bool = option(
+        False, Option(group="Run", help="Replace earlier output in OUT.", is_everyday=True)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -363,6 +387,7 @@ class PackOptions(_DownloadOptions, _TableOptions, _WriteOptions, _StreamOptions
             suggest=partial(formats.names, writable=True),
             complete=partial(formats.all_names, writable=True),
             help="Format of the shards: {choices}.",
+            is_everyday=True,
         ),
     )
     encode: Mapping[str, str] | None = option(
@@ -373,11 +398,18 @@ class PackOptions(_DownloadOptions, _TableOptions, _WriteOptions, _StreamOptions
             is_repeatable=True,
             parse=_pairs,
             help="Encoding of a column (default: inferred); repeatable.",
+            is_everyday=True,
         ),
     )
     shuffle: int | None = option(
         None,
-        Option(group="Rows", metavar="SEED", minimum=0, help="Pack the rows in shuffled order."),
+        Option(
+            group="Rows",
+            metavar="SEED",
+            minimum=0,
+            help="Pack the rows in shuffled order.",
+            is_everyday=True,
+        ),
     )
     on_duplicate: str = option(
         "error",
@@ -430,6 +462,7 @@ class PackOptions(_DownloadOptions, _TableOptions, _WriteOptions, _StreamOptions
             minimum=0,
             shown=DEFAULT_SHARD_SIZE,
             help="Maximum size of a shard.",
+            is_everyday=True,
         ),
     )
     shard_rows: int | None = option(
@@ -444,6 +477,7 @@ class PackOptions(_DownloadOptions, _TableOptions, _WriteOptions, _StreamOptions
             metavar="NAME[:LEVEL]",
             suggest=_compressions,
             help="Compression of the shards: {choices}.",
+            is_everyday=True,
         ),
     )
     hash: Sequence[str] = option(
@@ -500,16 +534,17 @@ class PackOptions(_DownloadOptions, _TableOptions, _WriteOptions, _StreamOptions
     resize: int | tuple[int, int] | None = option(
         None,
         Option(
-            group="Images and media",
+            group="Pictures and media",
             metavar="N[xM]",
             parse=parse_box,
             help="Resize images to fit into N by N or N by M pixels.",
+            is_everyday=True,
         ),
     )
     resize_mode: str = option(
         "fit",
         Option(
-            group="Images and media",
+            group="Pictures and media",
             choices=("fit", "crop", "stretch"),
             help="How to fit images to the target size.",
         ),
@@ -517,7 +552,7 @@ class PackOptions(_DownloadOptions, _TableOptions, _WriteOptions, _StreamOptions
     quality: int | None = option(
         None,
         Option(
-            group="Images and media",
+            group="Pictures and media",
             metavar="N",
             minimum=1,
             maximum=100,
@@ -527,7 +562,7 @@ class PackOptions(_DownloadOptions, _TableOptions, _WriteOptions, _StreamOptions
     min_size: int = option(
         0,
         Option(
-            group="Images and media",
+            group="Pictures and media",
             metavar="N",
             minimum=0,
             help="Reject images whose shorter side has fewer than N pixels.",
@@ -536,7 +571,7 @@ class PackOptions(_DownloadOptions, _TableOptions, _WriteOptions, _StreamOptions
     max_aspect: float | None = option(
         None,
         Option(
-            group="Images and media",
+            group="Pictures and media",
             metavar="X",
             minimum=1,
             help="Reject images with an aspect ratio above X.",
@@ -545,19 +580,24 @@ class PackOptions(_DownloadOptions, _TableOptions, _WriteOptions, _StreamOptions
     media_info: bool = option(
         False,
         Option(
-            group="Images and media",
+            group="Pictures and media",
             help="Add the columns width, height, frames and duration (seconds).",
         ),
     )
     strict: bool = option(
         False,
         Option(
-            group="Images and media",
+            group="Pictures and media",
             help="Fail rows whose content does not match the file extension.",
         ),
     )
     append: bool = option(
-        False, Option(group="Run", help="Add the rows to the dataset in OUT as a new version.")
+        False,
+        Option(
+            group="Run",
+            help="Add the rows to the dataset in OUT as a new version.",
+            is_everyday=True,
+        ),
     )
     add_column: str | None = option(
         None,
@@ -574,7 +614,10 @@ class PackOptions(_DownloadOptions, _TableOptions, _WriteOptions, _StreamOptions
     dry_run: bool = option(
         False,
         Option(
-            group="Run", help="Show what would be packed, and try the first links; write nothing."
+            group="Run",
+            flags=("-n",),
+            help="Show what would be packed, and try the first links; write nothing.",
+            is_everyday=True,
         ),
     )
     engine: str = option(
@@ -601,6 +644,7 @@ class UnpackOptions(_DownloadOptions, _TableOptions, _WriteOptions, _FormatOptio
             group="Output",
             metavar="PATTERN",
             help="Pattern for file names, such as '{key}.{ext}'.",
+            is_everyday=True,
         ),
     )
     index: str = option(
@@ -609,6 +653,7 @@ class UnpackOptions(_DownloadOptions, _TableOptions, _WriteOptions, _FormatOptio
             group="Output",
             choices=("jsonl", "csv", "parquet", "none"),
             help="Format of the index, which lists file names and the other columns.",
+            is_everyday=True,
         ),
     )
     stream: IO[bytes] | None = None
@@ -620,8 +665,12 @@ class VerifyOptions(NetworkOptions, _TableOptions, _FormatOptions, _SeedOptions)
 
     sources: Addresses
     _: KW_ONLY
-    quick: bool = option(False, Option(group="Run", help="Check only sizes and headers."))
-    decode: bool = option(False, Option(group="Run", help="Also decode every value."))
+    quick: bool = option(
+        False, Option(group="Run", help="Check only sizes and headers.", is_everyday=True)
+    )
+    decode: bool = option(
+        False, Option(group="Run", help="Also decode every value.", is_everyday=True)
+    )
     duplicates: bool = option(
         False, Option(group="Run", help="Also report rows with identical bytes within a stream.")
     )
@@ -633,6 +682,7 @@ class VerifyOptions(NetworkOptions, _TableOptions, _FormatOptions, _SeedOptions)
             parse=_sample,
             minimum=0,
             help="Check only N random shards of each stream, or P percent of the shards.",
+            is_everyday=True,
         ),
     )
     part: tuple[int, int] | None = option(
@@ -650,6 +700,7 @@ class VerifyOptions(NetworkOptions, _TableOptions, _FormatOptions, _SeedOptions)
             group="Run",
             metavar="PLAYLIST",
             help="Also compare shards, sizes and checksums with those in PLAYLIST.",
+            is_everyday=True,
         ),
     )
     state: Address | None = option(
@@ -658,6 +709,7 @@ class VerifyOptions(NetworkOptions, _TableOptions, _FormatOptions, _SeedOptions)
             group="Run",
             metavar="FILE",
             help="File that records checked files, to continue an interrupted check.",
+            is_everyday=True,
         ),
     )
     max_findings: int = option(
@@ -687,10 +739,14 @@ class CatOptions(CacheOptions, _TableOptions, _RowOptions, _FormatOptions, _Seed
     sources: Addresses
     _: KW_ONLY
     head: int | None = option(
-        None, Option(group="Rows", metavar="N", minimum=0, help="Keep the first N rows.")
+        None,
+        Option(group="Rows", metavar="N", minimum=0, is_hidden=True, help="Alias of --limit."),
     )
     tail: int | None = option(
-        None, Option(group="Rows", metavar="N", minimum=0, help="Keep the last N rows.")
+        None,
+        Option(
+            group="Rows", metavar="N", minimum=0, help="Keep the last N rows.", is_everyday=True
+        ),
     )
     sample: int | float | None = option(
         None,
@@ -700,6 +756,7 @@ class CatOptions(CacheOptions, _TableOptions, _RowOptions, _FormatOptions, _Seed
             parse=_sample,
             minimum=0,
             help="Select N random rows, or P percent of the rows.",
+            is_everyday=True,
         ),
     )
     shuffle: int | None = option(
@@ -709,6 +766,7 @@ class CatOptions(CacheOptions, _TableOptions, _RowOptions, _FormatOptions, _Seed
             metavar="SEED",
             minimum=0,
             help="Read the rows in the order of a shuffled epoch.",
+            is_everyday=True,
         ),
     )
     epoch: int = option(
@@ -734,12 +792,13 @@ class InspectOptions(CacheOptions, _TableOptions, _FormatOptions, _SeedOptions):
 
     sources: Addresses
     _: KW_ONLY
-    shards: bool = option(False, Option(group="Output", help="List the shards."))
+    shards: bool = option(False, Option(group="Output", help="List the shards.", is_everyday=True))
     stats: bool = option(
         False,
         Option(
             group="Output",
             help="Show column statistics: ranges, nulls, lengths, image sizes.",
+            is_everyday=True,
         ),
     )
     sample: int | float | None = option(
@@ -750,6 +809,7 @@ class InspectOptions(CacheOptions, _TableOptions, _FormatOptions, _SeedOptions):
             parse=_sample,
             minimum=0,
             help="Show N random rows, or P percent of the rows.",
+            is_everyday=True,
         ),
     )
 
@@ -767,6 +827,7 @@ class PlaylistOptions(CacheOptions, _TableOptions):
             flags=("-o",),
             metavar="FILE",
             help="File to write (default: stdout).",
+            is_everyday=True,
         ),
     )
     format: str | None = option(
@@ -778,6 +839,7 @@ class PlaylistOptions(CacheOptions, _TableOptions):
             suggest=formats.names,
             complete=formats.all_names,
             help="Format of SOURCE (default: detected): {choices}.",
+            is_everyday=True,
         ),
     )
     base: str | None = option(
@@ -786,6 +848,7 @@ class PlaylistOptions(CacheOptions, _TableOptions):
             group="Output",
             metavar="URL",
             help="URL of the playlist's folder; addresses below this URL become relative.",
+            is_everyday=True,
         ),
     )
     rebase: Pairs = option(
@@ -796,6 +859,7 @@ class PlaylistOptions(CacheOptions, _TableOptions):
             is_repeatable=True,
             parse=_pairs,
             help="Replace the prefix OLD of addresses with NEW; repeatable.",
+            is_everyday=True,
         ),
     )
     hash: Sequence[str] = option(
@@ -832,7 +896,12 @@ class LogOptions(NetworkOptions):
     _: KW_ONLY
     pin: str | None = option(
         None,
-        Option(group="Run", metavar="NAME", help="Keep the current version under this name."),
+        Option(
+            group="Run",
+            metavar="NAME",
+            help="Keep the current version under this name.",
+            is_everyday=True,
+        ),
     )
     restore: int | None = option(
         None,
@@ -841,6 +910,7 @@ class LogOptions(NetworkOptions):
             metavar="N",
             minimum=1,
             help="Create a version that lists the shards of version N again.",
+            is_everyday=True,
         ),
     )
 
@@ -853,11 +923,22 @@ class PruneOptions(NetworkOptions):
     _: KW_ONLY
     keep: int | None = option(
         None,
-        Option(group="Run", metavar="N", minimum=1, help="Number of newest versions to keep."),
+        Option(
+            group="Run",
+            metavar="N",
+            minimum=1,
+            help="Number of newest versions to keep.",
+            is_everyday=True,
+        ),
     )
     dry_run: bool = option(
         False,
-        Option(group="Run", flags=("-n",), help="Show what would be removed; remove nothing."),
+        Option(
+            group="Run",
+            flags=("-n",),
+            help="Show what would be removed; remove nothing.",
+            is_everyday=True,
+        ),
     )
 
 
@@ -867,7 +948,8 @@ class _ChangeOptions(NetworkOptions):
         False,
         Option(
             group="Run",
-            help="Continue an interrupted run; the result equals that of an uninterrupted run.",
+            help="Continue an interrupted run; the result equals that of a single run.",
+            is_everyday=True,
         ),
     )
     dry_run: bool = option(
@@ -876,6 +958,7 @@ class _ChangeOptions(NetworkOptions):
             group="Run",
             flags=("-n",),
             help="Show the shards and bytes that would be rewritten; write nothing.",
+            is_everyday=True,
         ),
     )
 
@@ -888,7 +971,12 @@ class DropOptions(_ChangeOptions):
     _: KW_ONLY
     where: str | None = option(
         None,
-        Option(group="Rows", metavar="SQL", help='Remove rows that match, such as "user_id = 42".'),
+        Option(
+            group="Rows",
+            metavar="SQL",
+            help='Remove rows that match, such as "user_id = 42".',
+            is_everyday=True,
+        ),
     )
     rows: str | None = option(
         None,
@@ -897,6 +985,7 @@ class DropOptions(_ChangeOptions):
             flags=("-r",),
             metavar="SPEC",
             help="Remove rows by number: 5, 10:20, -5:.",
+            is_everyday=True,
         ),
     )
     keys: Address | None = option(
@@ -905,19 +994,30 @@ class DropOptions(_ChangeOptions):
             group="Rows",
             metavar="FILE",
             help="Remove rows whose --key value is in a file: one per line, or a table column.",
+            is_everyday=True,
         ),
     )
     key: str | None = option(
-        None, Option(group="Rows", metavar="COLUMN", help="Column that --keys refers to.")
+        None,
+        Option(
+            group="Rows", metavar="COLUMN", help="Column that --keys refers to.", is_everyday=True
+        ),
     )
     drop_column: str | None = option(
-        None, Option(group="Rows", metavar="COLUMN", help="Remove a column instead of rows.")
+        None,
+        Option(
+            group="Rows",
+            metavar="COLUMN",
+            help="Remove a column instead of rows.",
+            is_everyday=True,
+        ),
     )
     erase: bool = option(
         False,
         Option(
             group="Run",
             help="Also delete the files that contain the removed rows, and the versions that list them.",
+            is_everyday=True,
         ),
     )
     break_pins: bool = option(
@@ -941,6 +1041,7 @@ class CompactOptions(_ChangeOptions):
             minimum=0,
             shown="16MB",
             help="Join consecutive shards smaller than this size.",
+            is_everyday=True,
         ),
     )
     shard_size: int | str = option(
@@ -953,5 +1054,6 @@ class CompactOptions(_ChangeOptions):
             minimum=1,
             shown="64MiB",
             help="Maximum size of a new shard.",
+            is_everyday=True,
         ),
     )

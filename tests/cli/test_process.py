@@ -34,7 +34,8 @@ def loaded_by(args, env=None, heavy=HEAVY):
 
 
 @pytest.mark.parametrize(
-    "args", [["--version"], ["--help"], ["pack", "--help"], ["cat", "--help"], []]
+    "args",
+    [["--version"], ["--help"], ["pack", "--help"], ["cat", "--help"], ["pack", "-h"], ["-h"], []],
 )
 def test_start_up_loads_no_heavy_library(args):
     assert loaded_by(args)[0] == "[]"
