@@ -262,7 +262,9 @@ def _usage_error(error: Any, args: list[str]) -> UsageError:
         and error.param.param_type_name == "argument"
     ):
         message = "missing argument: both SOURCE and OUT are required"
-    # In `xargs --null`, the option has no value and means that names end with NUL.
-    if type(error).__name__ == "BadOptionUsage" and error.option_name == "--null":
+    # In `xargs --null`, the option has no value and means that names end with NUL. If an address
+    # follows, Typer takes it as the value of --null.
+    is_null = type(error).__name__ == "BadOptionUsage" and error.option_name == "--null"
+    if is_null or (type(error).__name__ == "MissingParameter" and "--null" in args):
         hint = "Use -0 or --from0 for addresses on stdin that end with NUL."
     return UsageError(message[:1].lower() + message[1:], hint=hint)

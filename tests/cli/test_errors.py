@@ -88,6 +88,11 @@ def test_an_error_without_place_or_hint_is_one_line(flare):
             "Run `flare pack --help`.",
         ),
         (
+            ["pack", "--null", "-", "out"],
+            "missing argument: both SOURCE and OUT are required",
+            "Use -0 or --from0 for addresses on stdin that end with NUL.",
+        ),
+        (
             ["cat", "a", "--heads", "1"],
             "no such option: --heads",
             "Did you mean --head? Run `flare cat --help`.",
