@@ -11,8 +11,8 @@ Decompressed data never exceeds its declared size.
 
 As in MDS, a compression is named `zstd` or `zstd:LEVEL`; the file suffix is the name without the
 level. Arrow implements Brotli and Snappy. It compresses a complete file in one step, and
-decompresses Snappy in one step too. As in the original MDS library, a file may consist of several
-streams. The original reads only one Brotli stream; flare reads several.
+decompresses Snappy in one step too. As in the original MDS library, a bz2, gz or zstd file may consist
+of several streams. Of a Brotli file, the original reads only one stream; flare reads all streams.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ _JOBS = 8  # maximum number of parallel requests per read
 # memory instead, or as one file if they are not larger than limit / _TRANSIENT_SHARE.
 _WHOLE_SHARE, _TRANSIENT_SHARE = 4, 2
 MAX_OBJECTS = 1 << 16  # maximum number of objects whose used blocks are recorded
-# Seconds for which all copies are assumed to have been used since the store was opened.
+# For this many seconds after the store is opened, every copy counts as used.
 _FULL_S = 1.0
 
 

@@ -974,7 +974,7 @@ class DropOptions(_ChangeOptions):
         Option(
             group="Rows",
             metavar="SQL",
-            help='Remove rows that match, such as "user_id = 42".',
+            help='Remove rows that match a condition, such as "user_id = 42".',
             is_everyday=True,
         ),
     )

@@ -101,7 +101,7 @@ def _from_arrow(text: str, kind: pa.DataType) -> Any:
 
 
 def _duration(kind: pa.DataType, is_nested: bool) -> Convert:
-    """Return a converter of integers as text; JSON contains the text of Python's timedelta."""
+    """Return a function that converts the text of an integer, or of a timedelta in JSON, to a value."""
     nanoseconds = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}[kind.unit]
     if kind.unit == "ns":
         read = duration_nanoseconds if is_nested else int

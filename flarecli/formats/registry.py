@@ -238,7 +238,8 @@ _UNKNOWN = _Unknown()
 def of_suffix(name: str, tables: bool = True) -> str | None:
     """Return the name of the built-in format that recognizes a file name; None if none does.
 
-    tables  whether the name may be the name of a table; other data often contains such files
+    tables  whether formats of tables are included; False for a folder of other data, which may also
+            contain tables
     """
     lower = name.lower()
     is_table = tables and not NOT_TABLES.fullmatch(lower)

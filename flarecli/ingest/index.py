@@ -429,7 +429,7 @@ def open_index(
             raise UsageError(
                 "a list of addresses cannot be combined with other sources",
                 where=files[kinds.index(_LINES)],
-                hint="Pack the list alone, or name the kind of all sources with --input.",
+                hint="Pack the list alone, or set one kind for all sources with --input.",
             )
         dialect.check_used(False, shown)
         return _open_list(shown, files[0], guard or Guard(), null_separated)
@@ -483,7 +483,7 @@ def open_folder(
 
     columns        columns to read; keys without files for these columns are skipped
     folder_column  name of a column with the first folder of each file; empty: no such column
-    allow_missing  whether incomplete rows have nulls
+    allow_missing  whether to accept incomplete rows, with nulls in place of missing files
     raises         the errors of `Folder`; UsageError for an address that cannot be listed
     """
     at = locate(address, guard)

@@ -3,9 +3,9 @@
 Tags, aliases and additional documents are errors. Depth and size are limited. The values `no`, `012`
 and `1:30` are text. Reading stops at the first fault; validation reports all faults.
 
-The YAML library is slow for many items. Therefore, each long list that has an unambiguous syntax is replaced by a random
+The YAML library is slow on long lists. Therefore, each long list that has an unambiguous syntax is replaced by a random
 placeholder before the library parses the text. Such a list has either one item `- a` per line, or lines of items
-separated by commas. The items consist of characters without a meaning in YAML. If a placeholder is not an item of a list
+separated by commas. The items contain only characters that have no special meaning in YAML. If a placeholder is not an item of a list
 after parsing (for example, if it is in a block of text), the complete text is parsed.
 """
 

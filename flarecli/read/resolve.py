@@ -174,7 +174,7 @@ def _of_stream(spool: Spool, format: str | None, table: Mapping[str, Any]) -> Pl
         )
     if format not in (None, found):
         raise UsageError(
-            f"the stream is {kind}, which is not read as format {format}",
+            f"the stream is {kind}, which cannot be read as format {format}",
             where=spool,
             hint="Save the stream to a file, or omit -f.",
         )

@@ -259,7 +259,7 @@ class FolderTarget(Target):
 
 
 def remove_unfinished_files() -> None:
-    """Remove unfinished files before the process exits without waiting for its threads."""
+    """Remove unfinished files. Called before an exit that does not wait for the threads."""
     for scratch in list(_claimed):
         _remove_parts(scratch)
 

@@ -294,13 +294,13 @@ def test_streams_and_files_are_concatenated(tmp_path):
             {"format": "mds"},
             bytes(1024),
             UsageError,
-            "-: the stream is a tar, which is not read as format mds",
+            "-: the stream is a tar, which cannot be read as format mds",
         ),
         (
             {"format": "mds"},
             b"a,b\n1,2\n",
             UsageError,
-            "-: the stream is csv, which is not read as format mds",
+            "-: the stream is csv, which cannot be read as format mds",
         ),
         (
             {},

@@ -585,7 +585,7 @@ def test_a_list_of_addresses_is_the_only_source(tmp_path):
         open_index(["-", str(tmp_path / "x.csv")], stdin=Pipe(b"/dev/null\n"))
     assert (str(caught.value), caught.value.hint) == (
         "-: a list of addresses cannot be combined with other sources",
-        "Pack the list alone, or name the kind of all sources with --input.",
+        "Pack the list alone, or set one kind for all sources with --input.",
     )
 
 

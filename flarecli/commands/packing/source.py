@@ -395,7 +395,7 @@ def open_source(
 
 
 def _tables_in(folder: str, resolved: Sequence[Playlist]) -> list[str]:
-    """Return the addresses of the tables in a folder that has no list and only tables."""
+    """Return the addresses of the tables in a folder that contains only tables and has no list."""
     streams = [stream for one in resolved for stream in one.streams]
     is_folder = len(streams) == 1 and resolved[0].at is None and streams[0].sizes is not None
     if not is_folder or not facts(streams[0].format).typed:

@@ -174,10 +174,10 @@ class DataLoader(torch.utils.data.DataLoader):  # type: ignore[misc, type-arg, u
     def set_step(self, step: int) -> None:
         """Skip the first `step` batches of every later iteration.
 
-        raises  UsageError for an invalid step, or if the loader is not skippable
+        raises  UsageError for an invalid step, or if the loader cannot skip steps
         """
         if self._skipping is None:
-            raise UsageError("the loader is not skippable")
+            raise UsageError("the loader cannot skip steps")
         if not 0 <= step < len(self._skipping.batches):
             raise UsageError(
                 f"step {step} is out of range; there are {len(self._skipping.batches)} batches"

@@ -249,7 +249,7 @@ def write_folder(
     empty: Iterable[str] = (),
     hashes: Iterable[str] = (),
 ) -> Chunk:
-    """Write files as one packed folder, which has the same bytes as in the original.
+    """Write files as one packed folder, with the same bytes that the original library writes.
 
     Each file is read twice, in blocks, because the table precedes the records.
 

@@ -27,8 +27,8 @@ __all__ = [
     "split_compression",
 ]
 
-# The first block is large, because types are inferred from it. Later blocks have a quarter of its
-# size, because parsing a block takes 15 times its size.
+# The first block is large, because types are inferred from it. Later blocks are a quarter as large,
+# because parsing a block needs memory of 15 times the size of the block.
 BLOCK_BYTES = 4 << 20
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".zstd": "zstd"}
 _MAGIC = {b"\x1f\x8b\x08": "gzip", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd"}

@@ -409,7 +409,7 @@ def _stored(
 
 
 def _read_types(types: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
-    """Return the types in which a reader should read columns: text and bytes in small layouts."""
+    """Return the types that a reader should use for columns: text and bytes with 32-bit offsets."""
     small = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
     plain = {name: _plain_type(kind) for name, kind in types.items()}
     return {name: small.get(kind, kind) for name, kind in plain.items()}

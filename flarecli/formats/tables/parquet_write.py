@@ -172,6 +172,6 @@ class _Sink(io.RawIOBase):
         return len(data)
 
     def take(self) -> list[bytes]:
-        """Return the bytes since the previous call."""
+        """Return the data that was written since the previous call."""
         parts, self._parts = self._parts, []
         return parts

@@ -172,7 +172,9 @@ class HttpStore(Store):
         try:
             while not isinstance(data := get_interruptibly(arrived), Request):
                 unused += len(data)
-                if unused >= _WINDOW_BYTES // 8:  # seldom, because `consumed` wakes the engine
+                if (
+                    unused >= _WINDOW_BYTES // 8
+                ):  # not for each block, because each call wakes the engine
                     engine.consumed(request, unused)
                     unused = 0
                 yield data

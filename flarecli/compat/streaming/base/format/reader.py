@@ -40,7 +40,9 @@ class CorruptIndexError(FormatError, JSONDecodeError):
 
 
 class FileInfo(NamedTuple):
-    """A file that the index lists: name relative to the folder, bytes, hash name -> hex digest."""
+    """A file that the index lists: name relative to the folder, size in bytes, and
+    hash name -> hex digest.
+    """
 
     basename: str
     bytes: int
