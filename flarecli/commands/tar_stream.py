@@ -66,7 +66,7 @@ def samples(
     """
     if format not in (None, STREAMED):
         raise UsageError(
-            f"the stream is a tar, which is not read as format {format}",
+            f"the stream is a tar, which cannot be read as format {format}",
             where=spool,
             hint="Save the stream to a file, or omit -f.",
         )
