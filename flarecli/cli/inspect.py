@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, repeat
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from flarecli.arguments import Address, Option, address_text, option
@@ -220,10 +220,12 @@ def _print_stream(printer: Printer, stream: StreamInfo, is_one_of_several: bool)
         )
     if stream.shard_list is not None:
         firsts = accumulate((rows for _, rows, _ in stream.shard_list), initial=0)
+        more: Iterable[Mapping[str, int | str]] = stream.shard_facts or repeat({})
+        names = list(stream.shard_facts[0]) if stream.shard_facts else []
         printer.table(
-            ("shard", "rows", "bytes", "first row"),
+            ("shard", "rows", "bytes", "first row", *names),
             (
-                [*map(str, shard), str(first)]
-                for shard, first in zip(stream.shard_list, firsts, strict=False)
+                [*map(str, shard), str(first), *(str(own[name]) for name in names)]
+                for shard, first, own in zip(stream.shard_list, firsts, more, strict=False)
             ),
         )

@@ -53,7 +53,6 @@ _FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
 # encodings whose values are decoded to Python objects
 _DOCUMENTS = ("json", "json_json", "msgpack", "tree")
 _TEXT_BYTES = 4 << 20  # maximum size of rows that are converted to text together
-_GROUP_BYTES = 64 << 20  # uncompressed size of a Parquet row group
 _IMAGE_PIXELS = 24  # maximum width and height of an image in a cell: 24 characters on 12 lines
 _TABLE_ROWS, _CELL_CHARS = 500, 200  # limits on a terminal table: rows; characters per cell
 _MAX_DIGITS = 4300  # Python's default limit for parsing integers; longer integers remain text
@@ -290,24 +289,18 @@ def _write_arrow(batches: Iterable[pa.RecordBatch]) -> None:
 
 
 def _write_parquet(batches: Iterable[pa.RecordBatch]) -> None:
-    import pyarrow.parquet as pq
+    from flarecli.formats.tables.parquet_write import parquet_parts
 
     schema, batches = _with_schema(batches)
-    group: list[pa.RecordBatch] = []
-    # Statistics and dictionaries for bytes are useless, and both would copy the values.
-    small = [field.name for field in schema if not pa.types.is_large_binary(field.type)]
-    with (
-        pa.PythonFile(binary_stdout(), mode="w") as sink,
-        pq.ParquetWriter(sink, schema, use_dictionary=small, write_statistics=small) as writer,
-    ):
+
+    def checked() -> Iterator[pa.RecordBatch]:
         for batch in batches:
             _check_parquet(batch)
-            group.append(batch)
-            if sum(part.nbytes for part in group) >= _GROUP_BYTES:
-                writer.write_table(pa.Table.from_batches(group))
-                group.clear()
-        if group:
-            writer.write_table(pa.Table.from_batches(group))
+            yield batch
+
+    out = binary_stdout()
+    for part in parquet_parts(schema, checked()):
+        out.write(part)
 
 
 def _check_parquet(batch: pa.RecordBatch) -> None:

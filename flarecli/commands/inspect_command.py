@@ -44,6 +44,7 @@ class StreamInfo:
     writer      program that wrote the stream; None if unknown
     holes       one sentence for each run of missing shards, and for each gap in the shard numbers
     shard_list  (address, rows, bytes) of each shard, if requested
+    shard_facts  more facts about each shard, such as the number of row groups; empty for most formats
     stats       column -> statistics, if requested
     schema      column -> name of its Arrow type in the packed table, if the playlist lists it
     """
@@ -63,6 +64,7 @@ class StreamInfo:
     writer: str | None = None
     holes: tuple[str, ...] = ()
     shard_list: tuple[tuple[str, int, int], ...] | None = None
+    shard_facts: tuple[Mapping[str, int | str], ...] = ()
     stats: dict[str, dict[str, Any]] | None = None
     schema: Mapping[str, str] = field(default_factory=dict)
 
@@ -78,7 +80,7 @@ class StreamInfo:
         out["columns"] = {column.name: column.encoding for column in self.columns}
         out["types"] = self.types()
         out["hashes"], out["holes"] = list(self.hashes), list(self.holes)
-        del out["shard_list"], out["stats"], out["schema"]
+        del out["shard_list"], out["shard_facts"], out["stats"], out["schema"]
         if self.shard_list is not None:
             firsts = accumulate((rows for _, rows, _ in self.shard_list), initial=0)
             listed = zip(self.shard_list, firsts, strict=False)
@@ -86,6 +88,8 @@ class StreamInfo:
                 {"url": url, "rows": rows, "bytes": size, "first": first}
                 for (url, rows, size), first in listed
             ]
+            for entry, facts in zip(out["shard_list"], self.shard_facts, strict=False):
+                entry |= {name.replace(" ", "_"): value for name, value in facts.items()}
         if self.stats is not None:
             out["stats"] = self.stats
         return out
@@ -300,6 +304,7 @@ def _info(parts: Sequence[Stream], shards: bool) -> StreamInfo:
         None,
         holes(parts),
         tuple(zip(urls, rows.tolist(), size.tolist(), strict=True)) if shards else None,
+        tuple(map(series.shard_facts, range(len(urls)))) if series.is_typed else (),
         schema=schema,
     )
 

@@ -212,6 +212,10 @@ class Format:
         """Return the Arrow type of each column that `read_batch` returns, for a typed format."""
         return {}
 
+    def shard_facts(self, shard: Shard) -> Mapping[str, int | str]:
+        """Return more facts about a shard for `inspect`: name -> value; the values are not read."""
+        return {}
+
     def written_by(self, listed_by: str) -> str | None:
         """Return the software that wrote a dataset; None if the layout does not identify it.
 

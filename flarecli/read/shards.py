@@ -51,7 +51,9 @@ class Series:
     """
 
     def __init__(self, streams: Sequence[Stream]) -> None:
-        self.streams = tuple(described(streams))
+        # a single table has the types of its file, which `fields` reads when it opens the shard
+        is_single = sum(map(len, streams)) == 1 and streams[0].columns is None
+        self.streams = tuple(streams if is_single else described(streams))
         self.name = self.streams[0].name
         # the position of each stream's first chunk, then the number of chunks
         self._firsts = [0, *accumulate(len(stream) for stream in self.streams)]
@@ -240,6 +242,10 @@ class Series:
             self._open[i] = shard
         _register(self, i, shard)
         return shard
+
+    def shard_facts(self, i: int) -> Mapping[str, int | str]:
+        """Return more facts about the shard of a typed format; empty for other formats."""
+        return _format(self.shard(i)).shard_facts(self.shard(i)) if self.is_typed else {}
 
     def large_values(self, i: int, max_bytes: int) -> list[LargeValue]:
         """Return the large values (above `max_bytes`) in a chunk, if its format stores value sizes.

@@ -14,7 +14,7 @@ from flarecli import encodings
 from flarecli.bisect import failing_rows
 from flarecli.errors import FlareError, UnsafeError, UsageError, ValueFitError
 from flarecli.formats import Format, OriginalValue
-from flarecli.formats.tables import is_default, without_storage_variants
+from flarecli.formats.tables import default_encoding, is_default, without_storage_variants
 from flarecli.model import Columns, IntArray, Settings
 from flarecli.names import shell_quoted
 from flarecli.suggest import choose
@@ -33,6 +33,7 @@ __all__ = [
     "schema_header",
     "source_types",
     "stored_schema",
+    "table_encodings",
 ]
 
 MAX_READER_NOTES = 8  # columns that notes about the original's readers name
@@ -215,6 +216,29 @@ def _natural(encoding: str) -> encodings.Encoding:
     return encodings.plain(pa.nulls(0, stored.arrow), stored)[1]
 
 
+def table_encodings(
+    format: Format, chosen: Mapping[str, str], types: Mapping[str, pa.DataType]
+) -> dict[str, str]:
+    """Return the encodings of columns; in a typed format, those that describe the Arrow types.
+
+    For example, a dataset may store lists as `json`, but the lists of a table are `str[]`.
+
+    chosen  column -> encoding
+    types   column -> Arrow type in the table
+    """
+    if not format.typed:
+        return dict(chosen)
+    out = {}
+    for name, encoding in chosen.items():
+        kind = types.get(name)
+        if kind is not None and not encodings.lookup(encoding).arrow.equals(kind):
+            default = default_encoding(name, kind)
+            if encodings.type_header(kind) and encodings.is_restorable(_natural(default), kind):
+                encoding = default
+        out[name] = encoding
+    return out
+
+
 def stored_schema(format: Format, columns: Columns, types: Mapping[str, pa.DataType]) -> pa.Schema:
     """Return the schema of the batches that a format stores.
 
@@ -304,10 +328,15 @@ class ColumnConverter:
             self._schema, self._encodings, self._encodings_of(batch.schema), strict=True
         ):
             array, failures = batch.column(field.name), list[tuple[int, str]]()
-            if source is not None or encodings.encoding_of(field) is not None:
+            is_encoded = encodings.encoding_of(field) is not None
+            is_restored = not is_encoded and (
+                source is None or encodings.is_restorable(_natural(source.name), field.type)
+            )
+            if not is_restored:
                 array, failures = encodings.coerce(array, encoding, source)
-            if encodings.encoding_of(field) is None:
-                array, unfit = _in_type(array, field.type, encoding)
+                source = encoding
+            if not is_encoded:
+                array, unfit = _in_type(array, field.type, source or encoding)
                 failures = sorted([*failures, *unfit])
             arrays.append(array)
             for at, reason in (
@@ -340,15 +369,19 @@ class ColumnConverter:
 
 
 def _in_type(
-    array: pa.Array, kind: pa.DataType, encoding: encodings.Encoding
+    array: pa.Array, kind: pa.DataType, source: encodings.Encoding
 ) -> tuple[pa.Array, list[tuple[int, str]]]:
-    """Convert a column to an Arrow type; return null, and (row, reason), for each invalid value."""
-    if array.type.equals(encoding.arrow):
-        array, encoding = encodings.plain(array, encoding)
+    """Convert a column to an Arrow type; return null, and (row, reason), for each invalid value.
+
+    source  encoding of the column, if the column has its type
+    """
     array = without_storage_variants(array)
 
     def converted(start: int, stop: int) -> pa.Array:
-        return encodings.restore(array.slice(start, stop - start), kind, encoding)
+        part, encoding = array.slice(start, stop - start), source
+        if part.type.equals(source.arrow):
+            part, encoding = encodings.plain(part, source)
+        return encodings.restore(part, kind, encoding)
 
     def failure(start: int, stop: int) -> Exception | None:
         try:

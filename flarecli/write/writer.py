@@ -37,6 +37,7 @@ from flarecli.write.columns import (
     schema_header,
     source_types,
     stored_schema,
+    table_encodings,
 )
 from flarecli.write.failures import Failed, Failure
 from flarecli.write.folder_target import claim
@@ -263,6 +264,8 @@ class Writer:
         types       for the playlist: column -> Arrow type, in the order of the source
         extensions  column -> `Column.extension`, for the contents of files
         """
+        if types is not None and self._format.typed:
+            columns = table_encodings(self._format, dict(_column_pairs(columns)), types)
         arranged = self._arranged(columns, extensions)
         header = None
         if types is not None:

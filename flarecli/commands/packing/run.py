@@ -59,6 +59,7 @@ from flarecli.write.columns import (
     reader_notes,
     source_types,
     stored_schema,
+    table_encodings,
 )
 
 __all__ = [
@@ -588,6 +589,7 @@ def estimate(plan: Plan, part_rows: int | None = None) -> Estimate:
             continue
         if typed is None:
             chosen, types, addresses = _inferred(plan, part)
+            chosen = table_encodings(format, chosen, types)
             columns = formats.arranged(
                 format,
                 (

@@ -24,6 +24,8 @@ from flarecli.storage import Location
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from flarecli.formats.tables.parquet_pages import PageRun
+
 __all__ = ["Part", "TextPart", "check_columns", "listed_encodings", "value_sizes"]
 
 
@@ -56,6 +58,10 @@ class Part(ABC):
         """Return the last row at or before a row from which `batches_from` can read."""
         return 0
 
+    def facts(self) -> dict[str, int | str]:
+        """Return facts about the file for `inspect`: name -> value."""
+        return {}
+
     def place(self, start: int) -> str:
         """Return the name of the part of the file that starts at a row, for messages; may be empty.
 
@@ -74,6 +80,16 @@ class Part(ABC):
         for batch in self.batches(columns):
             yield row, batch
             row += batch.num_rows
+
+    def page_runs(
+        self, row: int, stop: int, columns: Sequence[str]
+    ) -> tuple[int, int, list[PageRun]] | None:
+        """Return the pages that contain some rows; None if pages are unknown. See `Parquet`."""
+        return None
+
+    def read_runs(self, row: int, runs: Sequence[PageRun]) -> list[tuple[PageRun, pa.Array]] | None:
+        """Return the values of pages that `page_runs` returned. See `Parquet`."""
+        return None
 
     def count(self) -> int:
         """Return the number of rows. Raises FormatError for invalid data."""

@@ -136,6 +136,10 @@ class TableFormat(Format):
         """Return the Arrow type of each column."""
         return {field.name: field.type for field in shard.layout["schema"]}
 
+    def shard_facts(self, shard: Shard) -> Mapping[str, int | str]:
+        """Return facts such as the number of row groups."""
+        return self._rows(shard).part.facts()
+
     # -- reading
 
     def _rows(self, shard: Shard) -> TableRows:

@@ -106,6 +106,10 @@ class Ipc(Part):
             return 0
         return self._batch_starts[max(0, bisect_right(self._batch_starts, row) - 1)]
 
+    def facts(self) -> dict[str, int | str]:
+        """Return the number of record batches."""
+        return {"record batches": len(self._batch_starts) - 1}
+
     def place(self, start: int) -> str:
         """Return the number and the rows of the record batch that starts at a row."""
         if not self._is_file:

@@ -24,7 +24,21 @@ from flarecli.errors import FlareError, FormatError
 from flarecli.expansion import check_decoded, check_rows, check_values
 from flarecli.formats.tables.arrow_files import LocationFile, arrow_errors, open_native
 from flarecli.formats.tables.base import Part, check_columns, listed_encodings
-from flarecli.formats.tables.parquet_metadata import ColumnChunk, column_chunks, pages, valid_leaves
+from flarecli.formats.tables.parquet_metadata import (
+    INVALID_FOOTER,
+    ColumnChunk,
+    Footer,
+    column_chunks,
+    pages,
+    read_tail,
+    valid_leaves,
+)
+from flarecli.formats.tables.parquet_pages import (
+    MAX_EXPANDED_BYTES,
+    PageRun,
+    RowGroupPages,
+    SmallFile,
+)
 from flarecli.formats.tables.schema_merge import convert, dictionary_types, plain
 from flarecli.sql import Bound
 from flarecli.storage import Location
@@ -39,8 +53,8 @@ _WITHOUT_CRC = re.compile(rb"PAR1(?:\x15[\x80-\xff]*[\0-\x7f]){3}[^\x15]")
 # Arrow's buffers grow by doubling, so batches are slightly smaller than a power of two.
 _ROWS, _BATCH_BYTES = 8192, 15 << 17
 REMOTE_BUFFER_BYTES, LOCAL_BUFFER_BYTES = 1 << 20, 1 << 16  # each remote read is a request
-MAX_EXPANDED_BYTES = 64 << 20  # maximum batch size if every row has the longest dictionary value
 MAX_REMOTE_PAGES = 8 << 20  # maximum size of remote files whose page headers are read
+MAX_PAGES_BYTES = 32 << 20  # maximum size of the pages of several rows that are read together
 PROBE_ROWS = 64  # rows decoded to estimate the row size, which the footer does not contain
 
 
@@ -99,7 +113,14 @@ class Parquet(Part):
         """Return the parsed footer: row groups and column statistics."""
         file = LocationFile(self.at)
         with _parquet_errors(self.at, file):
-            return _open(file).metadata
+            if self.is_local:
+                return _open(file).metadata
+            return pq.read_metadata(pa.BufferReader(_MAGIC + self._tail))
+
+    @cached_property
+    def _tail(self) -> bytes:
+        """The bytes from the footer to the end of the file."""
+        return read_tail(self.at)
 
     def select_row_groups(
         self, bounds: Sequence[Bound], start: int, stop: int
@@ -153,7 +174,8 @@ class Parquet(Part):
         schema = self.selected(columns)
         file = LocationFile(self.at)
         with _parquet_errors(self.at, file):
-            reader = _open(file)
+            # the version of a remote file is pinned, so its footer is read once
+            reader = _open(file, metadata=None if self.is_local else self.metadata())
         all_groups = range(reader.metadata.num_row_groups)
         groups = all_groups if groups is None else groups
         if not reader.schema_arrow.equals(self._footer_schema) or groups.stop > all_groups.stop:
@@ -198,6 +220,21 @@ class Parquet(Part):
         """Return the first row of the row group that contains a row."""
         return self._group_starts[max(0, bisect_right(self._group_starts, row) - 1)]
 
+    def facts(self) -> dict[str, int | str]:
+        """Return the number of row groups, the compressions, and the kinds of checksums of pages."""
+        metadata = self.metadata()
+        groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+        codecs = {
+            group.column(i).compression.lower()
+            for group in groups
+            for i in range(group.num_columns)
+        }
+        return {
+            "row groups": len(groups),
+            "compression": ", ".join(sorted(codecs - {"uncompressed"})) or "none",
+            "page checksums": "crc32" if self.has_sums else "none",
+        }
+
     def place(self, start: int) -> str:
         """Return the number and the rows of the row group that contains a row."""
         number = bisect_right(self._group_starts, start) - 1
@@ -212,6 +249,88 @@ class Parquet(Part):
         if not chosen:
             return None
         return min(one.start for one in chosen), max(one.start + one.stored for one in chosen)
+
+    def row_group_pages(self, number: int) -> RowGroupPages | None:
+        """Return the pages of a row group; None if the footer cannot be parsed."""
+        if number not in self._row_group_pages:
+            first, stop = self._group_starts[number : number + 2]
+            chunks = self._chunks[number] if number < len(self._chunks) else []
+            schema = self.metadata().schema
+            found = None
+            if len(chunks) == len(schema):
+                flat = [schema.column(i).max_repetition_level == 0 for i in range(len(schema))]
+                found = RowGroupPages(self.at, number, chunks, stop - first, flat)
+            self._row_group_pages[number] = found
+        return self._row_group_pages[number]
+
+    @cached_property
+    def _row_group_pages(self) -> dict[int, RowGroupPages | None]:
+        return {}
+
+    @cached_property
+    def _longest(self) -> dict[ColumnChunk, int]:
+        """The longest value in the dictionary of a column chunk, for chunks that were read."""
+        return {}
+
+    @cached_property
+    def _footer(self) -> Footer | None:
+        try:
+            return Footer(self._tail)
+        except INVALID_FOOTER:
+            return None
+
+    def page_runs(
+        self, row: int, stop: int, columns: Sequence[str]
+    ) -> tuple[int, int, list[PageRun]] | None:
+        """Return the runs of pages that contain rows row..stop in the row group of the first row.
+
+        return  the first row of the row group, the end of the rows that the runs contain, and the
+                runs, whose rows are counted in the row group; None if the pages are unknown
+        """
+        number = bisect_right(self._group_starts, row) - 1
+        first, end = self._group_starts[number : number + 2]
+        found = self.row_group_pages(number)
+        if found is None or self._footer is None or not found.find(columns):
+            return None
+        stop = min(stop, end, row + _ROWS)
+        runs = [run for name in columns for run in found.runs(name, row - first, stop - first)]
+        if found.stored_size(runs) > MAX_PAGES_BYTES:
+            ends = [found.runs(name, row - first, row - first + 1)[0].stop for name in columns]
+            stop = min(stop, first + min(ends))
+            runs = [run for name in columns for run in found.runs(name, row - first, stop - first)]
+        return first, stop, runs
+
+    def read_runs(self, row: int, runs: Sequence[PageRun]) -> list[tuple[PageRun, pa.Array]] | None:
+        """Return the values of runs in the row group that contains a row; see `RowGroupPages.read`."""
+        found = self.row_group_pages(bisect_right(self._group_starts, row) - 1)
+        if found is None or self._footer is None:
+            return None
+
+        def read_file(small: SmallFile, columns: Sequence[str], rows: int) -> pa.Table | None:
+            schema, file = self.selected(columns), LocationFile(small.at)
+            with _parquet_errors(self.at, file):
+                for chunk, count in small.dictionaries:
+                    if chunk not in self._longest:
+                        self._longest[chunk] = _longest_entry(file, 0, chunk)
+                    if self._longest[chunk] * count > MAX_EXPANDED_BYTES:
+                        return None
+                batches = [
+                    pa.RecordBatch.from_arrays(
+                        [convert(batch.column(field.name), field.type) for field in schema],
+                        schema=schema,
+                    )
+                    for batch in _open(file).iter_batches(
+                        rows, columns=list(columns), use_threads=False
+                    )
+                ]
+                return pa.Table.from_batches(batches, schema)
+
+        try:
+            return found.read(runs, self._footer, read_file)
+        except FlareError:
+            raise
+        except INVALID_FOOTER:  # Arrow reports the error, if the row group cannot be read either
+            return None
 
     def batches_from(
         self, start: int, columns: Sequence[str]
@@ -269,7 +388,7 @@ class Parquet(Part):
             if chunk.is_bytes and dictionary * rows > MAX_EXPANDED_BYTES:
                 # a list may have several values per row
                 count = max(1, chunk.values // max(1, reader.metadata.row_group(number).num_rows))
-                longest = self._longest_entry(number, chunk) * count
+                longest = _longest_entry(LocationFile(self.at), number, chunk) * count
                 rows = max(1, min(rows, MAX_EXPANDED_BYTES // max(1, longest)))
         return rows
 
@@ -280,19 +399,22 @@ class Parquet(Part):
 
     @cached_property
     def _chunks(self) -> list[list[ColumnChunk]]:
-        return column_chunks(self.at)
+        return column_chunks(self._tail)
 
-    def _longest_entry(self, number: int, chunk: ColumnChunk) -> int:
-        """Return the size of the longest value in the dictionary of a column chunk."""
-        reader = _open(LocationFile(self.at), [chunk.path])
-        first = next(
-            reader.iter_batches(1, row_groups=[number], columns=[chunk.column], use_threads=False),
-            None,
-        )
-        values = None if first is None else _dictionary(first.column(0))
-        if values is None:
-            return 0
-        return int(pc.max(pc.binary_length(values.cast(pa.large_binary()))).as_py() or 0)
+
+def _longest_entry(file: LocationFile, number: int, chunk: ColumnChunk) -> int:
+    """Return the size of the longest value in the dictionary of a column chunk.
+
+    number  number of the row group
+    """
+    batches = _open(file, [chunk.path]).iter_batches(
+        1, row_groups=[number], columns=[chunk.column], use_threads=False
+    )
+    first = next(batches, None)
+    values = None if first is None else _dictionary(first.column(0))
+    if values is None:
+        return 0
+    return int(pc.max(pc.binary_length(values.cast(pa.large_binary()))).as_py() or 0)
 
 
 def _dictionary(array: pa.Array) -> pa.Array | None:
@@ -343,11 +465,20 @@ def _parquet_errors(at: Location, file: LocationFile) -> Iterator[None]:
             raise
 
 
-def _open(file: LocationFile, dictionaries: Sequence[str] = ()) -> pq.ParquetFile:
-    """Open a file with Arrow. `dictionaries` are columns to read as dictionary arrays."""
+def _open(
+    file: LocationFile,
+    dictionaries: Sequence[str] = (),
+    metadata: pq.FileMetaData | None = None,
+) -> pq.ParquetFile:
+    """Open a file with Arrow.
+
+    dictionaries  columns to read as dictionary arrays
+    metadata      parsed footer; None: read the footer
+    """
     source = open_native(file)
     return pq.ParquetFile(
         source,
+        metadata=metadata,
         pre_buffer=False,
         read_dictionary=list(dictionaries),
         buffer_size=LOCAL_BUFFER_BYTES if isinstance(source, pa.OSFile) else REMOTE_BUFFER_BYTES,

@@ -8,7 +8,8 @@ protocol (source: parquet-format, parquet.thrift):
     FileMetaData           2 schema, 4 row groups
     SchemaElement          1 type, 2 size in bytes, 5 number of children
     RowGroup               1 column chunks
-    ColumnChunk            3 metadata, 8 and 9 encryption
+    ColumnChunk            2 offset in the file, 3 metadata, 4 and 5 offset and length of the offset
+                           index, 8 and 9 encryption
     ColumnMetaData         1 type, 3 path, 5 number of values, 7 stored bytes, 9 first data page,
                            11 dictionary page, 12 statistics, 16 size statistics
     Statistics             1, 2, 5, 6 minimum and maximum
@@ -17,12 +18,14 @@ protocol (source: parquet-format, parquet.thrift):
                            7 dictionary page, 8 data page of version 2
     DataPageHeader         1 number of values, 2 encoding
     DictionaryPageHeader   1 number of values
-    DataPageHeaderV2       1 number of values, 4 encoding
+    DataPageHeaderV2       1 number of values, 3 number of rows, 4 encoding
+    OffsetIndex            1 page locations
+    PageLocation           1 offset, 2 size with the header, 3 number of the first row
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow.parquet as pq
@@ -30,13 +33,25 @@ import pyarrow.parquet as pq
 from flarecli.errors import FormatError
 from flarecli.storage import Location
 
-__all__ = ["ColumnChunk", "Page", "column_chunks", "pages", "valid_leaves"]
+__all__ = [
+    "INVALID_FOOTER",
+    "ColumnChunk",
+    "Footer",
+    "LeafSlice",
+    "Page",
+    "PageRows",
+    "column_chunks",
+    "pages",
+    "parse_offset_index",
+    "read_tail",
+    "valid_leaves",
+]
 
 MAX_FOOTER_BYTES = 32 << 20  # larger footers are not checked, because parsing takes seconds
 MAX_DEPTH = 16  # nesting levels of structs and lists
 MAX_VALUES = 1 << 22  # values in a struct; each uses at least 1 byte on disk and 64 in memory
 HEADER_BYTES, MAX_HEADER_BYTES = 1 << 8, 1 << 24  # page header sizes: first read; Arrow's maximum
-_INVALID = (ValueError, IndexError, KeyError, TypeError, AttributeError)
+INVALID_FOOTER = (ValueError, IndexError, KeyError, TypeError, AttributeError)
 # type -> size of a value in bytes: BOOLEAN, INT32, INT64, INT96, FLOAT, DOUBLE
 _SIZES = {0: 1, 1: 4, 2: 8, 3: 12, 4: 4, 5: 8}
 _BYTE_ARRAY, _FIXED_LEN_BYTE_ARRAY = 6, 7  # types
@@ -52,6 +67,8 @@ class ColumnChunk(NamedTuple):
     values    number of values
     start     offset of the first page in the file
     stored    size of all pages in bytes
+    data      offset of the first data page
+    offsets   offset and length of the offset index; None if there is none
     """
 
     column: str
@@ -60,11 +77,15 @@ class ColumnChunk(NamedTuple):
     values: int
     start: int
     stored: int
+    data: int
+    offsets: tuple[int, int] | None
 
 
 class Page(NamedTuple):
     """Decompressed size in bytes and number of values of a page.
 
+    start, stop    byte range of the page in the file, with its header
+    rows           number of rows; -1 if the header does not contain it
     is_dictionary  whether the page is a dictionary
     is_delta       whether values refer to earlier values (DELTA_BYTE_ARRAY)
     """
@@ -73,6 +94,17 @@ class Page(NamedTuple):
     values: int
     is_dictionary: bool
     is_delta: bool
+    start: int = 0
+    stop: int = 0
+    rows: int = -1
+
+
+class PageRows(NamedTuple):
+    """A data page: its first row in the row group, and its byte range in the file."""
+
+    row: int
+    start: int
+    stop: int
 
 
 # -- footers
@@ -101,7 +133,7 @@ def valid_leaves(at: Location, metadata: pq.FileMetaData) -> frozenset[int]:
                 _is_valid(*group[leaf], element, metadata.schema.column(leaf)) for group in groups
             )
         )
-    except _INVALID:
+    except INVALID_FOOTER:
         return frozenset()  # reading the rows reports the error
 
 
@@ -126,38 +158,52 @@ def _is_valid(
     )
 
 
-def column_chunks(at: Location) -> list[list[ColumnChunk]]:
+def column_chunks(tail: bytes) -> list[list[ColumnChunk]]:
     """Return the column chunks of each row group, except encrypted chunks.
 
     The result is empty if the footer is invalid or too large to check.
 
-    raises  FlareError if the file cannot be read
+    tail  bytes from the footer to the end of the file
     """
     try:
         return [
-            [_column_chunk(chunk[3]) for chunk in group[1] if not {8, 9} & chunk.keys()]
-            for group in _read_footer(at)[4]
+            [_column_chunk(chunk) for chunk in group[1] if not {8, 9} & chunk.keys()]
+            for group in _Reader(_footer_in(tail)).read_struct()[4]
         ]
-    except _INVALID:
+    except INVALID_FOOTER:
         return []
 
 
-def _column_chunk(metadata: dict[int, Any]) -> ColumnChunk:
-    start = int(metadata[9])
+def _column_chunk(chunk: dict[int, Any]) -> ColumnChunk:
+    metadata = chunk[3]
+    start = data = int(metadata[9])
     if 0 < (dictionary := int(metadata.get(11, 0))) < start:
         start = dictionary
     path = [name.decode("utf-8", "replace") for name in metadata[3]]
     is_bytes = metadata[1] == _BYTE_ARRAY
-    return ColumnChunk(path[0], ".".join(path), is_bytes, int(metadata[5]), start, int(metadata[7]))
+    offsets = (int(chunk[4]), int(chunk[5])) if {4, 5} <= chunk.keys() else None
+    values, stored = int(metadata[5]), int(metadata[7])
+    return ColumnChunk(path[0], ".".join(path), is_bytes, values, start, stored, data, offsets)
 
 
 def _read_footer(at: Location) -> dict[int, Any]:
     """Parse the footer. Raises ValueError or IndexError if it is invalid or too large."""
+    return _Reader(_footer_in(read_tail(at))).read_struct()
+
+
+def read_tail(at: Location) -> bytes:
+    """Return the bytes from the footer to the end of a file; only the last 8 if it is too large."""
     size = at.size()
-    length = int.from_bytes(at.read(size - 8, size - 4), "little")
-    if length > min(MAX_FOOTER_BYTES, size - 8):
+    length = int.from_bytes(at.read(max(0, size - 8), max(0, size - 4)), "little")
+    start = size - 8 - length if length <= MAX_FOOTER_BYTES else size - 8
+    return at.read(max(0, start), size)
+
+
+def _footer_in(tail: bytes) -> bytes:
+    """Return the footer. Raises ValueError if it is incomplete or too large."""
+    if len(tail) - 8 != int.from_bytes(tail[-8:-4], "little"):
         raise ValueError("the footer is too large")
-    return _Reader(at.read(size - 8 - length, size - 8)).read_struct()
+    return tail[:-8]
 
 
 # -- page headers
@@ -187,7 +233,7 @@ def pages(at: Location, size: int, chunk: ColumnChunk) -> Iterator[Page]:
                 f"page at byte {start} is {stored} bytes; the file ends at byte {size}",
                 where=at,
             )
-        yield page
+        yield page._replace(start=start, stop=start + length + stored)
         if not page.is_dictionary:
             values_left -= page.values
         start += length + stored
@@ -201,7 +247,8 @@ def _page(header: dict[int, Any]) -> Page:
     if data is None:  # an index page, which Arrow skips
         return Page(0, 0, False, False)
     encoding = data[2] if 5 in header else data[4]
-    return Page(size, int(data[1]), False, encoding == _DELTA_BYTE_ARRAY)
+    rows = -1 if 5 in header else int(data[3])
+    return Page(size, int(data[1]), False, encoding == _DELTA_BYTE_ARRAY, rows=rows)
 
 
 def _read_header(at: Location, start: int, end: int) -> tuple[dict[int, Any], int]:
@@ -217,7 +264,145 @@ def _read_header(at: Location, start: int, end: int) -> tuple[dict[int, Any], in
             size *= 16
 
 
+# -- page indexes and slices
+
+
+def parse_offset_index(data: bytes, chunk: ColumnChunk, rows: int) -> list[PageRows] | None:
+    """Return the data pages of a column chunk; None if the index does not match the chunk.
+
+    rows  number of rows in the row group
+    """
+    try:
+        found = [
+            PageRows(int(page[3]), int(page[1]), int(page[1]) + int(page[2]))
+            for page in _Reader(data).read_struct()[1]
+        ]
+    except INVALID_FOOTER:
+        return None
+    end, is_valid = chunk.data, bool(found) and found[0].row == 0
+    for page, after in zip(found, [*(one.row for one in found[1:]), rows], strict=True):
+        is_valid = is_valid and page.row < after and end <= page.start < page.stop
+        end = page.stop
+    return found if is_valid and end <= chunk.start + chunk.stored else None
+
+
+class LeafSlice(NamedTuple):
+    """The pages of a column chunk in a slice: a dictionary page, and data pages that follow it.
+
+    values      number of values in the data pages
+    dictionary  offset of the dictionary page in the slice; None if there is none
+    data        offset of the first data page in the slice
+    stored      size of all pages
+    """
+
+    values: int
+    dictionary: int | None
+    data: int
+    stored: int
+
+
+class Footer:
+    """A footer as raw bytes, from which the footer of a slice is made.
+
+    Raises ValueError or IndexError for an invalid footer.
+
+    tail  bytes from the footer to the end of the file
+    """
+
+    def __init__(self, tail: bytes) -> None:
+        self._data = _footer_in(tail)
+        self._fields = {one[0]: one for one in _Reader(self._data).read_spans()}
+        self._groups = _Reader(self._data, self._fields[4][2]).read_elements()
+        self._parsed: dict[int, tuple[_Span, list[tuple[int, int, dict[int, _Span]]]]] = {}
+
+    def slice(self, group: int, leaves: Mapping[int, LeafSlice], rows: int) -> bytes:
+        """Return the footer of a file with one row group of `rows` rows.
+
+        leaves  number of a leaf column -> its pages; the other columns cannot be read
+        """
+        size, chunks = self._group(group)
+        columns = [
+            self._chunk(fields, leaves[number]) if number in leaves else self._data[start:stop]
+            for number, (start, stop, fields) in enumerate(chunks)
+        ]
+        row_group = _Writer().list(1, columns).raw(size, self._data).int64(3, rows).end()
+        out = _Writer()
+        for number in (1, 2):
+            out.raw(self._fields[number], self._data)
+        out.int64(3, rows).list(4, [row_group])
+        for number in (5, 6, 7):
+            if number in self._fields:
+                out.raw(self._fields[number], self._data)
+        return out.end()
+
+    def _group(self, number: int) -> tuple[_Span, list[tuple[int, int, dict[int, _Span]]]]:
+        """Return the size field of a row group, and the byte range and metadata of its columns."""
+        if number in self._parsed:
+            return self._parsed[number]
+        fields = {one[0]: one for one in _Reader(self._data, self._groups[number][0]).read_spans()}
+        chunks = []
+        for start, stop in _Reader(self._data, fields[1][2]).read_elements():
+            chunk = {one[0]: one for one in _Reader(self._data, start).read_spans()}
+            metadata = _Reader(self._data, chunk[3][2]).read_spans()
+            chunks.append((start, stop, {one[0]: one for one in metadata}))
+        return self._parsed.setdefault(number, (fields[2], chunks))
+
+    def _chunk(self, fields: Mapping[int, _Span], leaf: LeafSlice) -> bytes:
+        out = _Writer()
+        for number in (1, 2, 3, 4):
+            out.raw(fields[number], self._data)
+        out.int64(5, leaf.values).raw(fields[6], self._data)
+        out.int64(7, leaf.stored).int64(9, leaf.data)
+        if leaf.dictionary is not None:
+            out.int64(11, leaf.dictionary)
+        return _Writer().int64(2, 0).struct(3, out.end()).end()
+
+
 # -- Thrift
+
+_Span = tuple[int, int, int, int]  # field number, type, start and stop of the value
+
+
+class _Writer:
+    """Writer of a struct in Thrift's compact protocol. Fields are in ascending order."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._number = 0
+
+    def raw(self, field: _Span, data: bytes) -> _Writer:
+        """Copy a field from other data."""
+        number, kind, start, stop = field
+        return self._field(number, kind, data[start:stop])
+
+    def int64(self, number: int, value: int) -> _Writer:
+        """Write an integer."""
+        return self._field(number, 6, _varint(value << 1))
+
+    def struct(self, number: int, data: bytes) -> _Writer:
+        """Write a struct."""
+        return self._field(number, 12, data)
+
+    def list(self, number: int, structs: Sequence[bytes]) -> _Writer:
+        """Write a list of structs."""
+        return self._field(number, 9, b"\xfc" + _varint(len(structs)) + b"".join(structs))
+
+    def _field(self, number: int, kind: int, data: bytes) -> _Writer:
+        self._parts += [bytes([(number - self._number) << 4 | kind]), data]
+        self._number = number
+        return self
+
+    def end(self) -> bytes:
+        """Return the struct."""
+        return b"".join(self._parts) + b"\0"
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*out, value])
 
 
 class _Reader:
@@ -226,8 +411,32 @@ class _Reader:
     Its methods raise IndexError or ValueError for truncated or invalid bytes.
     """
 
-    def __init__(self, data: bytes) -> None:
-        self._data, self.position, self._values_left = data, 0, MAX_VALUES
+    def __init__(self, data: bytes, position: int = 0) -> None:
+        self._data, self.position, self._values_left = data, position, MAX_VALUES
+
+    def read_spans(self) -> list[_Span]:
+        """Return number, type and byte range of each field of a struct."""
+        out, number = list[_Span](), 0
+        while head := self._byte():
+            number = number + (head >> 4) if head >> 4 else self._signed()
+            kind, start = head & 15, self.position
+            if kind not in (1, 2):
+                self._value(kind, 0)
+            out.append((number, kind, start, self.position))
+        return out
+
+    def read_elements(self) -> list[tuple[int, int]]:
+        """Return the byte range of each struct in a list."""
+        head = self._byte()
+        count = self._varint() if head >> 4 == 15 else head >> 4
+        if head & 15 != 12 or count > len(self._data) - self.position:
+            raise ValueError("not a list of structs")
+        out = list[tuple[int, int]]()
+        for _ in range(count):
+            start = self.position
+            self.read_struct(1)
+            out.append((start, self.position))
+        return out
 
     def read_struct(self, depth: int = 0) -> dict[int, Any]:
         """Return the fields of a struct by number."""

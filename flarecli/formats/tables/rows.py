@@ -1,8 +1,9 @@
 """Random access to the rows of a table: decoded batches in a bounded cache.
 
 A table is read forward from a start, such as the first row of a row group. The position after the
-last batch is kept, so reading rows in order decodes every batch once. Decoded batches are kept in
-one cache for the whole process.
+last batch is kept, so reading rows in order decodes every batch once. Other rows are read by pages,
+if the file has pages whose rows are known. Decoded batches and pages are kept in one cache for the
+whole process.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from flarecli.formats.tables.base import Part
 __all__ = ["TableRows"]
 
 MAX_CACHED_BYTES = 128 << 20  # decoded batches of all tables in the process
+NEAR_ROWS = 8192  # rows that are skipped by decoding them, instead of reading pages
+_PAGE = "\0page"  # no column has this name
 Columns = tuple[str, ...]
 
 
@@ -102,7 +105,7 @@ class TableRows:
         """
         names, out, size = tuple(columns), list[pa.RecordBatch](), 0
         while start < stop:
-            first, batch = self._batch(start, names)
+            first, batch = self._batch(start, stop, names)
             part = batch.slice(start - first, stop - start)
             size += part.nbytes
             if size > 1 << 24 and self.part.location is not None:
@@ -111,16 +114,23 @@ class TableRows:
             start += part.num_rows
         return out
 
-    def _batch(self, row: int, names: Columns) -> tuple[int, pa.RecordBatch]:
-        """Return the decoded batch that contains a row, and the number of its first row."""
+    def _batch(self, row: int, stop: int, names: Columns) -> tuple[int, pa.RecordBatch]:
+        """Return a decoded batch that contains a row, and the number of its first row.
+
+        stop  end of the rows that the caller needs
+        """
         with self._lock:
             starts = self._starts.setdefault(names, [])
             at = bisect_right(starts, row) - 1
             found = _cache.find((self._number, names, starts[at])) if at >= 0 else None
             if found is not None and row < starts[at] + found.num_rows:
                 return starts[at], found
-            position, batches = self._ahead.pop(names, (-1, iter(())))
+            position, batches = self._ahead.get(names, (-1, iter(())))
             start = self.part.start_before(row)
+            is_near = start <= position <= row < position + NEAR_ROWS
+            if not is_near and start < row and (paged := self._paged(row, stop, names)) is not None:
+                return row, paged
+            self._ahead.pop(names, None)
             if not start <= position <= row:
                 batches = self.part.batches_from(start, names)
             for first, batch in batches:
@@ -135,3 +145,29 @@ class TableRows:
         raise FormatError(
             f"file has fewer than {self.rows} rows; row {row} is missing", where=self.part.at
         )
+
+    def _paged(self, row: int, stop: int, names: Columns) -> pa.RecordBatch | None:
+        """Return rows from `row` to at most `stop`, read by pages; None if that is not possible."""
+        located = self.part.page_runs(row, stop, names)
+        if located is None:
+            return None
+        first, stop, runs = located
+        keys = {run: (self._number, (run.column, _PAGE), first + run.start) for run in runs}
+        arrays = {run: found.column(0) for run in runs if (found := _cache.find(keys[run]))}
+        missing = [run for run in runs if run not in arrays]
+        read = self.part.read_runs(row, missing) if missing else []
+        if read is None:
+            return None
+        for run, array in read:
+            arrays[run] = array
+            _cache.add(keys[run], pa.RecordBatch.from_arrays([array], [run.column]))
+        columns = []
+        for name in names:
+            parts = []
+            for run in runs:
+                if run.column == name:
+                    offset = max(0, row - first - run.start)
+                    length = stop - first - run.start - offset
+                    parts.append(arrays[run].slice(offset, length))
+            columns.append(pa.concat_arrays(parts) if len(parts) > 1 else parts[0])
+        return pa.RecordBatch.from_arrays(columns, list(names))

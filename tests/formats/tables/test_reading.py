@@ -19,6 +19,8 @@ import flarecli as flare
 from flarecli import commands, formats
 from flarecli.errors import FlareError, FormatError, UsageError, ValueFitError
 from flarecli.formats.tables import rows as table_rows
+from flarecli.formats.tables.parquet_metadata import column_chunks
+from flarecli.formats.tables.parquet_pages import RowGroupPages
 from flarecli.read import resolve
 
 ROWS = 3000
@@ -311,7 +313,15 @@ def test_inspect_shows_rows_types_and_shards(tmp_path):
         stream["types"]["list"] == "list<element: int32>"
         or stream["types"]["list"] == "list<item: int32>"
     )
-    assert stream["shard_list"][0]["rows"] == ROWS
+    assert stream["shard_list"][0] == {
+        "url": "t.parquet",
+        "rows": ROWS,
+        "bytes": (tmp_path / "t.parquet").stat().st_size,
+        "first": 0,
+        "row_groups": 3,
+        "compression": "snappy",
+        "page_checksums": "crc32",
+    }
     assert stream["stats"]["id"]["max"] == ROWS - 1
 
 
@@ -428,11 +438,113 @@ def test_the_cache_of_decoded_rows_is_bounded(tmp_path, monkeypatch):
     assert table_rows._cache._bytes == 0
 
 
+# -- pages of Parquet files
+
+
+def spy(monkeypatch):
+    """Return a list that receives the number of runs of pages that are read."""
+    runs, read = [], RowGroupPages.read
+    monkeypatch.setattr(
+        RowGroupPages,
+        "read",
+        lambda self, own, *args: (runs.append(len(own)), read(self, own, *args))[1],
+    )
+    return runs
+
+
+PAGES = pa.table(
+    {
+        "id": range(20_000),
+        "text": [f"text {i}" for i in range(20_000)],
+        "some": pa.array([None if i % 3 else f"{i % 7}" for i in range(20_000)]),
+        "list": pa.array([[i] * (i % 4) for i in range(20_000)], pa.list_(pa.int32())),
+        "box": [{"a": i, "b": [str(i)] * (i % 3)} for i in range(20_000)],
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "is_paged"),
+    [
+        ({"write_page_index": True}, True),
+        ({"write_page_index": True, "use_dictionary": False, "compression": "zstd"}, True),
+        ({"data_page_version": "2.0"}, True),
+        ({}, False),  # the rows of nested pages are unknown
+        ({"use_dictionary": False, "store_schema": False}, False),
+    ],
+)
+def test_rows_in_the_middle_of_a_row_group_are_read_by_pages(
+    tmp_path, monkeypatch, options, is_paged
+):
+    path = tmp_path / "t.parquet"
+    pq.write_table(
+        PAGES, path, row_group_size=15_000, data_page_size=2000, write_batch_size=100, **options
+    )
+    runs, data = spy(monkeypatch), flare.open(path)
+    for row in (14_999, 7, 8123, 19_999, 9000, 15_001, 0, 12_345):
+        assert data[row] == PAGES.slice(row, 1).to_pylist()[0]
+    assert data[13_990:15_010] == PAGES.slice(13_990, 1020).to_pylist()
+    assert bool(runs) == is_paged
+    flat, again = data.select(["text", "some", "id"]), len(runs)
+    assert flat[14_000] == PAGES.select(["text", "some", "id"]).slice(14_000, 1).to_pylist()[0]
+    assert len(runs) > again
+
+
+def test_a_page_index_that_contradicts_the_pages_is_refused(tmp_path):
+    path = tmp_path / "t.parquet"
+    table = pa.table({"a": pa.array(range(4000), pa.int64())})
+    pq.write_table(
+        table,
+        path,
+        write_page_index=True,
+        data_page_size=800,
+        write_batch_size=100,
+        use_dictionary=False,
+        compression="none",
+    )
+    (chunks,) = column_chunks(
+        path.read_bytes()[-8 - int.from_bytes(path.read_bytes()[-8:-4], "little") :]
+    )
+    start, length = chunks[0].offsets
+    data = bytearray(path.read_bytes())
+    index = bytes(data[start : start + length])
+    wrong = index.replace(bytes([0x16, 0xC8, 0x01]), bytes([0x16, 0xC6, 0x01]), 1)  # row 100 is 99
+    assert wrong != index
+    data[start : start + length] = wrong
+    path.write_bytes(data)
+    with pytest.raises(FormatError, match="pages of 99 rows contain 100 values"):
+        flare.open(path)[50]
+
+
 # -- remote tables
 
 
+@pytest.fixture
+def counted(web):
+    """Return a function that serves a file, and a list of the sizes of all answers."""
+    sent = []
+
+    def serve(name, body):
+        web.file(name, body)
+        answer = web.pages[name]
+
+        def count(handler, times):
+            write = handler.wfile.write
+            handler.wfile.write = lambda data: (sent.append(len(data)), write(data))[1]
+            try:
+                answer(handler, times)
+            finally:
+                del handler.wfile.write
+
+        web.pages[name] = count
+        return web.url(name)
+
+    return serve, sent
+
+
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
-def test_a_row_of_a_remote_table_is_read_by_ranges(tmp_path, web, kind):
+def test_a_row_of_a_remote_table_is_read_by_ranges(counted, kind):
+    serve, sent = counted
     noise = np.random.default_rng(0).bytes(40 * 200_000)
     table = pa.table({"id": range(40), "data": [noise[i * 200_000 :][:200_000] for i in range(40)]})
     file = io.BytesIO()
@@ -440,23 +552,41 @@ def test_a_row_of_a_remote_table_is_read_by_ranges(tmp_path, web, kind):
         pq.write_table(table, file, row_group_size=2)
     else:
         pyarrow.feather.write_feather(table, file, compression="uncompressed", chunksize=2)
-    body, sent = file.getvalue(), []
-    web.file(f"/t.{kind}", body)
-    serve = web.pages[f"/t.{kind}"]
-
-    def counted(handler, times):
-        write = handler.wfile.write
-        handler.wfile.write = lambda data: (sent.append(len(data)), write(data))[1]
-        try:
-            serve(handler, times)
-        finally:
-            del handler.wfile.write
-
-    web.pages[f"/t.{kind}"] = counted
-    data = flare.open(web.url(f"/t.{kind}"), allow_private=True)
+    body = file.getvalue()
+    data = flare.open(serve(f"/t.{kind}", body), allow_private=True)
     assert len(data) == 40
     assert data[37] == table.slice(37, 1).to_pylist()[0]
     assert sum(sent) < len(body) / 4
+
+
+def test_only_the_pages_of_a_remote_row_and_its_columns_are_read(counted):
+    serve, sent = counted
+    noise = np.random.default_rng(0).bytes(4 * 1_000_000)
+    table = pa.table(
+        {
+            "id": range(40_000),
+            "data": [noise[i * 100 :][:100] for i in range(40_000)],
+            "score": np.random.default_rng(1).random(40_000),
+        }
+    )
+    file = io.BytesIO()
+    pq.write_table(
+        table,
+        file,
+        write_page_index=True,
+        data_page_size=20_000,
+        write_batch_size=100,
+        use_dictionary=False,
+    )
+    data = flare.open(serve("/t.parquet", file.getvalue()), allow_private=True)
+    opened = sum(sent)
+    assert opened < 100_000
+    assert data[33_333] == table.slice(33_333, 1).to_pylist()[0]
+    assert sum(sent) - opened < 100_000
+    asked = sum(sent)
+    assert data.select(["score"])[7_777]["score"] == table["score"][7_777].as_py()
+    assert sum(sent) - asked < 40_000
+    assert len(file.getvalue()) > 4_000_000
 
 
 def test_pack_reads_a_folder_of_tables_like_its_files(tmp_path):
