@@ -13,16 +13,18 @@ from flarecli.write.versions import Version
 __all__ = ["open_for_change"]
 
 
-def open_for_change(out: str, guard: Guard) -> tuple[Location, Version]:
+def open_for_change(out: str, guard: Guard, dry_run: bool = False) -> tuple[Location, Version]:
     """Return the folder of a dataset, and its newest version.
 
     If the process that created this version was killed after the commit, its last steps are
-    completed first.
+    completed first, unless `dry_run` is set: then nothing is written.
 
     raises  UsageError if the folder cannot be written to, or contains no dataset with a playlist
     """
     at = bucket_of(out, guard) or locate(out, guard).unmapped()
     base = versions.newest(at)
+    if dry_run:
+        return at, base
     if not versions.is_published(at, base) or versions.partial_files(at):
         with CommitLock(at):
             for name in versions.partial_files(at):

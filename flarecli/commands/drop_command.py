@@ -16,13 +16,14 @@ from flarecli.commands.changes import open_for_change
 from flarecli.commands.options import CompactOptions, DropOptions
 from flarecli.commands.rewrite import Group, rewrite, row_counts
 from flarecli.commands.row_order import select_rows
-from flarecli.errors import UsageError
+from flarecli.errors import BusyError, MissingError, UsageError
 from flarecli.hashes import digest
 from flarecli.model import Columns, IntArray, Stream
 from flarecli.names import is_url
+from flarecli.playlists import version_name
 from flarecli.prefetch import cpu_count
 from flarecli.progress import Progress
-from flarecli.read.version_lists import file_names
+from flarecli.read.version_lists import file_names, listed_files
 from flarecli.storage import Location, locate
 from flarecli.suggest import choose
 from flarecli.write import CommitLock, key_bytes, removal, versions
@@ -64,9 +65,9 @@ def drop(options: DropOptions) -> Changed:
     """
     out, progress = address_text(options.out), options.progress or Progress()
     guard = options.guard([out])
-    at, base = open_for_change(out, guard)
-    if options.erase and base.erases:  # complete an erasure that was interrupted
-        _erase(at, base, progress)
+    at, base = open_for_change(out, guard, options.dry_run)
+    if options.erase and not options.dry_run:
+        _complete_erasures(at, options, progress)
     selection = _selected(options, base)
     if selection is None:
         progress.note("no row matches")
@@ -74,7 +75,7 @@ def drop(options: DropOptions) -> Changed:
     shards, sizes = _sizes(base, selection.groups)
     if options.dry_run:
         return Changed(None, selection.rows, shards, sizes, True)
-    erases = _replaced_files(base, selection) if options.erase else []
+    erases = _files_to_erase(at, base, selection) if options.erase else []
     if options.erase and not options.break_pins:
         _refuse_pins(at, erases, base)
     if selection.stream:
@@ -96,7 +97,7 @@ def drop(options: DropOptions) -> Changed:
             erases=erases,
         )
     if options.erase:
-        _erase(at, new, progress)
+        _erase(at, new.erases, options, progress)
     return Changed(new.number, selection.rows, shards, sizes)
 
 
@@ -111,7 +112,14 @@ class DropStream(versions.Change):
     source: Mapping[str, Any] | None = field(default=None, init=False)
 
     def apply(self, base: Version) -> tuple[Stream, ...]:
-        return tuple(stream for stream in base.streams if stream.name != self.name)
+        streams = tuple(stream for stream in base.streams if stream.name != self.name)
+        if not streams:
+            raise BusyError(
+                "the other columns were dropped meanwhile",
+                where=base.at,
+                hint="Run the same command again.",
+            )
+        return streams
 
 
 @dataclass(frozen=True)
@@ -194,6 +202,16 @@ def _replaced_files(base: Version, selection: _Selection) -> list[str]:
     return [name for name in names if not is_url(name)]
 
 
+def _files_to_erase(at: Location, base: Version, selection: _Selection) -> list[str]:
+    """Return the files that contain the removed rows, in all versions and pins."""
+    lists = [(number, version_name(number)) for number in versions.numbers(at)]
+    lists += [(pin.number, pin.at.name) for pin in versions.pins(at).values()]
+    replaced = set(_replaced_files(base, selection))
+    found = removal.copies(at, [name for _, name in sorted(lists)], replaced)
+    listed = listed_files(at, base.at.name).keys() - replaced
+    return sorted(found - listed)
+
+
 def _refuse_pins(at: Location, files: Sequence[str], base: Version) -> None:
     _, pins = removal.lists_of(at, files, base.number + 1)
     if pins:
@@ -204,14 +222,39 @@ def _refuse_pins(at: Location, files: Sequence[str], base: Version) -> None:
         )
 
 
-def _erase(at: Location, version: Version, progress: Progress) -> None:
-    """Delete the files that a version erases, and the lists that name them."""
+def _complete_erasures(at: Location, options: DropOptions, progress: Progress) -> None:
+    """Complete the erasures that were interrupted after their commit.
+
+    Files that the newest version lists again, because an earlier version was restored, are kept.
+    """
+    erased = {name for number in versions.numbers(at) for name in _erases(at, number)}
+    if erased:
+        listed = listed_files(at, versions.newest(at).at.name)
+        _erase(at, sorted(erased - listed.keys()), options, progress)
+
+
+def _erases(at: Location, number: int) -> tuple[str, ...]:
+    try:
+        return versions.read_version(at, number).erases
+    except MissingError:  # pruned in the meantime
+        return ()
+
+
+def _erase(at: Location, files: Sequence[str], options: DropOptions, progress: Progress) -> None:
+    """Delete files, and the lists that name them."""
     with CommitLock(at):
-        removal.erase(at, version.erases, version.number)
-    progress.note(
-        "erased from this folder; caches of readers, earlier versions of objects in the bucket, "
-        "and backups are not erased"
-    )
+        number = versions.newest(at).number
+        count, busy = removal.erase(at, files, number, options.break_pins)
+    for name in busy:
+        progress.note(
+            f"{name}: another process is writing it, and it may contain the rows; "
+            "run `flare prune` after this process ends"
+        )
+    if count:
+        progress.note(
+            "erased from this folder; caches of readers, earlier versions of objects in the bucket, "
+            "and backups are not erased"
+        )
 
 
 def _sizes(base: Version, groups: Mapping[int, Sequence[Group]]) -> tuple[int, int]:
@@ -292,7 +335,7 @@ def compact(options: CompactOptions) -> Changed:
     """
     out, progress = address_text(options.out), options.progress or Progress()
     guard = options.guard([out])
-    at, base = open_for_change(out, guard)
+    at, base = open_for_change(out, guard, options.dry_run)
     below, target = int(options.below), int(options.shard_size)
     groups = {
         number: found

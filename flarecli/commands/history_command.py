@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -11,6 +12,7 @@ from flarecli.commands.changes import open_for_change
 from flarecli.commands.options import LogOptions, PruneOptions
 from flarecli.errors import MissingError, UsageError
 from flarecli.model import Stream
+from flarecli.playlists import version_name
 from flarecli.read.resolve import without_version_index
 from flarecli.storage import Location
 from flarecli.write import CommitLock, check_streams, removal, versions
@@ -71,7 +73,8 @@ def log(options: LogOptions) -> tuple[VersionInfo, ...]:
     raises  UsageError for an invalid or existing name of a pin, or an unknown version
     """
     out = address_text(options.out)
-    at, _ = open_for_change(out, options.guard([out]))
+    changes = options.restore is not None or options.pin is not None
+    at, _ = open_for_change(out, options.guard([out]), dry_run=not changes)
     if options.restore is not None:
         _restore(at, options.restore)
     if options.pin is not None:
@@ -85,8 +88,8 @@ def log(options: LogOptions) -> tuple[VersionInfo, ...]:
             one.number,
             str(one.header.get("verb", "pack")),
             one.rows,
-            int(one.header.get("added", one.rows)),
-            int(one.header.get("removed", 0)),
+            one.added,
+            one.removed,
             one.checksum,
             ", ".join(names.get(one.checksum, [])) or None,
         )
@@ -162,15 +165,14 @@ def prune(options: PruneOptions) -> Pruned:
             "--keep is required", hint="Name the number of versions, such as --keep 10."
         )
     out = address_text(options.out)
-    at, _ = open_for_change(out, options.guard([out]))
-    with CommitLock(at):
+    at, _ = open_for_change(out, options.guard([out]), dry_run=options.dry_run)
+    busy: list[str] = []
+    with contextlib.nullcontext() if options.dry_run else CommitLock(at):
         found = versions.numbers(at)
         expired = found[: -options.keep]
         if not options.dry_run and found:
             versions.publish(at, versions.read_version(at, found[-1]))
-        planned = removal.plan_removal(at, expired)
-        busy: list[str] = []
+        planned = removal.plan_removal(at, [version_name(number) for number in expired])
         if not options.dry_run:
-            removal.remove(at, planned)
-            busy = removal.finish_removal(at)
+            busy = removal.remove(at, planned)
     return Pruned(tuple(expired), len(planned.files), planned.bytes, options.dry_run, tuple(busy))

@@ -8,23 +8,30 @@ OUT/fragment.1f3a…/          rows that a change added
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from flarecli import playlists
+from flarecli.errors import FlareError, FormatError, MissingError, UnsafeError
 from flarecli.formats import INDEX_FILES, first_index
 from flarecli.model import Stream
-from flarecli.names import bare, is_url
+from flarecli.names import bare, check_name, is_url, name_fault, scheme_of
 from flarecli.playlists import PLAYLIST, pin_of
 from flarecli.read.resolve import without_version_index
 from flarecli.storage import Location
+from flarecli.storage.local import LocalStore
 
 __all__ = [
     "COMMIT_LOCK",
     "FRAGMENT",
     "REMOVAL",
+    "confined",
     "file_names",
+    "files_to_remove",
     "is_fragment",
+    "is_protected",
     "is_version_file",
     "list_names",
     "listed_files",
@@ -40,6 +47,21 @@ _FRAGMENT_NAME = re.compile(r"fragment\.[0-9a-f]{32}", re.ASCII)
 def is_fragment(name: str) -> bool:
     """Return whether a name is that of a fragment's folder."""
     return _FRAGMENT_NAME.fullmatch(name) is not None
+
+
+_REPAIR = "Delete this file if you did not interrupt `flare prune` or `flare drop --erase`."
+
+
+def confined(at: Location) -> Location:
+    """Return a folder whose files outside it cannot be reached, even if the user allowed this for reads.
+
+    Files are deleted through this location only.
+    """
+    store = at.store
+    if not (isinstance(store, LocalStore) and store.guard.allow_local):
+        return at
+    guard = replace(store.guard, allow_local=False)
+    return replace(at, store=LocalStore(store.root, store.shown, guard, store.maps))
 
 
 def is_version_file(name: str) -> bool:
@@ -69,13 +91,30 @@ def listed_files(at: Location, name: str) -> dict[str, int | None]:
 
     raises  FormatError for an invalid list
     """
+    at = confined(at)
     out = {}
     for stream in map(without_version_index, playlists.read(at / name).streams):
         for url, size in file_names(stream):
-            path = bare(url)
-            if not (is_url(path) or path.startswith("/") or ".." in path.split("/")):
+            path = _name_inside(at, url)
+            if path is not None:
                 out[path] = size
     return out
+
+
+def _name_inside(at: Location, url: str) -> str | None:
+    """Return the name of a listed file relative to the folder `at`; None for a file outside it."""
+    path = bare(url)
+    if not is_url(path) and not name_fault(path):
+        return path
+    if scheme_of(path) in ("http", "https"):
+        return None
+    try:
+        found = at.join(url)
+    except FlareError:
+        return None
+    start = f"{at.path}/" if at.path else ""
+    is_inside = found.store == at.store and found.path.startswith(start)
+    return found.path[len(start) :] or None if is_inside else None
 
 
 def listed_in_versions(at: Location, removed: Iterable[str] = ()) -> set[str]:
@@ -88,3 +127,31 @@ def listed_in_versions(at: Location, removed: Iterable[str] = ()) -> set[str]:
     return {
         file for name in list_names(at) if name not in removed for file in listed_files(at, name)
     }
+
+
+def is_protected(name: str) -> bool:
+    """Return whether a file belongs to the versions themselves, so that no list can make it expire."""
+    return name == PLAYLIST or name in INDEX_FILES or is_version_file(name)
+
+
+def files_to_remove(at: Location) -> list[str]:
+    """Return the files of an interrupted removal. Raises UnsafeError for a name of any other file."""
+    where = at / REMOVAL
+    try:
+        data = where.read()
+    except MissingError:
+        return []
+    names = []
+    for line in data.splitlines():
+        try:
+            name = json.loads(line)
+        except ValueError:
+            name = None
+        if not isinstance(name, str):
+            raise FormatError(
+                "expected a file name in quotes on each line", where=where, hint=_REPAIR
+            )
+        if is_protected(check_name(name, where=where)):
+            raise UnsafeError(f"{name!r} is not a file with rows", where=where, hint=_REPAIR)
+        names.append(name)
+    return names

@@ -11,16 +11,27 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from flarecli.errors import BusyError, MissingError, ReachError
+from flarecli.errors import (
+    BusyError,
+    MissingError,
+    ReachError,
+    UnsafeError,
+    UsageError,
+)
+from flarecli.names import name_fault
 from flarecli.playlists import PLAYLIST, version_name, version_number
 from flarecli.read.version_lists import (
     REMOVAL,
+    confined,
+    files_to_remove,
     is_fragment,
+    is_protected,
     list_names,
     listed_files,
     listed_in_versions,
@@ -30,6 +41,7 @@ from flarecli.storage.local import SCRATCH, LocalStore, flock
 
 __all__ = [
     "Removal",
+    "copies",
     "erase",
     "lists_of",
     "finish_removal",
@@ -56,18 +68,19 @@ class Removal:
         return sum(size or 0 for _, size in self.files)
 
 
-def plan_removal(at: Location, expired: Iterable[int]) -> Removal:
-    """Return what the removal of versions deletes.
+def plan_removal(at: Location, lists: Sequence[str]) -> Removal:
+    """Return what the removal of lists deletes.
 
     raises  the error of a remaining list that cannot be read: its files are unknown
     """
-    lists = [version_name(number) for number in expired]
     kept = listed_in_versions(at, lists)
     named: dict[str, int | None] = {}
     for name in lists:
         with contextlib.suppress(MissingError):
             named |= listed_files(at, name)
-    files = {name: size for name, size in named.items() if name not in kept}
+    files = {
+        name: size for name, size in named.items() if name not in kept and not is_protected(name)
+    }
     return Removal(tuple(lists), tuple(sorted(files.items())))
 
 
@@ -86,27 +99,74 @@ def lists_of(at: Location, files: Collection[str], newest: int) -> tuple[list[st
     return numbered, [name for name in found if version_number(name) is None]
 
 
-def erase(at: Location, files: Sequence[str], newest: int) -> int:
-    """Delete files, and all lists that name one of them; return the number of deleted lists.
+def copies(at: Location, lists: Sequence[str], files: Collection[str]) -> set[str]:
+    """Return the files that may contain rows of `files`: the files, and what they were rewritten from or to.
 
-    raises  ReachError if a file still exists afterwards
+    If two consecutive lists differ, each file that only the first one names may have been rewritten
+    as each file that only the second one names.
+
+    lists  names of all lists, in the order of their versions
     """
+    named = [listed_files(at, name).keys() for name in lists]
+    pairs = [(old - new, new - old) for old, new in itertools.pairwise(named)]
+    out, count = set(files), 0
+    while len(out) > count:
+        count = len(out)
+        for removed, added in pairs:
+            if removed and added and not out.isdisjoint(removed | added):
+                out |= removed | added
+    return out
+
+
+def erase(
+    at: Location, files: Collection[str], newest: int, breaks_pins: bool
+) -> tuple[int, list[str]]:
+    """Delete files, and all lists that name one of them.
+
+    newest  number of the newest version, which must not list the files
+    return  the number of deleted files, and the fragments that another process is writing, which
+            may contain copies of the rows
+    raises  UsageError if a pin lists a file, unless `breaks_pins` is set; BusyError if the newest
+            version lists a file; ReachError if a file still exists afterwards
+    """
+    at = confined(at)
+    if not listed_files(at, version_name(newest)).keys().isdisjoint(files):
+        raise BusyError(
+            f"version {newest} lists files to erase again",
+            where=at,
+            hint="Run the same command again.",
+        )
     numbered, pins = lists_of(at, files, newest)
-    remove(at, Removal((*numbered, *pins), tuple((name, None) for name in files)))
-    for name in files:
+    if pins and not breaks_pins:
+        raise UsageError(
+            f"the pin {pins[0]} lists files to erase",
+            where=at,
+            hint="Delete the pin, or use --break-pins.",
+        )
+    found = [
+        name
+        for name in files
+        if not (name_fault(name) or is_protected(name)) and (at / name).exists()
+    ]
+    planned = plan_removal(at, [*numbered, *pins])
+    names = dict.fromkeys(found) | dict(planned.files)
+    busy = remove(at, Removal(planned.lists, tuple(names.items())))
+    for name in found:
         if (at / name).exists():
             raise ReachError("the file still exists", where=at / name)
-    return len(numbered) + len(pins)
+    return len(found), busy
 
 
-def remove(at: Location, removal: Removal) -> None:
-    """Delete lists, and then the files that only these lists named."""
+def remove(at: Location, removal: Removal) -> list[str]:
+    """Delete lists, and then the files that only these lists named; see `finish_removal`."""
+    at = confined(at)
+    # an interrupted removal may have deleted the only list that named some of its files
+    names = dict.fromkeys((*files_to_remove(at), *(name for name, _ in removal.files)))
     if removal.files:
-        lines = [(json.dumps(name) + "\n").encode() for name, _ in removal.files]
-        (at / REMOVAL).write(lines)
+        (at / REMOVAL).write([(json.dumps(name) + "\n").encode() for name in names])
     for name in removal.lists:
         (at / name).delete()
-    finish_removal(at)
+    return finish_removal(at)
 
 
 def finish_removal(at: Location) -> list[str]:
@@ -115,8 +175,9 @@ def finish_removal(at: Location) -> list[str]:
     return  names of the fragments that another process is writing, which are kept
     raises  the error of a list that cannot be read; then no file is deleted
     """
+    at = confined(at)
     kept = listed_in_versions(at)
-    for name in _intended(at):
+    for name in files_to_remove(at):
         if name not in kept:
             (at / name).delete()
     (at / REMOVAL).delete()
@@ -131,26 +192,19 @@ def finish_removal(at: Location) -> list[str]:
     return busy
 
 
-def _intended(at: Location) -> list[str]:
-    try:
-        data = (at / REMOVAL).read()
-    except MissingError:
-        return []
-    names = []
-    for line in data.splitlines():
-        with contextlib.suppress(ValueError):
-            name = json.loads(line)
-            if isinstance(name, str):
-                names.append(name)
-    return names
-
-
 def _remove_fragment(at: Location) -> None:
     """Delete a fragment, unless another process is writing it. Raises BusyError."""
     with _lock(at):
         entries: list[str] = []
         with contextlib.suppress(MissingError):
-            entries = [entry.name for entry in at.list()]
+            try:
+                entries = [entry.name for entry in at.list()]
+            except UnsafeError:
+                raise UnsafeError(
+                    "is a symbolic link, so the files in it are not deleted",
+                    where=at,
+                    hint="Delete the link.",
+                ) from None
         for name in sorted(entries, key=lambda name: (name.endswith("/journal"), name)):
             (at / name).delete()
     if isinstance(at.store, LocalStore):

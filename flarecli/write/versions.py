@@ -74,7 +74,7 @@ __all__ = [
 ]
 
 REQUIRES = 1  # version of the playlist format that a reader must support
-_PARTIAL = re.compile(r"\.(?:playlist|index|shardindex)\..*\.part")
+_PARTIAL = re.compile(r"\.(?:playlist|index|shardindex|\.flare-removal)\..*\.part")
 _MAX_ATTEMPTS = 8  # attempts to write a list whose outcome is unknown
 
 
@@ -110,15 +110,31 @@ class Version:
     @property
     def fragments(self) -> tuple[str, ...]:
         """The folders with the rows that this version added."""
-        names = self.header.get("fragments")
-        return tuple(filter(is_fragment, names)) if isinstance(names, list) else ()
+        return tuple(filter(is_fragment, self._names("fragments")))
 
     @property
     def erases(self) -> tuple[str, ...]:
         """The names of the files that are deleted after the commit of this version."""
-        names = self.header.get("erases")
+        return self._names("erases")
+
+    def _names(self, key: str) -> tuple[str, ...]:
+        names = self.header.get(key)
         is_valid = isinstance(names, list) and all(isinstance(name, str) for name in names)
         return tuple(names) if is_valid and names is not None else ()
+
+    @property
+    def added(self) -> int:
+        """The number of rows that this version added."""
+        return self._count("added", self.rows)
+
+    @property
+    def removed(self) -> int:
+        """The number of rows that this version removed."""
+        return self._count("removed", 0)
+
+    def _count(self, key: str, default: int) -> int:
+        count = self.header.get(key)
+        return count if type(count) is int and count >= 0 else default
 
     @property
     def streams(self) -> tuple[Stream, ...]:
@@ -213,11 +229,25 @@ def newest(at: Location) -> Version:
     try:
         return Version(where, 1, playlists.stored(where))
     except MissingError:
+        if at.path and at.is_local and _is_file(at):
+            raise UsageError(
+                "expected the folder of a dataset, got a file",
+                where=at,
+                hint="Name the folder that contains playlist.yaml.",
+            ) from None
         raise UsageError(
             "no dataset with a playlist in this folder",
             where=at,
             hint="Run `flare playlist FOLDER -o FOLDER/playlist.yaml` for a dataset without a playlist.",
         ) from None
+
+
+def _is_file(at: Location) -> bool:
+    try:
+        at.size()
+    except FlareError:
+        return False
+    return True
 
 
 def commit(
@@ -374,10 +404,10 @@ def publish(at: Location, version: Version) -> None:
     current = _stored(at / PLAYLIST)
     if current == version.data:
         return
-    if current is not None and Version(at / PLAYLIST, 0, current).header.get("number", 0) > (
-        version.number
-    ):
-        return
+    if current is not None:
+        number = version_of(playlists.parse(current, at / PLAYLIST))
+        if number is not None and number > version.number:
+            return
     for stream in version.streams[:1]:  # MosaicML cannot join streams
         if stream.format is not None:
             find(stream.format).write_version_index(_fresh(at), stream)

@@ -13,7 +13,7 @@ import pytest
 import flarecli as flare
 from flarecli.commands.changes import open_for_change
 from flarecli.commands.rewrite import Group, rewrite
-from flarecli.errors import BusyError, FormatError, UsageError
+from flarecli.errors import BusyError, FlareError, FormatError, UnsafeError, UsageError
 from flarecli.progress import Progress
 from flarecli.storage import Guard
 
@@ -185,6 +185,8 @@ CHANGES = {
         str(folder.parent / "column.parquet"), folder, add_column="score", resume=True
     ),
     "restore": lambda folder: flare.log(folder, restore=1),
+    "prune": lambda folder: flare.prune(folder, keep=1),
+    "erase": lambda folder: flare.drop(folder, where="id = 1", erase=True, resume=True),
 }
 
 
@@ -196,6 +198,9 @@ def test_a_change_killed_at_any_step_leaves_complete_lists_and_can_be_repeated(
     scores = [{"score": i / 2} for i in range(12)]
     table(scores, tmp_path / "column.parquet")
     flare.pack(table(rows(10, 2), tmp_path / "two.parquet"), out, append=True)
+    if change in ("prune", "erase"):
+        flare.drop(out, where="id = 9")
+        flare.compact(out)
     unbroken = shutil.copytree(out, tmp_path / "unbroken")
     CHANGES[change](unbroken)
     expected, count = files_of(unbroken), 0
@@ -428,3 +433,151 @@ def test_many_writers_append_every_row_once(out, tmp_path):
     assert sorted(one["id"] for one in content(out)) == list(range(70))
     assert [one.rows for one in flare.log(out)] == list(range(10, 71, 3))
     assert list(flare.verify(str(out))) == []
+
+
+def test_erased_rows_are_in_no_earlier_copy_of_a_shard(out, tmp_path):
+    secret = "planted secret 8317"
+    samples = [*rows(10, 2), {"id": 12, "text": secret}]
+    flare.pack(table(samples, tmp_path / "s.parquet"), out, append=True)
+    flare.drop(out, where="id = 10")
+    flare.compact(out)
+    flare.log(out, restore=3)
+    flare.pack(table(rows(20, 2), tmp_path / "more.parquet"), out, append=True)
+    flare.drop(out, where="id = 12", erase=True)
+    assert not any(secret.encode() in data for data in files_of(out).values())
+    assert content(out) == [*rows(0, 10), *rows(11, 1), *rows(20, 2)]
+    assert [one.number for one in flare.log(out)] == [1, 7]
+    for name in sorted(path.name for path in out.glob("playlist*.yaml")):
+        assert list(flare.verify(str(out / name))) == []
+
+
+def test_an_erasure_that_another_change_followed_is_completed(out, tmp_path, monkeypatch):
+    more = table(rows(10, 2), tmp_path / "more.parquet")
+
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("flarecli.write.removal.erase", interrupted)
+        flare.drop(out, where="id = 3", erase=True)
+    flare.pack(more, out, append=True)
+    assert (out / "shard.00000.mds").exists()
+    assert flare.drop(out, where="id = 3", erase=True).version is None
+    assert not any(b"text 3" in data for data in files_of(out).values())
+    assert [one.number for one in flare.log(out)] == [2, 3]
+    assert list(flare.verify(str(out))) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('"../outside"', "the name '../outside' leaves the folder"),
+        ('"/etc/x"', "the name '/etc/x' is not relative"),
+        ('"a//b"', "the name 'a//b' has an empty part"),
+        ('"playlist.000002.yaml"', "'playlist.000002.yaml' is not a file with rows"),
+        ('"index.json"', "'index.json' is not a file with rows"),
+        ("5", "expected a file name in quotes on each line"),
+    ],
+)
+def test_a_crafted_list_of_files_to_remove_removes_nothing(out, tmp_path, line, message):
+    (tmp_path / "outside").write_text("kept")
+    flare.pack(table(rows(10, 2), tmp_path / "more.parquet"), out, append=True)
+    (out / ".flare-removal").write_text(f'"shard.00000.mds"\n{line}\n')
+    before = files_of(tmp_path)
+    with pytest.raises(FlareError) as caught:
+        flare.prune(out, keep=1, allow_local=True)
+    assert str(caught.value) == f"{out}/.flare-removal: {message}"
+    before["out/.flare-commit"] = b""
+    assert files_of(tmp_path) == before
+
+
+def test_prune_deletes_nothing_behind_symbolic_links(out, tmp_path):
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "shard.00000.mds").write_text("kept")
+    flare.pack(table(rows(10, 2), tmp_path / "more.parquet"), out, append=True)
+    link = out / f"fragment.{'0' * 32}"
+    link.symlink_to(victim)
+    with pytest.raises(UnsafeError) as caught:
+        flare.prune(out, keep=1, allow_local=True)
+    assert str(caught.value) == (f"{link}: is a symbolic link, so the files in it are not deleted")
+    assert caught.value.hint == "Delete the link."
+    assert (victim / "shard.00000.mds").read_text() == "kept"
+    assert list(flare.verify(str(out))) == []
+
+
+def with_header(path, header):
+    """Replace the header `version` of a list, and remove the checksum of the list."""
+    lines = path.read_text().splitlines()
+    start = next(i for i, line in enumerate(lines) if line == "    version:")
+    stop = next(i for i in range(start + 1, len(lines)) if not lines[i].startswith("      "))
+    path.write_text("\n".join([*lines[:start], f"    version: {header}", *lines[stop:-1], ""]))
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "3",
+        '{number: "2", verb: 7, fragments: [1], added: x, removed: [], erases: 5, source: 3}',
+        "{number: 1000000000000000000, fragments: [../x], erases: [../../x, /etc/x, index.json]}",
+    ],
+)
+def test_a_crafted_header_of_a_version_does_no_harm(out, tmp_path, header):
+    more = table(rows(10, 2), tmp_path / "more.parquet")
+    flare.pack(more, out, append=True)
+    for name in ("playlist.yaml", "playlist.000002.yaml"):
+        with_header(out / name, header)
+    found = flare.log(out)
+    assert [(one.number, one.rows, one.removed) for one in found] == [(1, 10, 0), (2, 12, 0)]
+    assert flare.drop(out, where="id = 99", erase=True).version is None
+    assert flare.pack(more, out, append=True, resume=True).version == 3
+    assert flare.drop(out, where="id = 1").version == 4
+    flare.prune(out, keep=1)
+    assert content(out) == [*rows(0, 1), *rows(2, 8), *rows(10, 2), *rows(10, 2)]
+    assert list(flare.verify(str(out))) == []
+
+
+def test_a_list_cannot_expire_another_list_or_a_file_under_another_name(out, tmp_path):
+    flare.log(out, pin="run42")
+    flare.compact(out)
+    pin = out / "playlist.run42.yaml"
+    pin.write_text(pin.read_text().replace("- shard.00000.mds", "- x/../shard.00000.mds"))
+    first = out / "playlist.000001.yaml"
+    first.write_text(first.read_text().replace("- shard.00002.mds", "- playlist.run42.yaml"))
+    flare.prune(out, keep=1)
+    assert pin.exists()
+    assert len(list(out.glob("shard.*"))) == 3
+
+
+def test_a_dry_run_and_a_log_write_nothing_after_a_kill(out, tmp_path):
+    flare.pack(table(rows(10, 2), tmp_path / "more.parquet"), out, append=True)
+    shutil.copy(out / "playlist.000001.yaml", out / "playlist.yaml")  # as after a kill
+    (out / ".flare-commit").unlink()
+    before = files_of(out)
+    flare.log(out)
+    flare.drop(out, where="id = 1", dry_run=True)
+    flare.drop(out, where="id = 1", dry_run=True, erase=True)
+    flare.compact(out, dry_run=True)
+    flare.prune(out, keep=1, dry_run=True)
+    flare.pack(str(tmp_path / "more.parquet"), out, append=True, dry_run=True)
+    assert files_of(out) == before
+
+
+def test_the_lists_of_parts_may_contain_shards_that_a_change_replaced(tmp_path):
+    out = tmp_path / "out"
+    flare.pack(table(rows(0, 20), tmp_path / "0.parquet"), out, part_rows=7)
+    flare.drop(out, where="id = 8")
+    assert list(flare.verify(str(out))) == []
+    flare.compact(out)
+    flare.prune(out, keep=1)
+    assert list(flare.verify(str(out))) == []
+    assert content(out) == rows(0, 8) + rows(9, 11)
+
+
+def test_a_playlist_instead_of_its_folder_is_refused_by_a_change(out):
+    with pytest.raises(UsageError) as caught:
+        flare.drop(out / "playlist.yaml", where="id = 1")
+    assert str(caught.value) == (
+        f"{out}/playlist.yaml: expected the folder of a dataset, got a file"
+    )
+    assert caught.value.hint == "Name the folder that contains playlist.yaml."

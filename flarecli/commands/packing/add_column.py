@@ -70,7 +70,7 @@ def add_column(task: PackTask, progress: Progress) -> Packed:
             source does not have exactly one value for each row
     """
     options, name = task.options, task.options.add_column or ""
-    at, base = open_for_change(task.out, task.guard)
+    at, base = open_for_change(task.out, task.guard, options.dry_run)
     _check(task, base, name)
     with tempfile.TemporaryDirectory(prefix="flare-") as folder:
         digest = None

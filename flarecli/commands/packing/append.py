@@ -65,7 +65,7 @@ def append_rows(task: PackTask, progress: Progress) -> Packed:
     raises  UsageError if the folder contains no dataset with a playlist; FormatError if the columns
             of the source do not match the dataset; the errors of `pack` and of `versions.commit`
     """
-    at, base = open_for_change(task.out, task.guard)
+    at, base = open_for_change(task.out, task.guard, task.options.dry_run)
     task = _for_dataset(task, base)
     plan = planned(task, progress)
     _check_columns(plan, base)
@@ -254,7 +254,7 @@ def _appended(at: Location, record: Mapping[str, Any]) -> Version | None:
 
 
 def _packed(task: PackTask, version: Version) -> Packed:
-    added = version.header.get("added", 0)
+    added = version.added
     return Packed(
         _playlist(task),
         task.options.format,

@@ -30,7 +30,12 @@ from flarecli.model import Chunk, Finding, Playlist, Stream, finding_of
 from flarecli.names import bare, is_url
 from flarecli.playlists import PLAYLIST, pin_of, version_of
 from flarecli.read import place_of, places_of
-from flarecli.read.version_lists import is_fragment, is_version_file, listed_in_versions
+from flarecli.read.version_lists import (
+    files_to_remove,
+    is_fragment,
+    is_version_file,
+    listed_in_versions,
+)
 from flarecli.storage import Location
 
 __all__ = [
@@ -167,6 +172,7 @@ class OtherLists:
         self._depth = depth
         self._address = str(playlist.at or stream.at)
         self._has_list = playlist.at is not None
+        self._has_versions = version_of(playlist) is not None
         self._index_entries: Sequence[Mapping[str, Any]] = []
         if playlist.at is not None and is_index(playlist):
             try:
@@ -192,8 +198,8 @@ class OtherLists:
         if self._derived_index == place_of(at):
             self.read_paths.add(place_of(at))
             return
-        if is_fragment(at.folder.name):  # a version may list only some shards of a fragment
-            must_match = False
+        if self._has_versions and at.folder != self.stream.at:
+            must_match = False  # a version may list only some shards of a fragment or a part
         try:
             size = at.size()
             if not is_named:
@@ -504,10 +510,10 @@ def find_unlisted_files(
             except FlareError:
                 continue  # the check of this file reports the error
     if version_of(playlist) is not None:
-        with contextlib.suppress(
-            FlareError
-        ):  # other versions may list files that this one does not
-            listed.update(str(top / name) for name in listed_in_versions(top))
+        # other versions may list other files, and an interrupted prune may have left files
+        with contextlib.suppress(FlareError):
+            others = (*listed_in_versions(top), *files_to_remove(top))
+            listed.update(str(top / name) for name in others)
     names = list[str]()
     try:
         for entry in top.list():
