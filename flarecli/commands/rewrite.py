@@ -18,9 +18,11 @@ from flarecli import formats
 from flarecli.errors import BusyError, UsageError
 from flarecli.model import Chunk, Columns, IntArray, Settings, Stream
 from flarecli.playlists import SCHEMA
+from flarecli.playlists.fill import described
 from flarecli.progress import Progress
 from flarecli.storage import Guard, Location
 from flarecli.write import Writer, check_streams, versions
+from flarecli.write.columns import ColumnConverter, convert_all
 from flarecli.write.versions import Version
 
 __all__ = ["Group", "Rewrite", "rewrite", "row_counts", "settings_of"]
@@ -163,7 +165,8 @@ def rewrite(
         if i == len(order):
             return commit()
         number = order[i]
-        stream, own = base.streams[number], groups[number]
+        (stream,), own = described([base.streams[number]]), groups[number]
+        chosen = columns.get(number, stream.columns)
         kept = _kept_rows(stream, own)
         if not sum(kept):
             runs[number] = [Run(tuple(stream.urls[one.start : one.stop]), None) for one in own]
@@ -179,7 +182,7 @@ def rewrite(
         with Writer(
             f"{out.rstrip('/')}/{name}",
             format=stream.format or "",
-            columns=columns.get(number, stream.columns),
+            columns=None if stream.types else chosen,
             settings=replace(
                 settings_of(stream, shard_bytes),
                 shard_rows=max(kept) if shard_bytes is None else None,
@@ -189,6 +192,10 @@ def rewrite(
             guard=guard,
             jobs=jobs,
         ) as writer:
+            if stream.types and not writer.is_done:
+                names = {one.name for one in chosen or ()}
+                kinds = {name: kind for name, kind in stream.types.items() if name in names}
+                writer.name_columns(chosen or (), kinds)
             progress.start(verb, sum(kept), done=writer.rows)
             _write(writer, stream, own, progress)
             writer.close(source, finish)
@@ -232,6 +239,8 @@ def _write(writer: Writer, stream: Stream, groups: Sequence[Group], progress: Pr
     """Write the kept rows of groups; no shard contains rows of two groups."""
     skip, row = writer.next, 0
     names = [column.name for column in writer.columns or ()]
+    # the batches of tables may have dictionaries
+    typed = ColumnConverter(writer.columns or (), None, True, writer.stored_schema)
     for group in groups:
         for i, rows in _shards(group):
             for batch in _batches(stream.chunk(i), stream, rows, names):
@@ -240,7 +249,10 @@ def _write(writer: Writer, stream: Stream, groups: Sequence[Group], progress: Pr
                     rest = batch.slice(max(0, skip - row))
                     first = row + count - rest.num_rows
                     written = writer.written_bytes
-                    writer.write_typed(rest, np.arange(first, row + count))
+                    rows_of_rest = np.arange(first, row + count)
+                    if stream.types:
+                        rest = convert_all(typed, rest, rows_of_rest)
+                    writer.write_typed(rest, rows_of_rest)
                     progress.advance(rest.num_rows, writer.written_bytes - written)
                 row += count
         writer.end_shard(row)

@@ -210,14 +210,33 @@ def test_a_killed_pack_is_resumed_with_the_same_bytes(tmp_path):
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
-def test_rows_are_unpacked_as_files_and_as_an_index(tmp_path):
-    table = pa.table({"key": ["a", "b"], "txt": ["x", None], "data": [b"1", b"22"]})
+def test_rows_are_unpacked_as_files(tmp_path):
+    table = pa.table({"key": ["a", "b"], "text": ["x", None], "data": [b"1", b"22"]})
     commands.pack([source(tmp_path, table)], str(tmp_path / "out"), format="parquet")
-    commands.unpack([str(tmp_path / "out")], str(tmp_path / "files"), key="key")
+    commands.unpack(
+        [str(tmp_path / "out")], str(tmp_path / "files"), key="key", columns=["key", "data"]
+    )
     found = {
-        path.name: path.read_bytes() for path in (tmp_path / "files").iterdir() if path.is_file()
+        path.name: path.read_bytes()
+        for path in (tmp_path / "files").iterdir()
+        if path.suffix == ".bin"
     }
-    assert {"a.bytes", "b.bytes"} <= found.keys() or any(b"22" in one for one in found.values())
+    assert found == {"a.bin": b"1", "b.bin": b"22"}
+
+
+def test_rows_are_appended_dropped_and_compacted(tmp_path):
+    out = str(tmp_path / "out")
+    commands.pack([source(tmp_path, SOURCE.slice(0, 100))], out, format="parquet")
+    pq.write_table(SOURCE.slice(100, 50), tmp_path / "in.parquet")
+    commands.pack([str(tmp_path / "in.parquet")], out, append=True)
+    commands.drop(out, where="id < 30")
+    data = flare.open(out)
+    assert data.schema.equals(large(SOURCE.schema))
+    assert data.to_arrow().to_pylist() == SOURCE.slice(30, 120).to_pylist()
+    commands.compact(out)
+    assert flare.open(out).edges.tolist() == [0, 120]
+    assert flare.open(out)[119] == SOURCE.slice(149, 1).to_pylist()[0]
+    assert list(commands.verify([out])) == []
 
 
 def test_a_flipped_bit_in_a_packed_table_names_file_and_rows(tmp_path):
