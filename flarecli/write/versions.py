@@ -263,6 +263,8 @@ def commit(
     """
     with CommitLock(at) as lock:
         current = newest(at)
+        if current.data == base.data:
+            current = base  # which is parsed already
         for number in range(base.number + 1, current.number + 1) if change.fragments else ():
             with contextlib.suppress(MissingError):  # pruned
                 one = read_version(at, number)
@@ -277,7 +279,7 @@ def commit(
             lock.check()
             found = _created(at, new)
             if found:
-                publish(at, new)
+                publish(at, new, current)
                 return new
             current = newest(at)
     raise ReachError("cannot create the list of the next version", where=at)
@@ -399,12 +401,15 @@ def is_published(at: Location, version: Version) -> bool:
     return _stored(at / PLAYLIST) == version.data
 
 
-def publish(at: Location, version: Version) -> None:
-    """Derive the format's index and `playlist.yaml` from a version, unless they are already newer."""
+def publish(at: Location, version: Version, before: Version | None = None) -> None:
+    """Derive the format's index and `playlist.yaml` from a version, unless they are already newer.
+
+    before  a version before this one, which need not be parsed again
+    """
     current = _stored(at / PLAYLIST)
     if current == version.data:
         return
-    if current is not None:
+    if current is not None and (before is None or current != before.data):
         number = version_of(playlists.parse(current, at / PLAYLIST))
         if number is not None and number > version.number:
             return

@@ -581,3 +581,25 @@ def test_a_playlist_instead_of_its_folder_is_refused_by_a_change(out):
         f"{out}/playlist.yaml: expected the folder of a dataset, got a file"
     )
     assert caught.value.hint == "Name the folder that contains playlist.yaml."
+
+
+@pytest.mark.parametrize("format", ["granular", "mds", "parquet", "webdataset"])
+def test_an_added_column_has_the_format_of_the_dataset_so_rows_can_be_appended(format, tmp_path):
+    out = tmp_path / "out"
+    flare.pack(table(rows(0, 10), tmp_path / "first.parquet"), out, format=format, shard_rows=4)
+    scores = [{"score": i} for i in range(10)]
+    flare.pack(table(scores, tmp_path / "scores.parquet"), out, add_column="score")
+    more = [{**one, "score": one["id"]} for one in rows(10, 3)]
+    flare.pack(table(more, tmp_path / "more.parquet"), out, append=True)
+    assert plain(content(out)) == [{**one, "score": one["id"]} for one in rows(0, 13)]
+    assert {stream.format for stream in flare.inspect(out).streams} == {format}
+
+
+def test_all_tars_of_a_dataset_have_different_names(tmp_path):
+    out = tmp_path / "out"
+    flare.pack(table(rows(0, 10), tmp_path / "first.parquet"), out, format="webdataset")
+    for first in (10, 20):
+        flare.pack(table(rows(first, 10), tmp_path / f"{first}.parquet"), out, append=True)
+    flare.compact(out)
+    names = [path.name for path in out.rglob("*.tar")]
+    assert len(names) == len(set(names)) == 4

@@ -25,6 +25,13 @@ STUBS = {  # imported by mosaicml-streaming, but not used to read or write shard
     "torchvision/transforms/__init__.py": "",
     "torchvision/transforms/functional.py": "def to_tensor(x): raise NotImplementedError\n",
 }
+TORCH_STUBS = {  # imported by wids, but not used in one process
+    "torch/__init__.py": "",
+    "torch/distributed.py": "",
+    "torch/utils/__init__.py": "",
+    "torch/utils/data.py": "from typing import Generic, TypeVar\n"
+    "class Dataset(Generic[TypeVar('T')]): ...\nclass Sampler: ...\n",
+}
 TRAINERS = ("accelerate", "lightning", "torch", "transformers")
 PEERS = {  # variable: (folder, calls of pip, modules that must import, stubs)
     "PEER_PYTHON": (
@@ -61,6 +68,8 @@ PEERS = {  # variable: (folder, calls of pip, modules that must import, stubs)
         {},
     ),
     "WEBDATASET_PYTHON": ("webdataset", (("webdataset",),), "webdataset", {}),
+    # the last release of webdataset that contains wids
+    "WIDS_PYTHON": ("wids", (("webdataset==0.2.111",),), "wids", TORCH_STUBS),
 }
 
 

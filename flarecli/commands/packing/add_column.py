@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from flarecli import read
+from flarecli import formats, read
 from flarecli.commands.changes import open_for_change
 from flarecli.commands.packing.plan import PackTask, Plan
 from flarecli.commands.packing.run import Packed, dry_run, pack_task, planned, source_record
@@ -72,6 +72,9 @@ def add_column(task: PackTask, progress: Progress) -> Packed:
     options, name = task.options, task.options.add_column or ""
     at, base = open_for_change(task.out, task.guard, options.dry_run)
     _check(task, base, name)
+    if options.format == formats.DEFAULT:
+        options = replace(options, format=base.streams[0].format or formats.DEFAULT)
+        task = replace(task, options=options)
     with tempfile.TemporaryDirectory(prefix="flare-") as folder:
         digest = None
         if task.key is not None:

@@ -38,6 +38,7 @@ _MAX_JOINED_ROW_BYTES = 1 << 16  # members of larger rows are written separately
 _MIN_STEP_ROWS = 8  # minimum rows per step for small members, to limit the Arrow calls per row
 _MAX_WIDE_ROWS = 64  # maximum rows for which the members of all columns are processed together
 _NAME_BYTES = 100  # size of the name field in a header
+_FRAGMENT = re.compile(r"/fragment\.([0-9a-f]{16})[0-9a-f]{16}/")
 # Matches an absolute path, a drive, a URL or a control character. Also matches a path in a folder
 # `__this__/`, and a path with an empty part, a part of dots and spaces, or a dot in the last part.
 _INVALID_KEY = (
@@ -71,13 +72,14 @@ def write_shard(
 ) -> Chunk:
     """Write rows as one tar with its index.
 
-    The name is `00000.tar`, with more than five digits after 99,999. Without a key column, keys are
-    `SHARD-ROW`. A null value has no member. The caller must check that keys are unique.
+    The name is `00000.tar`, with more than five digits after 99,999; in a fragment of a changed
+    dataset, it starts with a digest. Without a key column, keys are `SHARD-ROW`. A null value has no
+    member. The caller must check that keys are unique.
 
     raises  ValueFitError, before anything is written, for an invalid key, a row without members, or
             a member of 8 GiB or more
     """
-    name, rows = f"{number:05d}.tar", 0
+    name, rows = f"{_prefix(at)}{number:05d}.tar", 0
     to, keys = at / name, []
     for batch in batches:
         keys.append(_keys(batch, number, rows))
@@ -90,6 +92,16 @@ def write_shard(
     plain = replace(settings, compression=None)
     index_at, index = write_file(at, webdataset_index.name_of(name), [text], len(text), plain)
     return Chunk(to, rows, (file, index), NAME, (index_at,))
+
+
+def _prefix(at: Location) -> str:
+    """Return the start of the names of the tars in a folder; empty outside a fragment.
+
+    webdataset and wids cache a tar under the last part of its address, so the tars of all fragments
+    of a dataset must have different names.
+    """
+    found = _FRAGMENT.search(f"{at}/")
+    return f"{found[1]}-" if found else ""
 
 
 def _keys(batch: pa.RecordBatch, number: int, first: int) -> pa.Array:
