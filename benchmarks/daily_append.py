@@ -1,10 +1,10 @@
 """Measure a dataset that grows every day: 365 appends of 10,000 rows, and a shuffled epoch compared with a dataset packed at once.
 
-    daily_append.py [--days N] [--rows N] [--rounds N]
+    daily_append.py [--days N] [--rows N] [--bytes N] [--rounds N]
 
-Each row has an integer and 100 bytes of text. The script prints the cost of the first and the last append (medians of five; at most
+Each row has an integer and 100 bytes of text (`--bytes`). The script prints the cost of the first and the last append (medians of five; at most
 twice the CPU time), the sizes of the lists, the cost of opening, and the rows per second of a shuffled epoch in batches of 64: of a dataset
-packed at once, of the fragments (at least 0.9 of the rate), and after `flare compact`. The epochs run alternately, and each rate is the
+packed at once, of a dataset packed at once in shards of a day, of the fragments (at least 0.9 of the rate), and after `flare compact`. The epochs run alternately, and each rate is the
 highest of the rounds. The goals apply to CPU time, which depends less on other programs than elapsed time.
 """
 
@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 import flarecli as flare
 
-TEXT_BYTES, BATCH_ROWS, APPENDS, OPENS = 100, 64, 5, 5
+BATCH_ROWS, APPENDS, OPENS = 64, 5, 5
 MAX_SLOWDOWN, MIN_RATE = 2.0, 0.9
 
 
@@ -46,10 +46,10 @@ def best(costs: list[Seconds], choose: Callable[[list[float]], float] = min) -> 
     return Seconds(*(choose(list(values)) for values in zip(*costs, strict=True)))
 
 
-def source(path: Path, first: int, count: int) -> str:
+def source(path: Path, first: int, count: int, size: int) -> str:
     """Write rows to a Parquet file."""
-    letters = np.random.default_rng(first).integers(97, 123, count * TEXT_BYTES, np.uint8).tobytes()
-    text = [letters[i : i + TEXT_BYTES].decode() for i in range(0, len(letters), TEXT_BYTES)]
+    letters = np.random.default_rng(first).integers(97, 123, count * size, np.uint8).tobytes()
+    text = [letters[i : i + size].decode() for i in range(0, len(letters), size)]
     pq.write_table(pa.table({"id": np.arange(first, first + count), "text": text}), path)
     return str(path)
 
@@ -76,15 +76,19 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--days", type=int, default=365)
     parser.add_argument("--rows", type=int, default=10_000)
+    parser.add_argument("--bytes", type=int, default=100, help="bytes of text in each row")
     parser.add_argument("--rounds", type=int, default=2)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="flare-daily-") as scratch:
         folder = Path(scratch)
         out, once = str(folder / "days"), str(folder / "once")
         sources = [
-            source(folder / f"{i:05}.parquet", i * args.rows, args.rows) for i in range(args.days)
+            source(folder / f"{i:05}.parquet", i * args.rows, args.rows, args.bytes)
+            for i in range(args.days)
         ]
         print(f"pack at once: {measured(lambda: flare.pack(sources, once))}", flush=True)
+        small = str(folder / "small")
+        flare.pack(sources, small, shard_rows=args.rows)
         flare.pack(sources[0], out)
         costs = [
             measured(lambda path=path: flare.pack(path, out, append=True)) for path in sources[1:]
@@ -100,7 +104,12 @@ def main() -> None:
             print(f"open {name}: {best(opens)}")
         fragments = flare.open(out).pinned
         print(f"compact: {measured(lambda: flare.compact(out, below='32MiB'))}", flush=True)
-        addresses = {"once": once, "fragments": fragments, "compacted": out}
+        addresses = {
+            "once": once,
+            "once, in as many shards": small,
+            "fragments": fragments,
+            "compacted": out,
+        }
         epochs: dict[str, list[Seconds]] = {name: [] for name in addresses}
         for number in range(args.rounds):
             for name, address in addresses.items():
