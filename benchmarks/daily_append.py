@@ -2,10 +2,11 @@
 
     daily_append.py [--days N] [--rows N] [--bytes N] [--rounds N]
 
-Each row has an integer and 100 bytes of text (`--bytes`). The script prints the cost of the first and the last append (medians of five; at most
-twice the CPU time), the sizes of the lists, the cost of opening, and the rows per second of a shuffled epoch in batches of 64: of a dataset
-packed at once, of a dataset packed at once in shards of a day, of the fragments (at least 0.9 of the rate), and after `flare compact`. The epochs run alternately, and each rate is the
-highest of the rounds. The goals apply to CPU time, which depends less on other programs than elapsed time.
+Each row has an integer and 100 bytes of text (`--bytes`). The script prints the cost of the first and the last append (medians of five; at
+most twice the CPU time), the sizes of the lists, the cost of opening, and the rows per second of a shuffled epoch in batches of 64: of a
+dataset packed at once, of a dataset packed at once in shards of a day, of the fragments (at least 0.9 of the first rate), and after
+`flare compact` (likewise). The epochs run alternately, and each rate is the highest of the rounds. The goals apply to CPU time, which
+depends less on other programs than elapsed time.
 """
 
 import argparse
@@ -119,9 +120,10 @@ def main() -> None:
         rows, floor = args.days * args.rows, best(epochs["once"]).cpu
         for name, costs in epochs.items():
             cost = best(costs)
+            is_met = addresses[name] == small or floor / cost.cpu >= MIN_RATE
             print(
                 f"epoch of {name}: {rows / cost.wall:,.0f} rows/s, {rows / cost.cpu:,.0f} per second of CPU,"
-                f" {floor / cost.cpu:.2f}{verdict(floor / cost.cpu >= MIN_RATE)}"
+                f" {floor / cost.cpu:.2f}{verdict(is_met)}"
             )
 
 
