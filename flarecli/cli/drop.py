@@ -37,6 +37,8 @@ def command(line: Line) -> int:
         return 0
     shards = f"{format_count(changed.shards, 'shard')}, {format_size(changed.bytes)}"
     rows = format_count(changed.rows, "row")
+    if line.drop_column is not None:
+        rows = f"column {line.drop_column!r}"
     if changed.dry_run:
         printer.line(f"would remove {rows}, and rewrite {shards}")
     elif changed.version is not None:

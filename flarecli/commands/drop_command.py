@@ -23,7 +23,7 @@ from flarecli.names import is_url
 from flarecli.playlists import version_name
 from flarecli.prefetch import cpu_count
 from flarecli.progress import Progress
-from flarecli.read.version_lists import file_names, listed_files
+from flarecli.read.version_lists import file_names, files_of
 from flarecli.storage import Location, locate
 from flarecli.suggest import choose
 from flarecli.write import CommitLock, key_bytes, removal, versions
@@ -208,7 +208,7 @@ def _files_to_erase(at: Location, base: Version, selection: _Selection) -> list[
     lists += [(pin.number, pin.at.name) for pin in versions.pins(at).values()]
     replaced = set(_replaced_files(base, selection))
     found = removal.copies(at, [name for _, name in sorted(lists)], replaced)
-    listed = listed_files(at, base.at.name).keys() - replaced
+    listed = files_of(at, base.playlist).keys() - replaced
     return sorted(found - listed)
 
 
@@ -229,7 +229,7 @@ def _complete_erasures(at: Location, options: DropOptions, progress: Progress) -
     """
     erased = {name for number in versions.numbers(at) for name in _erases(at, number)}
     if erased:
-        listed = listed_files(at, versions.newest(at).at.name)
+        listed = files_of(at, versions.newest(at).playlist)
         _erase(at, sorted(erased - listed.keys()), options, progress)
 
 

@@ -82,7 +82,10 @@ def log(options: LogOptions) -> tuple[VersionInfo, ...]:
     names: dict[str, list[str]] = {}
     for name, pinned in versions.pins(at).items():
         names.setdefault(pinned.checksum, []).append(name)
-    found = [versions.read_version(at, number) for number in versions.numbers(at)]
+    found = []
+    for number in versions.numbers(at):
+        with contextlib.suppress(MissingError):  # pruned in the meantime
+            found.append(versions.read_version(at, number))
     return tuple(
         VersionInfo(
             one.number,

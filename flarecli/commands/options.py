@@ -423,7 +423,7 @@ class PackOptions(_DownloadOptions, _TableOptions, _WriteOptions, _StreamOptions
         False,
         Option(
             group="Rows",
-            help="Use nulls for columns that are missing in some files of an index, or for some keys.",
+            help="Use nulls for columns that are missing in some files of an index, for some keys, or in rows to append.",
         ),
     )
     folder_column: str | None = option(

@@ -8,6 +8,7 @@ OUT/fragment.1f3a…/          rows that a change added
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -16,7 +17,7 @@ from dataclasses import replace
 from flarecli import playlists
 from flarecli.errors import FlareError, FormatError, MissingError, UnsafeError
 from flarecli.formats import INDEX_FILES, first_index
-from flarecli.model import Stream
+from flarecli.model import Playlist, Stream
 from flarecli.names import bare, check_name, is_url, name_fault, scheme_of
 from flarecli.playlists import PLAYLIST, pin_of
 from flarecli.read.resolve import without_version_index
@@ -29,6 +30,7 @@ __all__ = [
     "REMOVAL",
     "confined",
     "file_names",
+    "files_of",
     "files_to_remove",
     "is_fragment",
     "is_protected",
@@ -92,8 +94,14 @@ def listed_files(at: Location, name: str) -> dict[str, int | None]:
     raises  FormatError for an invalid list
     """
     at = confined(at)
+    return files_of(at, playlists.read(at / name))
+
+
+def files_of(at: Location, playlist: Playlist) -> dict[str, int | None]:
+    """Return the files in the folder `at` that a playlist names: name -> size."""
+    at = confined(at)
     out = {}
-    for stream in map(without_version_index, playlists.read(at / name).streams):
+    for stream in map(without_version_index, playlist.streams):
         for url, size in file_names(stream):
             path = _name_inside(at, url)
             if path is not None:
@@ -123,10 +131,12 @@ def listed_in_versions(at: Location, removed: Iterable[str] = ()) -> set[str]:
     removed  names of lists to ignore
     raises   FormatError for an invalid list
     """
-    removed = set(removed)
-    return {
-        file for name in list_names(at) if name not in removed for file in listed_files(at, name)
-    }
+    ignored, found = set(removed), set[str]()
+    for name in list_names(at):
+        if name not in ignored:
+            with contextlib.suppress(MissingError):  # pruned in the meantime
+                found.update(listed_files(at, name))
+    return found
 
 
 def is_protected(name: str) -> bool:

@@ -89,12 +89,11 @@ def lists_of(at: Location, files: Collection[str], newest: int) -> tuple[list[st
 
     newest  number of the version that no longer lists the files; its list is not returned
     """
-    kept = (PLAYLIST, version_name(newest))
-    found = [
-        name
-        for name in list_names(at)
-        if name not in kept and not listed_files(at, name).keys().isdisjoint(files)
-    ]
+    kept, found = (PLAYLIST, version_name(newest)), list[str]()
+    for name in list_names(at):
+        with contextlib.suppress(MissingError):  # pruned in the meantime
+            if name not in kept and not listed_files(at, name).keys().isdisjoint(files):
+                found.append(name)
     numbered = [name for name in found if version_number(name) is not None]
     return numbered, [name for name in found if version_number(name) is None]
 
@@ -107,7 +106,10 @@ def copies(at: Location, lists: Sequence[str], files: Collection[str]) -> set[st
 
     lists  names of all lists, in the order of their versions
     """
-    named = [listed_files(at, name).keys() for name in lists]
+    named = []
+    for name in lists:
+        with contextlib.suppress(MissingError):  # pruned in the meantime
+            named.append(listed_files(at, name).keys())
     pairs = [(old - new, new - old) for old, new in itertools.pairwise(named)]
     out, count = set(files), 0
     while len(out) > count:

@@ -223,8 +223,14 @@ def newest(at: Location) -> Version:
     """
     at = _fresh(at)
     found = numbers(at)
-    if found:
-        return read_version(at, found[-1])
+    while found:
+        try:
+            return read_version(at, found[-1])
+        except MissingError:
+            again = numbers(at)
+            if again == found:
+                raise
+            found = again  # another process added a version and pruned this one
     where = at / PLAYLIST
     try:
         return Version(where, 1, playlists.stored(where))

@@ -1,5 +1,6 @@
 """Datasets that change: append, add a column, drop, compact, restore and prune, against a model in Python."""
 
+import json
 import os
 import random
 import shutil
@@ -11,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import flarecli as flare
+from flarecli.__main__ import main
 from flarecli.commands.changes import open_for_change
 from flarecli.commands.rewrite import Group, rewrite
 from flarecli.errors import BusyError, FlareError, FormatError, UnsafeError, UsageError
@@ -603,3 +605,125 @@ def test_all_tars_of_a_dataset_have_different_names(tmp_path):
     flare.compact(out)
     names = [path.name for path in out.rglob("*.tar")]
     assert len(names) == len(set(names)) == 4
+
+
+def test_an_append_of_existing_keys_only_creates_no_version(out, tmp_path, capsys):
+    source = table(rows(3, 4), tmp_path / "more.parquet")
+    options = ["--append", "--key", "id", "--on-duplicate", "first"]
+    before = files_of(out)
+    assert main(["pack", source, str(out), *options, "-q"]) == 0
+    assert main(["pack", source, str(out), *options, "--json", "--resume"]) == 0
+    printed = capsys.readouterr()
+    packed = json.loads(printed.out.splitlines()[1])
+    assert (packed["rows"], packed["duplicates"], packed["version"]) == (0, 4, None)
+    assert main(["pack", source, str(out), *options]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == f"{out}/playlist.yaml\n"
+    assert printed.err.splitlines()[:2] == [
+        "skipped 4 rows with the key of an earlier row",
+        "no row has a new key; no version was created",
+    ]
+    assert files_of(out) == before
+
+
+def test_an_append_of_existing_keys_to_several_streams_creates_no_version(out, tmp_path):
+    scores = [{"score": i} for i in range(10)]
+    flare.pack(table(scores, tmp_path / "scores.parquet"), out, add_column="score")
+    samples = [{**one, "score": one["id"]} for one in rows(8, 4)]
+    first = table(samples[:2], tmp_path / "first.parquet")
+    packed = flare.pack(first, out, append=True, key="id", on_duplicate="first")
+    assert (packed.version, packed.duplicates) == (None, 2)
+    packed = flare.pack(
+        table(samples, tmp_path / "more.parquet"),
+        out,
+        append=True,
+        key="id",
+        on_duplicate="first",
+    )
+    assert packed.version == 3
+    assert content(out)[8:] == samples
+
+
+@pytest.mark.parametrize("format", ["parquet", "webdataset", "tfrecord"])
+def test_a_missing_column_is_null_if_the_user_allows_it(format, tmp_path):
+    out, source = tmp_path / "out", table([{"id": 10}, {"id": 11}], tmp_path / "ids.parquet")
+    flare.pack(table(rows(0, 3), tmp_path / "0.parquet"), out, format=format)
+    with pytest.raises(FormatError) as caught:
+        flare.pack(source, out, append=True)
+    assert str(caught.value) == f"{source}: column 'text' of the dataset is missing in the source"
+    assert caught.value.hint == "Use --allow-missing to store nulls in this column."
+    flare.pack(source, out, append=True, allow_missing=True)
+    nulls = [{"id": 10, "text": None}, {"id": 11, "text": None}]
+    assert plain(content(out)) == rows(0, 3) + nulls
+    assert list(flare.verify(str(out))) == []
+
+
+def test_a_missing_column_is_filled_if_the_format_stores_no_nulls(out, tmp_path):
+    source = table([{"id": 10}], tmp_path / "ids.parquet")
+    with pytest.raises(FormatError) as caught:
+        flare.pack(source, out, append=True, allow_missing=True)
+    assert str(caught.value) == f"{source}: column 'text' of the dataset is missing in the source"
+    assert caught.value.hint == (
+        "Use --allow-missing and --null text=VALUE; mds cannot store nulls."
+    )
+    flare.pack(source, out, append=True, allow_missing=True, null=["text=none"])
+    assert content(out) == [*rows(0, 10), {"id": 10, "text": "none"}]
+
+
+def test_a_stream_of_another_format_is_appended_to(tmp_path):
+    out = tmp_path / "out"
+    flare.pack(table(rows(0, 3), tmp_path / "0.parquet"), out, format="webdataset")
+    x = table([{"x": i} for i in range(3)], tmp_path / "x.parquet")
+    flare.pack(x, out, add_column="x", format="json")
+    samples = [{**one, "x": one["id"]} for one in rows(0, 5)]
+    flare.pack(table(samples[3:], tmp_path / "1.parquet"), out, append=True)
+    assert plain(content(out)) == samples
+    assert list(flare.verify(str(out))) == []
+
+
+def test_a_missing_stream_is_filled_or_null(tmp_path):
+    out, more = tmp_path / "out", table(rows(3, 2), tmp_path / "1.parquet")
+    flare.pack(table(rows(0, 3), tmp_path / "0.parquet"), out, format="parquet")
+    x = table([{"x": i, "y": i} for i in range(3)], tmp_path / "x.parquet")
+    flare.pack(x, out, add_column="x", format="json")
+    flare.pack(x, out, add_column="y")
+    with pytest.raises(FormatError) as caught:
+        flare.pack(more, out, append=True, allow_missing=True)
+    assert caught.value.hint == "Use --allow-missing and --null x=VALUE; json cannot store nulls."
+    flare.pack(more, out, append=True, allow_missing=True, null=["x=7"])
+    assert content(out) == [
+        *({**one, "x": one["id"], "y": one["id"]} for one in rows(0, 3)),
+        *({**one, "x": 7, "y": None} for one in rows(3, 2)),
+    ]
+    assert list(flare.verify(str(out))) == []
+
+
+def test_links_without_fetch_are_refused_with_a_hint(tmp_path):
+    (tmp_path / "a.txt").write_text("a")
+    source = table([{"id": 1, "file": "a.txt"}], tmp_path / "links.parquet")
+    flare.pack(source, tmp_path / "out", fetch="file", allow_local=True)
+    with pytest.raises(FormatError) as caught:
+        flare.pack(source, tmp_path / "out", append=True)
+    assert caught.value.hint == "If the column contains links, download them with --fetch file."
+
+
+def test_a_dropped_column_is_named_in_the_result(out, capsys):
+    assert main(["drop", str(out), "--drop-column", "text", "--dry-run"]) == 0
+    assert main(["drop", str(out), "--drop-column", "text"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "would remove column 'text', and rewrite 3 shards, 799 B",
+        "removed column 'text', rewrote 3 shards, 799 B: version 2",
+    ]
+
+
+def test_prune_and_erase_run_while_other_processes_append(out, tmp_path):
+    sources = [table(rows(10 + 3 * i, 3), tmp_path / f"{i}.parquet") for i in range(12)]
+    children = [append_many(out, sources[i::2]) for i in range(2)]
+    flare.drop(out, where="id = 1", erase=True)
+    while (done := os.waitpid(children[0], os.WNOHANG))[0] == 0:
+        flare.prune(out, keep=1)
+    assert [done[1], os.waitpid(children[1], 0)[1]] == [0, 0]
+    flare.prune(out, keep=1)
+    assert sorted(one["id"] for one in content(out)) == [0, *range(2, 46)]
+    assert list(flare.verify(str(out))) == []
+    assert len(list(out.glob("fragment.*"))) == 13

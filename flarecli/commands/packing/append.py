@@ -10,14 +10,23 @@ import pyarrow as pa
 
 from flarecli import encodings, formats, playlists, read
 from flarecli.commands.changes import open_for_change
+from flarecli.commands.options import PackOptions
 from flarecli.commands.packing.plan import PackTask, Plan
 from flarecli.commands.packing.run import Packed, dry_run, pack_task, planned, source_record
 from flarecli.commands.rewrite import settings_of
-from flarecli.errors import BusyError, FlareError, FormatError, MissingError, UsageError
+from flarecli.errors import (
+    BusyError,
+    FlareError,
+    FormatError,
+    MissingError,
+    NoRowsError,
+    UsageError,
+)
 from flarecli.formats import find
 from flarecli.formats.tables.schema_merge import common_type
 from flarecli.hashes import DEFAULT
 from flarecli.model import Stream
+from flarecli.names import shell_quoted
 from flarecli.progress import Progress
 from flarecli.storage import Location
 from flarecli.storage.append_log import open_log
@@ -68,7 +77,7 @@ def append_rows(task: PackTask, progress: Progress) -> Packed:
     at, base = open_for_change(task.out, task.guard, task.options.dry_run)
     task = _for_dataset(task, base)
     plan = planned(task, progress)
-    _check_columns(plan, base)
+    plan.task = task = replace(task, null_columns=_checked_columns(plan, base))
     if task.options.dry_run:
         return replace(dry_run(plan), playlist=_playlist(task))
     digest = task.source_digest or plan.source.sum()
@@ -80,7 +89,22 @@ def append_rows(task: PackTask, progress: Progress) -> Packed:
             progress.note(f"version {done.number} already contains these rows")
             return _packed(task, done)
         base = _unfinished_base(at, task, base)
-    return _pack_streams(task, plan, at, base, record)
+    try:
+        return _pack_streams(task, plan, at, base, record)
+    except _NoNewRows as error:
+        progress.note("no row has a new key; no version was created")
+        return Packed(_playlist(task), task.options.format, 0, 0, 0, duplicates=error.duplicates)
+
+
+class _NoNewRows(Exception):
+    """All rows have keys of existing rows.
+
+    duplicates  number of rows
+    """
+
+    def __init__(self, duplicates: int) -> None:
+        super().__init__(duplicates)
+        self.duplicates = duplicates
 
 
 def _pack_streams(
@@ -108,9 +132,15 @@ def _pack_streams(
 
         one = _stream_task(task, base, number)
         options = replace(one.options, out=f"{task.out.rstrip('/')}/{name}")
+        one = replace(one, options=options)
         # a plan for all columns serves only a dataset with one stream
-        own = plan if len(base.streams) == 1 else None
-        return pack_task(replace(one, options=options), plan.progress, own, head, commit)
+        own = plan if len(base.streams) == 1 else planned(one, plan.progress)
+        try:
+            return pack_task(one, plan.progress, own, head, commit)
+        except NoRowsError:
+            if not own.duplicates:
+                raise
+            raise _NoNewRows(own.duplicates) from None
 
     others: list[Packed] = []
     packed = pack_stream(0)
@@ -129,9 +159,13 @@ def _stream_task(task: PackTask, base: Version, number: int) -> PackTask:
     if len(base.streams) == 1:
         return task
     names = [column.name for column in base.streams[number].columns or ()]
+    present = [name for name in names if name not in task.null_columns]
+    if not present:  # the rows are counted by any other column, which is not written
+        present = [name for name in task.encodings or () if name not in task.null_columns][:1]
     return replace(
         task,
-        options=replace(task.options, columns=names),
+        options=replace(_with_format(task.options, base.streams[number]), columns=present),
+        null_columns={name: kind for name, kind in task.null_columns.items() if name in names},
         encodings={name: (task.encodings or {})[name] for name in names},
         types={name: (task.types or {})[name] for name in names},
     )
@@ -158,8 +192,6 @@ def _for_dataset(task: PackTask, base: Version) -> PackTask:
             "--on-error skip cannot be used with a dataset of several streams",
             hint="Leave out the rows with --where.",
         )
-    if any(one.format != format for one in base.streams):
-        raise UsageError("the streams have several formats", where=base.at)
     if options.format not in (format, formats.DEFAULT):
         raise UsageError(
             f"--format {options.format} differs from the format of the dataset, {format}",
@@ -177,26 +209,32 @@ def _for_dataset(task: PackTask, base: Version) -> PackTask:
             )
     data = read.Dataset([[stream] for stream in base.streams], [base.playlist])
     types = {field.name: data.types.get(field.name, field.type) for field in data.schema}
-    settings = settings_of(base.streams[0])
     return replace(
         task,
-        options=replace(
-            options,
-            format=format,
-            compress=options.compress or settings.compression,
-            newline=settings.newline,
-            separator=settings.separator
-            if "separator" in find(format).options
-            else options.separator,
-        ),
+        options=_with_format(options, base.streams[0]),
         encodings=chosen,
         types=types,
         existing=data,
     )
 
 
-def _check_columns(plan: Plan, base: Version) -> None:
-    """Raise FormatError unless the columns of the source fit into the columns of the dataset."""
+def _with_format(options: PackOptions, stream: Stream) -> PackOptions:
+    """Return options with the format, the compression and the separators of a stream."""
+    format, settings = find(stream.format or ""), settings_of(stream)
+    return replace(
+        options,
+        format=format.name,
+        compress=options.compress or settings.compression,
+        newline=settings.newline,
+        separator=settings.separator if "separator" in format.options else None,
+    )
+
+
+def _checked_columns(plan: Plan, base: Version) -> dict[str, pa.DataType]:
+    """Return the columns that the source lacks, if --allow-missing is set.
+
+    raises  FormatError unless the columns of the source fit into the columns of the dataset
+    """
     task = plan.task
     chosen, types = task.encodings or {}, task.types or {}
     for name in plan.names:
@@ -207,13 +245,25 @@ def _check_columns(plan: Plan, base: Version) -> None:
                 hint=choose(name, chosen, "Choose the columns to append with -c. Columns:"),
                 column=name,
             )
-    for name in chosen:
-        if name not in plan.names:
-            raise FormatError(
-                f"column {name!r} of the dataset is missing in the source",
-                where=plan.source.address,
-                column=name,
-            )
+    missing = {name: types.get(name, pa.null()) for name in chosen if name not in plan.names}
+    format_of = {
+        column.name: find(one.format or "") for one in base.streams for column in one.columns or ()
+    }
+    for name in missing:
+        format = format_of[name]
+        is_filled = task.nulls.fills or name in task.nulls.values
+        if task.options.allow_missing and (format.holds_null or is_filled):
+            continue
+        hint = "Use --allow-missing to store nulls in this column."
+        if not format.holds_null:
+            option = shell_quoted(f"{name}=VALUE")
+            hint = f"Use --allow-missing and --null {option}; {format.name} cannot store nulls."
+        raise FormatError(
+            f"column {name!r} of the dataset is missing in the source",
+            where=plan.source.address,
+            hint=hint,
+            column=name,
+        )
     links = {link.name for link in plan.links}
     source = plan.source
     sources = {plan.renamed(one.name): one for one in source.schema}
@@ -225,8 +275,18 @@ def _check_columns(plan: Plan, base: Version) -> None:
             raise FormatError(
                 f"column {name!r} has the type {kind}; the dataset has {types[name]}",
                 where=source.address,
+                hint=_type_hint(name, kind, types[name]),
                 column=name,
             )
+    return missing
+
+
+def _type_hint(name: str, kind: pa.DataType, expected: pa.DataType) -> str:
+    if encodings.is_text(kind) and (
+        pa.types.is_binary(expected) or pa.types.is_large_binary(expected)
+    ):
+        return f"If the column contains links, download them with --fetch {shell_quoted(name)}."
+    return ""
 
 
 def _fits(kind: pa.DataType, expected: pa.DataType) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -82,6 +82,7 @@ class PackTask:
     object_columns columns of a flare dataset whose rows were saved
     base_folder    base folder of relative addresses; None: the working folder
     existing       the dataset to which the rows are appended; its keys count as keys of earlier rows
+    null_columns   column that the source lacks -> Arrow type; its values are null
     """
 
     options: PackOptions
@@ -95,6 +96,7 @@ class PackTask:
     object_columns: StoredColumns | None = None
     base_folder: str | None = None
     existing: read.Dataset | None = None
+    null_columns: Mapping[str, pa.DataType] = field(default_factory=dict)
 
     @cached_property
     def sources(self) -> list[str]:
@@ -407,7 +409,10 @@ def _checked_names(plan: Plan) -> list[str]:
     infos = [name for columns in _media(plan, names)[1].values() for name in columns.values()]
     known = pa.schema([pa.field(name, pa.null()) for name in (*after, *infos)])
     check_names(known, [plan.renamed(name) for name in task.encode], "--encode")
-    check_names(known, [plan.renamed(name) for name in task.nulls.values], "--null")
+    filled = [plan.renamed(name) for name in task.nulls.values]
+    if task.existing is not None:  # a column that the source lacks may be filled
+        filled = [name for name in filled if name not in task.existing.schema.names]
+    check_names(known, filled, "--null")
     check_names(known, names, "--columns")
     for name, encoding in task.encode.items():
         if encodings.lookup(encoding).name == "pkl":
@@ -730,14 +735,27 @@ def fetched(
     if columns:
         jobs = task.limits.jobs
         parts = processed(parts, columns, task.media, infos, plan.row_name, plan.progress, jobs)
+    if task.null_columns:
+        parts = _with_null_columns(plan, parts)
     return _filled(plan, parts) if task.nulls != NullValues() else parts
+
+
+def _with_null_columns(
+    plan: Plan, parts: Generator[fetch_links.Fetched, None, None]
+) -> Generator[fetch_links.Fetched, None, None]:
+    with contextlib.closing(parts):
+        for part in parts:
+            batch = part.batch
+            for name, kind in plan.task.null_columns.items():
+                batch = batch.append_column(name, pa.nulls(batch.num_rows, kind))
+            yield replace(part, batch=batch)
 
 
 def _filled(
     plan: Plan, parts: Generator[fetch_links.Fetched, None, None]
 ) -> Generator[fetch_links.Fetched, None, None]:
     """Yield the rows with nulls replaced, except nulls in the key column, which are errors."""
-    names = set(plan.names) - {plan.row_name}
+    names = {*plan.names, *plan.task.null_columns} - {plan.row_name}
     with contextlib.closing(parts):
         for part in parts:
             yield replace(part, batch=plan.task.nulls.fill(part.batch, names))
