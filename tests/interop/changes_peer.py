@@ -6,7 +6,7 @@ For each address, the script prints the rows as a JSON list of objects with text
 
     mosaicml     [REMOTE, LOCAL]: folders; an `index.json` in LOCAL is not downloaded again
     wids         [INDEX, CACHE]: a `shardindex.json`, and a folder for the downloaded tars
-    webdataset   [[URL, …], CACHE]
+    webdataset   [PATH, …]
     granular     a folder with shards
 """
 
@@ -32,11 +32,10 @@ def wids(address):
     return [_without_names(data[i]) for i in range(len(data))]
 
 
-def webdataset(address):
+def webdataset(paths):
     import webdataset
 
-    urls, cache = address
-    data = webdataset.WebDataset(urls, shardshuffle=False, empty_check=False, cache_dir=cache)
+    data = webdataset.WebDataset(paths, shardshuffle=False, empty_check=False)
     return [_without_names(sample) for sample in data]
 
 
