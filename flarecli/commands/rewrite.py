@@ -172,6 +172,7 @@ def rewrite(
             runs[number] = [Run(tuple(stream.urls[one.start : one.stop]), None) for one in own]
             return write(i + 1)
         name = versions.fragment_name([verb, options, base.checksum, *([number] if number else [])])
+        versions.check_fragment(at, name)
         committed = list[Version]()
 
         def finish(written: Stream) -> None:

@@ -33,7 +33,15 @@ from typing import Any
 import numpy as np
 
 from flarecli import playlists
-from flarecli.errors import BusyError, FlareError, FormatError, MissingError, ReachError, UsageError
+from flarecli.errors import (
+    BusyError,
+    FlareError,
+    FormatError,
+    MissingError,
+    ReachError,
+    UnsafeError,
+    UsageError,
+)
 from flarecli.formats import INDEX_FILES, find, first_index
 from flarecli.hashes import DEFAULT, digest
 from flarecli.model import File, IntArray, Playlist, Stream
@@ -47,7 +55,7 @@ from flarecli.playlists import (
     version_of,
 )
 from flarecli.read.resolve import without_version_index
-from flarecli.read.version_lists import FRAGMENT, is_fragment
+from flarecli.read.version_lists import FRAGMENT, confined, is_fragment
 from flarecli.storage import Location
 from flarecli.storage.local import SCRATCH
 from flarecli.write.commit_lock import CommitLock
@@ -55,6 +63,7 @@ from flarecli.write.commit_lock import CommitLock
 __all__ = [
     "Change",
     "Version",
+    "check_fragment",
     "commit",
     "fragment_name",
     "is_published",
@@ -176,6 +185,20 @@ def fragment_name(parts: Sequence[Any]) -> str:
     """Return the folder name of a fragment, which is a digest of all that determines its rows."""
     text = json.dumps(list(parts), sort_keys=True)
     return FRAGMENT + hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def check_fragment(at: Location, name: str) -> None:
+    """Raise UnsafeError if the folder of a fragment is a symbolic link: nothing is written outside `at`."""
+    if not at.is_local:
+        return
+    try:
+        (confined(at) / f"{name}/{PLAYLIST}").exists()
+    except UnsafeError:
+        raise UnsafeError(
+            "is a symbolic link, so no rows are written to it",
+            where=at / name,
+            hint="Delete the link.",
+        ) from None
 
 
 def pin_name(name: str) -> str:

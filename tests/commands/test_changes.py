@@ -508,6 +508,30 @@ def test_prune_deletes_nothing_behind_symbolic_links(out, tmp_path):
     assert list(flare.verify(str(out))) == []
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda folder: flare.pack(str(folder.parent / "more.parquet"), folder, append=True),
+        CHANGES["drop"],
+        CHANGES["compact"],
+        CHANGES["add column"],
+    ],
+    ids=["append", "drop", "compact", "add column"],
+)
+def test_a_change_writes_nothing_behind_a_symbolic_link(change, out, tmp_path):
+    table(rows(10, 5), tmp_path / "more.parquet")
+    table([{"score": i} for i in range(10)], tmp_path / "column.parquet")
+    copy, victim = shutil.copytree(out, tmp_path / "copy"), tmp_path / "victim"
+    change(copy)
+    victim.mkdir()
+    link = out / next(copy.glob("fragment.*")).name
+    link.symlink_to(victim)
+    with pytest.raises(UnsafeError) as caught:
+        change(out)
+    assert str(caught.value) == f"{link}: is a symbolic link, so no rows are written to it"
+    assert list(victim.iterdir()) == []
+
+
 def with_header(path, header):
     """Replace the header `version` of a list, and remove the checksum of the list."""
     lines = path.read_text().splitlines()

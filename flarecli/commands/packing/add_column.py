@@ -115,6 +115,7 @@ def _check(task: PackTask, base: Version, name: str) -> None:
 def _pack(task: PackTask, plan: Plan, at: Location, base: Version, name: str) -> Packed:
     record = source_record(task, plan.source, task.recorded_options())
     fragment = versions.fragment_name([record[DEFAULT], record["options"], base.checksum, name])
+    versions.check_fragment(at, fragment)
     committed: list[Version] = []
 
     def commit(stream: Stream) -> None:

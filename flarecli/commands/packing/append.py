@@ -121,6 +121,7 @@ def _pack_streams(
     def pack_stream(number: int) -> Packed:
         facts = [record[DEFAULT], record["options"], base.checksum, *([number] if number else [])]
         name = versions.fragment_name(facts)
+        versions.check_fragment(at, name)
 
         def commit(stream: Stream) -> None:
             parts.append((name, stream))
