@@ -345,9 +345,9 @@ class _FileColumns:
     notes       notes about categories that are several columns
     """
 
-    def __init__(self, survey: _Survey) -> None:
+    def __init__(self, survey: _Survey, by_extension: bool) -> None:
         self.notes = list[str]()
-        self.of = self._named(survey)
+        self.of = self._named(survey, by_extension)
         self.counts = Counter[str]()
         for combination, count in survey.combinations.items():
             self.counts.update(dict.fromkeys({self.of[one] for one in combination}, count))
@@ -368,7 +368,9 @@ class _FileColumns:
             for column, found in spellings.items()
         }
 
-    def _named(self, survey: _Survey) -> dict[str, str]:
+    def _named(self, survey: _Survey, by_extension: bool) -> dict[str, str]:
+        if by_extension:
+            return {one: one for combination in survey.combinations for one in combination}
         separate = set[str]()
         for combination in survey.combinations:
             by_category: dict[str, list[str]] = {}
@@ -418,11 +420,13 @@ class FolderOptions(NamedTuple):
     folder_column  name of a column with the first folder of each file; empty: no such column
     allow_missing  whether incomplete rows have nulls instead of being failures; every extension is
                    then a column
+    by_extension   whether each extension is a column, instead of each category of files
     """
 
     columns: Sequence[str] | None = None
     folder_column: str = ""
     allow_missing: bool = False
+    by_extension: bool = False
 
 
 _NO_OPTIONS = FolderOptions()
@@ -507,11 +511,11 @@ class Folder(Part):
         if survey.compounds or tables:
             self._rules = Rules(survey.compounds, tables=tables)
             survey = _Survey(at, self._rules)
-        columns = _FileColumns(survey)
+        columns = _FileColumns(survey, self._options.by_extension)
         if survey.skipped.counts[_DOCUMENT] and not columns.media:
             self._rules = self._rules._replace(with_documents=True)
             survey = _Survey(at, self._rules)
-            columns = _FileColumns(survey)
+            columns = _FileColumns(survey, self._options.by_extension)
         del survey.skipped.counts[_METADATA]
         return survey, columns
 

@@ -478,16 +478,18 @@ def open_folder(
     columns: Sequence[str] | None = None,
     folder_column: str = "",
     allow_missing: bool = False,
+    by_extension: bool = False,
 ) -> Index:
     """Open a folder as an index: files with the same key form a row; each kind of file is a column.
 
     columns        columns to read; keys without files for these columns are skipped
     folder_column  name of a column with the first folder of each file; empty: no such column
     allow_missing  whether to accept incomplete rows, with nulls in place of missing files
+    by_extension   whether each extension is a column, instead of each category of files
     raises         the errors of `Folder`; UsageError for an address that cannot be listed
     """
     at = locate(address, guard)
-    folder = Folder(at, FolderOptions(columns, folder_column, allow_missing))
+    folder = Folder(at, FolderOptions(columns, folder_column, allow_missing, by_extension))
     return Index(
         redact(address),
         at,

@@ -286,6 +286,7 @@ def open_source(
     object_columns: StoredColumns | None = None,
     folder_column: str = "",
     allow_missing: bool = False,
+    by_extension: bool = False,
 ) -> Source:
     """Open an index (a table, a list of tables, or a stream), a folder of files, or a dataset.
 
@@ -300,6 +301,7 @@ def open_source(
     object_columns  the columns of a flare dataset whose rows were saved
     folder_column   name of a column with the first folder of each file; only for a folder
     allow_missing   whether files of a folder and columns of an index may be missing
+    by_extension    whether each extension in a folder is a column, instead of each category of files
     raises          UsageError for options that do not fit the source; the errors of opening a source
     """
     addresses = address_texts(sources)
@@ -383,6 +385,7 @@ def open_source(
             columns=columns,
             folder_column=folder_column,
             allow_missing=allow_missing,
+            by_extension=by_extension,
         )
         return _IndexSource(shown, name, folder, guard)
     _check_folder_column(folder_column, shown)

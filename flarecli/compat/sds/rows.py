@@ -265,7 +265,7 @@ class Rows:
     def _opened(self) -> Source:
         src, text, allow_missing = self._args
         self._source: Source | None = open_source(
-            src, text=text, guard=self._guard, allow_missing=allow_missing
+            src, text=text, guard=self._guard, allow_missing=allow_missing, by_extension=True
         )
         return self._source
 
