@@ -1045,14 +1045,14 @@ class CompactOptions(_ChangeOptions):
         ),
     )
     shard_size: int | str = option(
-        1 << 26,
+        parse_size(DEFAULT_SHARD_SIZE),
         Option(
             group="Shards",
             metavar="SIZE",
             parse=_shard_size,
             takes_text=True,
             minimum=1,
-            shown="64MiB",
+            shown=DEFAULT_SHARD_SIZE,
             help="Maximum size of a new shard.",
             is_everyday=True,
         ),

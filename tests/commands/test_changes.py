@@ -281,6 +281,25 @@ def test_keys_of_the_dataset_count_as_earlier_rows(out, tmp_path):
     assert content(out) == rows(0, 13)
 
 
+def test_keys_of_another_number_type_are_compared_by_value(tmp_path):
+    out = tmp_path / "floats"
+    flare.pack(table([{"id": 7.0}, {"id": 1.5}], tmp_path / "a.parquet"), out, key="id")
+    more = table([{"id": 7}, {"id": 8}], tmp_path / "b.parquet")
+    with pytest.raises(FormatError) as caught:
+        flare.pack(more, out, append=True, key="id")
+    assert str(caught.value) == f"{more}[0]: key '7' is already in the dataset, in row 0"
+    assert flare.pack(more, out, append=True, key="id", on_duplicate="first").rows == 1
+    assert [one["id"] for one in content(out)] == [7.0, 1.5, 8.0]
+
+
+def test_replace_needs_add_column(out, tmp_path):
+    source = table(rows(0, 1), tmp_path / "a.parquet")
+    with pytest.raises(UsageError) as caught:
+        flare.pack(source, tmp_path / "new", replace=True)
+    assert str(caught.value) == "--replace needs --add-column"
+    assert caught.value.hint == "To replace a whole dataset, use --overwrite."
+
+
 def test_a_column_is_added_by_key(out, tmp_path):
     scores = [{"id": i, "score": i * i} for i in range(10)]
     random.Random(1).shuffle(scores)

@@ -104,6 +104,10 @@ def _pack(
     _ = task.settings, task.links, task.guard, task.nulls, task.dialect
     engines.check(options.engine)
     _check_parts(options)
+    if options.replace and options.add_column is None:
+        raise UsageError(
+            "--replace needs --add-column", hint="To replace a whole dataset, use --overwrite."
+        )
     progress = options.progress or Progress()
     if options.dry_run:
         try:

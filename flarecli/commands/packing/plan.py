@@ -586,7 +586,11 @@ def _distinct(batches: Iterator[pa.RecordBatch], plan: Plan) -> Iterator[pa.Reco
                 batch.column(PLACE).to_numpy() if has_places else np.arange(row, row + len(column))
             )
             row += batch.num_rows
-            earlier = np.where(is_empty_key(column), -1, keys.seen(column, rows + before))
+            compared = column
+            if plan.task.existing is not None:  # keys are compared as values of one type
+                name = plan.renamed(plan.key or "")
+                compared = column.cast(plan.task.existing.schema.field(name).type)
+            earlier = np.where(is_empty_key(column), -1, keys.seen(compared, rows + before))
             again = np.flatnonzero(earlier >= 0)
             if len(again) and plan.options.on_duplicate == "error":
                 first = int(again[0])

@@ -152,10 +152,6 @@ def _recorded(options: UnpackOptions, columns: Sequence[str] | None) -> dict[str
     }
 
 
-def _is_file(kind: pa.DataType) -> bool:
-    return bool(is_binary(kind) or is_text(kind))
-
-
 class _Part(NamedTuple):
     """Rows to write, their positions in the selection, and the failures before position `until`."""
 
