@@ -13,7 +13,7 @@ import os
 import threading
 import weakref
 from bisect import bisect_right, insort
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
@@ -32,10 +32,15 @@ Columns = tuple[str, ...]
 
 
 class _Cache:
-    """Decoded batches of all tables, least recently used first. Any thread may use the cache."""
+    """Decoded batches of all tables, least recently used first. Any thread may use the cache.
+
+    ended  numbers of the tables that were garbage collected. A finalizer only adds to this queue,
+           because it may run while its own thread holds the lock
+    """
 
     def __init__(self) -> None:
         self._lock, self._bytes = threading.Lock(), 0
+        self.ended = deque[int]()
         self._batches: OrderedDict[tuple[int, Columns, int], pa.RecordBatch] = OrderedDict()
 
     def find(self, key: tuple[int, Columns, int]) -> pa.RecordBatch | None:
@@ -49,6 +54,8 @@ class _Cache:
     def add(self, key: tuple[int, Columns, int], batch: pa.RecordBatch) -> None:
         """Add a batch, and evict old batches while the cache is too large."""
         with self._lock:
+            while self.ended:
+                self._remove(self.ended.popleft())
             if key in self._batches:
                 return
             self._batches[key] = batch
@@ -57,11 +64,15 @@ class _Cache:
                 _, evicted = self._batches.popitem(last=False)
                 self._bytes -= evicted.nbytes
 
-    def remove(self, number: int | None = None) -> None:
-        """Remove the batches of one table; None: of all tables."""
+    def clear(self) -> None:
+        """Remove the batches of all tables."""
         with self._lock:
-            for key in [key for key in self._batches if number is None or key[0] == number]:
-                self._bytes -= self._batches.pop(key).nbytes
+            self._batches.clear()
+            self._bytes = 0
+
+    def _remove(self, number: int) -> None:
+        for key in [key for key in self._batches if key[0] == number]:
+            self._bytes -= self._batches.pop(key).nbytes
 
 
 _cache = _Cache()
@@ -74,12 +85,16 @@ def _forked() -> None:
     _cache = _Cache()
 
 
-def _forget(number: int | None = None) -> None:
-    _cache.remove(number)
+def _clear() -> None:
+    _cache.clear()
+
+
+def _end(number: int) -> None:
+    _cache.ended.append(number)
 
 
 os.register_at_fork(after_in_child=_forked)
-lifetimes.register("decoded tables", _forget)
+lifetimes.register("decoded tables", _clear)
 
 
 class TableRows:
@@ -95,7 +110,7 @@ class TableRows:
         self._lock = threading.Lock()
         self._starts: dict[Columns, list[int]] = {}  # first rows of the batches that were decoded
         self._ahead: dict[Columns, tuple[int, Iterator[tuple[int, pa.RecordBatch]]]] = {}
-        weakref.finalize(self, _forget, self._number).atexit = False
+        weakref.finalize(self, _end, self._number).atexit = False
 
     def read(self, start: int, stop: int, columns: Sequence[str]) -> list[pa.RecordBatch]:
         """Return rows start..stop, at least one row, as one or more batches.

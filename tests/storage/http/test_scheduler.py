@@ -19,7 +19,7 @@ from flarecli.storage.http.response import Fault, Response, curl_fault
 from flarecli.storage.http.scheduler import HostQueues, RetryQueue
 from flarecli.storage.http.url import parse
 from tests.conftest import Web
-from tests.servers import stop_server
+from tests.servers import free_port, stop_server
 
 ORIGIN = "http://a.example:80"
 
@@ -150,7 +150,7 @@ def closing(handler, status=200, body=b"whole", **headers):
 
 
 def test_a_web_server_that_restarts_is_retried(engine):
-    web = Web()
+    web = Web(free_port())  # no other socket takes it while the server is down
     web.pages["/a"] = lambda handler, times: closing(handler)
     one, arrived = engine(retries=1, deadline_s=60.0), SimpleQueue()
 
@@ -176,7 +176,7 @@ def test_a_web_server_that_restarts_is_retried(engine):
 
 
 def test_an_object_store_that_restarts_is_retried(no_cloud, monkeypatch):
-    web = Web()
+    web = Web(free_port())  # no other socket takes it while the server is down
     modified = "Wed, 21 Oct 2015 07:28:00 GMT"
     web.pages["/b/a"] = web.pages["/b/c"] = lambda handler, times: closing(
         handler, ETag='"one"', Last_Modified=modified
@@ -197,7 +197,7 @@ def test_an_object_store_that_restarts_is_retried(no_cloud, monkeypatch):
 
 
 def test_all_objects_of_an_unreachable_server_fail_soon(engine):
-    web = Web()
+    web = Web(free_port())  # no other socket takes it while the server is down
     web.close()
     url, rang = web.url("/a"), threading.Event()
     address = parse(url)
@@ -286,7 +286,7 @@ def test_a_checksum_request_is_retried(web, no_cloud, monkeypatch):
 
 
 def test_an_unreachable_object_store_fails(no_cloud, monkeypatch):
-    web = Web()
+    web = Web(free_port())  # no other socket takes it while the server is down
     web.close()
     monkeypatch.setenv("AWS_ENDPOINT_URL", web.url(""))
     with pytest.raises(ReachError) as caught:
