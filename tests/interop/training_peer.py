@@ -263,6 +263,8 @@ def main():
     results = {name: result(scenario) for name, scenario in scenarios}
     with open(f"{out}.{os.environ['RANK']}", "w") as file:
         json.dump(results, file)
+    if torch.distributed.is_initialized():  # otherwise the threads of gloo may abort the exit
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
