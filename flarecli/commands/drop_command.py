@@ -77,7 +77,7 @@ def drop(options: DropOptions) -> Changed:
         return Changed(None, selection.rows, shards, sizes, True)
     erases = _files_to_erase(at, base, selection) if options.erase else []
     if options.erase and not options.break_pins:
-        _refuse_pins(at, erases, base)
+        removal.refuse_pins(at, erases, base.number + 1)
     if selection.stream:
         new = versions.commit(at, DropStream(selection.stream, tuple(erases)), base)
     else:
@@ -162,8 +162,7 @@ def _selected(options: DropOptions, base: Version) -> _Selection | None:
         raise UsageError("--keys and --key are used together", hint="Name the column with --key.")
     if options.drop_column is not None:
         return _column(options.drop_column, base)
-    data = read.Dataset([[stream] for stream in base.streams], [base.playlist])
-    dropped = _dropped_rows(options, data)
+    dropped = _dropped_rows(options, base.dataset)
     if not len(dropped):
         return None
     groups = {number: _without(stream, dropped) for number, stream in enumerate(base.streams)}
@@ -210,16 +209,6 @@ def _files_to_erase(at: Location, base: Version, selection: _Selection) -> list[
     found = removal.copies(at, [name for _, name in sorted(lists)], replaced)
     listed = files_of(at, base.playlist).keys() - replaced
     return sorted(found - listed)
-
-
-def _refuse_pins(at: Location, files: Sequence[str], base: Version) -> None:
-    _, pins = removal.lists_of(at, files, base.number + 1)
-    if pins:
-        raise UsageError(
-            f"the pin {pins[0]} lists files to erase",
-            where=at,
-            hint="Delete the pin, or use --break-pins.",
-        )
 
 
 def _complete_erasures(at: Location, options: DropOptions, progress: Progress) -> None:

@@ -45,6 +45,7 @@ __all__ = [
     "erase",
     "lists_of",
     "finish_removal",
+    "refuse_pins",
     "listed_in_versions",
     "plan_removal",
     "remove",
@@ -98,6 +99,17 @@ def lists_of(at: Location, files: Collection[str], newest: int) -> tuple[list[st
     return numbered, [name for name in found if version_number(name) is None]
 
 
+def refuse_pins(at: Location, files: Collection[str], newest: int) -> None:
+    """Raise UsageError if a pin lists one of the files; see `lists_of`."""
+    _, pins = lists_of(at, files, newest)
+    if pins:
+        raise UsageError(
+            f"the pin {pins[0]} lists files to erase",
+            where=at,
+            hint="Delete the pin, or use --break-pins.",
+        )
+
+
 def copies(at: Location, lists: Sequence[str], files: Collection[str]) -> set[str]:
     """Return the files that may contain rows of `files`: the files, and what they were rewritten from or to.
 
@@ -138,13 +150,9 @@ def erase(
             where=at,
             hint="Run the same command again.",
         )
+    if not breaks_pins:
+        refuse_pins(at, files, newest)
     numbered, pins = lists_of(at, files, newest)
-    if pins and not breaks_pins:
-        raise UsageError(
-            f"the pin {pins[0]} lists files to erase",
-            where=at,
-            hint="Delete the pin, or use --break-pins.",
-        )
     found = [
         name
         for name in files

@@ -6,7 +6,6 @@ The policy determines which existing files may be replaced.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import re
 import shutil
@@ -26,7 +25,12 @@ from flarecli.model import Stream
 from flarecli.names import bare, is_url
 from flarecli.playlists import PLAYLIST
 from flarecli.read import parts_hint
-from flarecli.read.version_lists import is_fragment, is_version_file, listed_in_versions
+from flarecli.read.version_lists import (
+    file_names,
+    is_fragment,
+    is_version_file,
+    listed_in_versions,
+)
 from flarecli.storage import Location
 from flarecli.storage.local import SCRATCH
 from flarecli.write.failures import FAILED
@@ -264,16 +268,10 @@ def check_files(at: Location, files: Iterable[tuple[str, int | None]], hint: str
 
 def _sizes(stream: Stream) -> Iterator[tuple[str, int | None]]:
     """Yield the name and size of each file that a stream lists in the stream's own folder."""
-    sizes = itertools.repeat(-1) if stream.sizes is None else stream.sizes.tolist()
-    listed = itertools.chain(
-        zip(stream.urls, sizes, strict=False),
-        ((file.name, file.size) for part in stream.parts for file in part),
-        ((file.name, file.size) for file in stream.files.values()),
-    )
-    for name, size in listed:
+    for name, size in file_names(stream):
         path = bare(name)
         if not (is_url(path) or path.startswith("/") or ".." in path.split("/")):
-            yield path, None if size is None or size < 0 else size
+            yield path, size
 
 
 def _listed(at: Location) -> set[str]:
@@ -286,21 +284,16 @@ def _listed(at: Location) -> set[str]:
         playlist = playlists.read(at / PLAYLIST)
         for one in playlist.streams:
             if not facts(one.format).is_plain:  # plain files were not written by a pack
-                names.update(bare(name) for name in _files(one))
+                names.update(bare(name) for name, _ in file_names(one))
         names.update(
             name for one in playlist.streams for name in one.files if name.endswith(f"/{PLAYLIST}")
         )
     for index, format in INDEX_FILES.items():
         with contextlib.suppress(FlareError):
             if (at / index).exists():
-                names.update(_files(find(format).open_dataset(at)))
+                names.update(name for name, _ in file_names(find(format).open_dataset(at)))
     with contextlib.suppress(FlareError):
         names.update(listed_in_versions(at))
     folders = {name.rpartition("/")[0] for name in names} - {""}
     names.update([f"{folder}/{INDEX}" for folder in folders])  # indexes of merged parts
     return names
-
-
-def _files(stream: Stream) -> Iterator[str]:
-    yield from (*stream.urls, *stream.files)
-    yield from (file.name for part in stream.parts for file in part)

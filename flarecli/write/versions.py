@@ -25,7 +25,7 @@ import json
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -54,6 +54,7 @@ from flarecli.playlists import (
     version_number,
     version_of,
 )
+from flarecli.read import Dataset
 from flarecli.read.resolve import without_version_index
 from flarecli.read.version_lists import FRAGMENT, confined, is_fragment
 from flarecli.storage import Location
@@ -103,6 +104,11 @@ class Version:
     def playlist(self) -> Playlist:
         """The list. Raises FormatError if it is invalid."""
         return playlists.parse(self.data, self.at)
+
+    @cached_property
+    def dataset(self) -> Dataset:
+        """The dataset that the list describes, with its streams joined."""
+        return Dataset([[stream] for stream in self.streams], [self.playlist])
 
     @cached_property
     def checksum(self) -> str:
@@ -279,15 +285,12 @@ def _is_file(at: Location) -> bool:
     return True
 
 
-def commit(
-    at: Location, change: Change, base: Version, check: Callable[[], None] = lambda: None
-) -> Version:
+def commit(at: Location, change: Change, base: Version) -> Version:
     """Apply a change to the newest version, and return the version that contains the change.
 
     If a version after `base` already contains the fragment of the change, this version is returned.
 
     base    the version from which the change was computed
-    check   called before the list is created; raises an error if this process lost its fragment
     raises  the errors of `Change.apply`; BusyError if another process holds the lock for too long
     """
     with CommitLock(at) as lock:
@@ -304,10 +307,8 @@ def commit(
             _keep_first(at, current)
         for _ in range(_MAX_ATTEMPTS):
             new = _next_version(at, change, current)
-            check()
             lock.check()
-            found = _created(at, new)
-            if found:
+            if _created(at, new):
                 publish(at, new, current)
                 return new
             current = newest(at)
@@ -557,10 +558,11 @@ def fragment_files(name: str, at: Location, stream: Stream) -> Stream:
     return replace(stream, files={**stream.files, PLAYLIST: own})
 
 
-def unfinished_fragments(at: Location) -> list[str]:
-    """Return the names of the fragments in a folder that have a scratch folder."""
+def unfinished_fragments(at: Location, base: Version) -> list[str]:
+    """Return the names of the fragments that have a scratch folder and no shard in a version."""
+    listed = {url.partition("/")[0] for stream in base.streams for url in stream.urls}
     return [
         name
         for name in at.names()
-        if is_fragment(name) and (at / f"{name}/{SCRATCH}/journal").exists()
+        if is_fragment(name) and name not in listed and (at / f"{name}/{SCRATCH}/journal").exists()
     ]

@@ -18,6 +18,7 @@ from flarecli.commands.rewrite import Group, rewrite
 from flarecli.errors import BusyError, FlareError, FormatError, UnsafeError, UsageError
 from flarecli.progress import Progress
 from flarecli.storage import Guard
+from flarecli.write import versions
 
 FORMATS = ["mds", "json", "csv", "ffrecord", "granular", "webdataset", "tfrecord"]
 STEPS = int(os.environ.get("FLARE_TEST_CHANGES", "12"))
@@ -290,6 +291,43 @@ def test_keys_of_another_number_type_are_compared_by_value(tmp_path):
     assert str(caught.value) == f"{more}[0]: key '7' is already in the dataset, in row 0"
     assert flare.pack(more, out, append=True, key="id", on_duplicate="first").rows == 1
     assert [one["id"] for one in content(out)] == [7.0, 1.5, 8.0]
+
+
+def test_keys_of_rows_that_arrived_meanwhile_are_compared_at_the_commit(out, tmp_path, monkeypatch):
+    """Two processes append a row with one key; the second one packs before the first one commits."""
+    mine = table([{"id": 50, "text": "mine"}], tmp_path / "mine.parquet")
+    theirs = table([{"id": 50, "text": "theirs"}, {"id": 51, "text": "x"}], tmp_path / "t.parquet")
+    other = table([{"id": 60, "text": "y"}], tmp_path / "o.parquet")
+    real = versions.commit
+
+    def commit(at, change, base):
+        monkeypatch.setattr(versions, "commit", real)
+        for source in (other, theirs):
+            flare.pack(source, out, append=True, key="id")
+        return real(at, change, base)
+
+    monkeypatch.setattr(versions, "commit", commit)
+    with pytest.raises(BusyError) as caught:
+        flare.pack(mine, out, append=True, key="id")
+    assert caught.value.message == "another change added a row with the key '50' meanwhile"
+    assert caught.value.hint == "Run the same command again."
+    assert content(out)[10:] == [
+        {"id": 60, "text": "y"},
+        {"id": 50, "text": "theirs"},
+        {"id": 51, "text": "x"},
+    ]
+    with pytest.raises(FormatError) as found:
+        flare.pack(mine, out, append=True, key="id", resume=True)
+    assert found.value.message == "key '50' is already in the dataset, in row 11"
+
+
+def test_a_column_added_by_key_comes_from_the_selected_rows(out, tmp_path):
+    scores = [{"id": i % 10, "score": i, "day": i // 10} for i in range(20)]
+    source = table(scores, tmp_path / "c.parquet")
+    flare.pack(source, out, add_column="score", key="id", where="day = 1")
+    assert [one["score"] for one in content(out)] == list(range(10, 20))
+    flare.pack(source, out, add_column="score", key="id", where="day = 0", replace=True)
+    assert [one["score"] for one in content(out)] == list(range(10))
 
 
 def test_replace_needs_add_column(out, tmp_path):

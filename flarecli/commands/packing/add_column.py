@@ -6,6 +6,7 @@ case, they are first saved to a temporary Arrow file, and then written in the or
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -17,13 +18,12 @@ import pyarrow as pa
 
 from flarecli import formats, read
 from flarecli.commands.changes import open_for_change
-from flarecli.commands.packing.plan import PackTask, Plan
+from flarecli.commands.packing.plan import PackTask, Plan, selected
 from flarecli.commands.packing.run import Packed, dry_run, pack_task, planned, source_record
-from flarecli.commands.packing.source import RowRequest
+from flarecli.commands.provenance import PLACE
 from flarecli.errors import BusyError, FormatError, UsageError
-from flarecli.hashes import DEFAULT
+from flarecli.hashes import DEFAULT, digest
 from flarecli.model import IntArray, Stream
-from flarecli.playlists import PLAYLIST
 from flarecli.progress import Progress
 from flarecli.storage import Location
 from flarecli.storage.local import temporary_file_error
@@ -39,8 +39,7 @@ _BATCH_ROWS = 1 << 14
 class AddColumn(versions.Change):
     """The change that adds a stream with one column, or replaces this stream.
 
-    rows  number of rows of the list for which the column was packed
-    urls  shards of the first stream of this list
+    urls  shards of the first stream of the list for which the column was packed
     """
 
     at: Location
@@ -76,22 +75,20 @@ def add_column(task: PackTask, progress: Progress) -> Packed:
         options = replace(options, format=base.streams[0].format or formats.DEFAULT)
         task = replace(task, options=options)
     with tempfile.TemporaryDirectory(prefix="flare-") as folder:
-        digest = None
         if task.key is not None:
             task = _matched(task, base, name, folder, progress)
-            digest = task.source_digest
         task = replace(task, options=replace(task.options, columns=[name]))
         plan = planned(task, progress)
-        digest = digest or plan.source.sum()
-        plan.task = task = replace(task, source_digest=digest)
+        task = replace(task, source_digest=task.source_digest or plan.source.sum())
+        plan.task = task
         if options.dry_run:
-            return replace(dry_run(plan), playlist=f"{task.out.rstrip('/')}/{PLAYLIST}")
+            return replace(dry_run(plan), playlist=task.playlist)
         return _pack(task, plan, at, base, name)
 
 
 def _check(task: PackTask, base: Version, name: str) -> None:
     options = task.options
-    if options.on_error != "fail" or options.on_duplicate not in ("error",):
+    if options.on_error != "fail" or options.on_duplicate != "error":
         raise UsageError("--add-column needs a value for every row of the dataset")
     for stream in base.streams:
         columns = [column.name for column in stream.columns or ()]
@@ -140,7 +137,7 @@ def _pack(task: PackTask, plan: Plan, at: Location, base: Version, name: str) ->
         commit,
     )
     number = committed[0].number if committed else None
-    return replace(packed, playlist=f"{task.out.rstrip('/')}/{PLAYLIST}", version=number)
+    return replace(packed, playlist=task.playlist, version=number)
 
 
 def _matched(task: PackTask, base: Version, name: str, folder: str, progress: Progress) -> PackTask:
@@ -149,8 +146,10 @@ def _matched(task: PackTask, base: Version, name: str, folder: str, progress: Pr
     raises  FormatError for a key that the source contains twice, or lacks
     """
     plan = planned(task, progress)
-    digest, key = plan.source.sum(), task.key or ""
-    data = read.Dataset([[stream] for stream in base.streams], [base.playlist])
+    key = task.key or ""
+    facts = [plan.source.sum(), task.recorded_options()]  # the options select rows of the source
+    checksum = digest(json.dumps(facts, sort_keys=True).encode())
+    data = base.dataset
     if key not in data.schema.names:
         raise UsageError(f"--key: the dataset has no column {key!r}", where=base.at)
     saved, matched = os.path.join(folder, "saved.arrow"), os.path.join(folder, "matched.arrow")
@@ -163,7 +162,7 @@ def _matched(task: PackTask, base: Version, name: str, folder: str, progress: Pr
         except OSError as error:
             raise temporary_file_error(error, "the rows of the source") from None
     options = replace(task.options, sources=[matched], key=None, where=None, limit=None)
-    return replace(task, options=options, source_digest=digest, object_name=plan.source.address)
+    return replace(task, options=options, source_digest=checksum, object_name=plan.source.address)
 
 
 def _save(plan: Plan, path: str, key: str, keys: Keys) -> int:
@@ -171,7 +170,7 @@ def _save(plan: Plan, path: str, key: str, keys: Keys) -> int:
     count = 0
     writer = None
     try:
-        for batch in plan.source.batches(RowRequest()):
+        for batch in selected(plan):
             column = batch.column(key)
             empty = np.flatnonzero(is_empty_key(column))
             if len(empty):
@@ -184,7 +183,7 @@ def _save(plan: Plan, path: str, key: str, keys: Keys) -> int:
                     where=plan.source.address,
                     row=count + int(again[0]),
                 )
-            rest = batch.drop_columns([key])
+            rest = batch.drop_columns([name for name in batch.schema.names if name in (key, PLACE)])
             if writer is None:
                 writer = pa.ipc.new_file(path, rest.schema)
             writer.write_batch(rest)

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
-from flarecli import encodings, formats, playlists, read
+from flarecli import encodings, formats, read
 from flarecli.commands.changes import open_for_change
 from flarecli.commands.options import PackOptions
 from flarecli.commands.packing.plan import PackTask, Plan
@@ -32,7 +33,7 @@ from flarecli.storage import Location
 from flarecli.storage.append_log import open_log
 from flarecli.storage.local import SCRATCH
 from flarecli.suggest import choose
-from flarecli.write import versions
+from flarecli.write import Keys, key_bytes, key_text, versions
 from flarecli.write.versions import Version
 
 __all__ = ["append_rows"]
@@ -43,11 +44,15 @@ class Append(versions.Change):
     """The change that adds the rows of fragments after all other rows.
 
     parts  (fragment, stream that it contains) for each stream of the dataset
+    key    column of the keys, which were compared with the keys of `since`; None: keys may repeat
+    since  version from which the rows were packed
     """
 
     at: Location
     parts: tuple[tuple[str, Stream], ...]
     source: Mapping[str, Any] | None
+    key: str | None
+    since: Version
     verb: str = field(default="append", init=False)
 
     @property
@@ -62,10 +67,34 @@ class Append(versions.Change):
                 where=base.at,
                 hint="Run the same command again.",
             )
+        if self.key is not None:
+            self._check_keys(self.key, base)
         return tuple(
             versions.joined(self.at, [(name, versions.fragment_files(name, self.at, part))], stream)
             for stream, (name, part) in zip(base.streams, self.parts, strict=True)
         )
+
+    def _check_keys(self, key: str, base: Version) -> None:
+        """Raise BusyError if a shard that was added since then has a key of the new rows."""
+        has_key = [key in [one.name for one in part.columns or ()] for _, part in self.parts]
+        number = has_key.index(True)
+        known, stream = set(self.since.streams[number].urls), base.streams[number]
+        arrived = [i for i, url in enumerate(stream.urls) if url not in known]
+        if not arrived:
+            return
+        added = versions.concatenated(self.at, [versions.sliced(stream, i, i + 1) for i in arrived])
+        with Keys() as keys:
+            for one in (self.parts[number][1], added):
+                for batch in read.Dataset([[one]]).select([key]).batches():
+                    column = key_bytes(batch.column(0))
+                    again = np.flatnonzero(keys.seen(column, 0) >= 0)
+                    if len(again):
+                        raise BusyError(
+                            f"another change added a row with the key "
+                            f"{key_text(batch.column(0)[int(again[0])])!r} meanwhile",
+                            where=base.at,
+                            hint="Run the same command again.",
+                        )
 
 
 def append_rows(task: PackTask, progress: Progress) -> Packed:
@@ -79,7 +108,7 @@ def append_rows(task: PackTask, progress: Progress) -> Packed:
     plan = planned(task, progress)
     plan.task = task = replace(task, null_columns=_checked_columns(plan, base))
     if task.options.dry_run:
-        return replace(dry_run(plan), playlist=_playlist(task))
+        return replace(dry_run(plan), playlist=task.playlist)
     digest = task.source_digest or plan.source.sum()
     task = replace(task, source_digest=digest)
     plan.task = task
@@ -88,12 +117,13 @@ def append_rows(task: PackTask, progress: Progress) -> Packed:
         if (done := _appended(at, record)) is not None:
             progress.note(f"version {done.number} already contains these rows")
             return _packed(task, done)
-        base = _unfinished_base(at, task, base)
+        if task.key is None:  # keys are compared with the newest version
+            base = _unfinished_base(at, task, base)
     try:
         return _pack_streams(task, plan, at, base, record)
     except _NoNewRows as error:
         progress.note("no row has a new key; no version was created")
-        return Packed(_playlist(task), task.options.format, 0, 0, 0, duplicates=error.duplicates)
+        return Packed(task.playlist, task.options.format, 0, 0, 0, duplicates=error.duplicates)
 
 
 class _NoNewRows(Exception):
@@ -115,6 +145,8 @@ def _pack_streams(
     Every fragment remains locked until the commit.
     """
     head = {"base": base.number, "base_checksum": base.checksum}
+    compares = plan.key is not None and task.options.on_duplicate != "keep"
+    key = plan.renamed(plan.key or "") if compares else None
     parts: list[tuple[str, Stream]] = []
     committed: list[Version] = []
 
@@ -128,7 +160,7 @@ def _pack_streams(
             if number + 1 < len(base.streams):
                 others.append(pack_stream(number + 1))
             else:
-                change = Append(at, tuple(parts), record)
+                change = Append(at, tuple(parts), record, key, base)
                 committed.append(versions.commit(at, change, base))
 
         one = _stream_task(task, base, number)
@@ -147,7 +179,7 @@ def _pack_streams(
     packed = pack_stream(0)
     return replace(
         packed,
-        playlist=_playlist(task),
+        playlist=task.playlist,
         bytes=packed.bytes + sum(one.bytes for one in others),
         shards=packed.shards + sum(one.shards for one in others),
         columns=(*packed.columns, *(column for one in others for column in one.columns)),
@@ -170,10 +202,6 @@ def _stream_task(task: PackTask, base: Version, number: int) -> PackTask:
         encodings={name: (task.encodings or {})[name] for name in names},
         types={name: (task.types or {})[name] for name in names},
     )
-
-
-def _playlist(task: PackTask) -> str:
-    return f"{task.out.rstrip('/')}/{playlists.PLAYLIST}"
 
 
 def _for_dataset(task: PackTask, base: Version) -> PackTask:
@@ -208,7 +236,7 @@ def _for_dataset(task: PackTask, base: Version) -> PackTask:
                 f"{chosen.get(name, 'which has no such column')}",
                 where=base.at,
             )
-    data = read.Dataset([[stream] for stream in base.streams], [base.playlist])
+    data = base.dataset
     types = {field.name: data.types.get(field.name, field.type) for field in data.schema}
     return replace(
         task,
@@ -306,6 +334,8 @@ def _appended(at: Location, record: Mapping[str, Any]) -> Version | None:
             one = versions.read_version(at, number)
         except MissingError:  # pruned in the meantime
             continue
+        if record["options"].encode() not in one.data:  # parsing a list takes milliseconds
+            continue
         source = one.header.get("source")
         if isinstance(source, Mapping) and all(
             source.get(key) == record[key] for key in (DEFAULT, "options")
@@ -317,7 +347,7 @@ def _appended(at: Location, record: Mapping[str, Any]) -> Version | None:
 def _packed(task: PackTask, version: Version) -> Packed:
     added = version.added
     return Packed(
-        _playlist(task),
+        task.playlist,
         task.options.format,
         added,
         0,
@@ -331,7 +361,7 @@ def _unfinished_base(at: Location, task: PackTask, base: Version) -> Version:
     """Return the version from which an unfinished append of the same rows started."""
     options = _stream_task(task, base, 0).recorded_options()
     head = {"source": task.source_digest, "options": options}
-    for name in versions.unfinished_fragments(at):
+    for name in versions.unfinished_fragments(at, base):
         found = _journal_head(at / f"{name}/{SCRATCH}/journal")
         if any(found.get(key) != value for key, value in head.items()):
             continue

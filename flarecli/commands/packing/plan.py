@@ -32,6 +32,7 @@ from flarecli.formats import Format, find, with_option
 from flarecli.ingest import Dialect, SourceChecksum
 from flarecli.model import Settings, column_of
 from flarecli.names import escape, shell_quoted
+from flarecli.playlists import PLAYLIST
 from flarecli.progress import Progress
 from flarecli.storage import Guard, Limits
 from flarecli.write import Failure, Keys, Spool, fetch_links, is_empty_key, key_text, too_large
@@ -107,6 +108,11 @@ class PackTask:
     def out(self) -> str:
         """The address of the target."""
         return address_text(self.options.out)
+
+    @property
+    def playlist(self) -> str:
+        """The address of the playlist in the target."""
+        return f"{self.out.rstrip('/')}/{PLAYLIST}"
 
     @property
     def format(self) -> Format:
