@@ -6,7 +6,7 @@ The file is part of the output, so it contains no secrets, and repeated packs wr
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,10 +20,20 @@ from flarecli.model import File, IntArray
 from flarecli.names import is_url
 from flarecli.redact import redact, redact_text
 from flarecli.storage import Location
-from flarecli.storage.append_log import format_line, open_log
+from flarecli.storage.append_log import format_line, open_log, parse_line
 from flarecli.write.keys import key_text
 
-__all__ = ["FAILED", "Failed", "Failure", "SKIP_HINT", "drop_rows", "error_of", "too_large"]
+__all__ = [
+    "FAILED",
+    "SKIP_HINT",
+    "Failed",
+    "Failure",
+    "count_failed",
+    "drop_rows",
+    "error_of",
+    "read_failed",
+    "too_large",
+]
 
 FAILED = "failed.jsonl"
 NULL_HINT = (
@@ -75,6 +85,30 @@ class Failure:
             "reason": stored.reason,
         }
         return format_line(entry)
+
+
+def read_failed(file: Location) -> Iterator[dict[str, Any]]:
+    """Yield the entries of a complete `failed.jsonl`. Raises FormatError for an invalid line."""
+    number, rest = 0, b""
+    for block in file.blocks():
+        *lines, rest = (rest + block).split(b"\n")
+        for line in lines:
+            number += 1
+            entry = parse_line(line) or {}
+            types = [type(entry.get(name)) for name in ("row", "kind")]
+            if "file" not in entry or types != [int, str]:
+                raise FormatError(f"invalid line {number}: expected a failed row", where=file)
+            yield entry
+    if rest:
+        raise FormatError(f"line {number + 1} is incomplete", where=file)
+
+
+def count_failed(file: Location) -> Counter[str]:
+    """Return the number of rows for each kind of failure in a complete `failed.jsonl`.
+
+    raises  FormatError for an invalid line
+    """
+    return Counter(entry["kind"] for entry in read_failed(file))
 
 
 def drop_rows(

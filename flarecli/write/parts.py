@@ -6,11 +6,9 @@ Parts are packed independently and in any order. Joining reads only the playlist
 from __future__ import annotations
 
 import itertools
-import json
 from array import array
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,12 +19,12 @@ from flarecli.formats import find
 from flarecli.hashes import DEFAULT, digest
 from flarecli.model import File, Playlist, Stream
 from flarecli.storage import Location
-from flarecli.storage.append_log import first_entry
+from flarecli.storage.append_log import first_entry, format_line
 from flarecli.storage.local import SCRATCH
-from flarecli.write.failures import FAILED
+from flarecli.write.failures import FAILED, count_failed, read_failed
 from flarecli.write.target import check_streams
 
-__all__ = ["Joined", "join", "part_name", "recorded_parts", "rows_of_first", "span"]
+__all__ = ["join", "part_name", "recorded_parts", "rows_of_first", "span"]
 
 _HEX = 32  # length of the default checksum in hexadecimal digits
 _COUNTS = ("rows", "sizes", "raw_sizes")
@@ -179,16 +177,8 @@ class _Shards:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Joined:
-    """The joined stream, and the number of failed rows for each kind of failure."""
-
-    stream: Stream
-    reasons: Mapping[str, int]
-
-
-def join(at: Location, names: Iterable[str], headers: Mapping[str, Any]) -> Joined:
-    """Write the index and then the playlist for all parts in a folder.
+def join(at: Location, names: Iterable[str], headers: Mapping[str, Any]) -> Stream:
+    """Write the index and then the playlist for all parts in a folder; return the joined stream.
 
     names   folders of the parts, in the order of the rows
     raises  FormatError for an invalid playlist, or if parts have different columns
@@ -220,7 +210,7 @@ def join(at: Location, names: Iterable[str], headers: Mapping[str, Any]) -> Join
             files.put(file)
     stream = shards.stream(headers, files)
     playlists.write(at / playlists.PLAYLIST, Playlist((stream,)))
-    return Joined(stream, dict(sorted(failures.reasons.items())))
+    return stream
 
 
 def recorded_parts(at: Location) -> int | None:
@@ -236,9 +226,8 @@ def rows_of_first(at: Location, joined: Stream) -> int:
     written: int = sum(
         count for url, count in zip(joined.urls, rows, strict=False) if url.startswith(folder)
     )
-    failed = at / f"{folder}{FAILED}"
-    lines = failed.blocks() if f"{folder}{FAILED}" in joined.files else ()
-    return written + sum(block.count(b"\n") for block in lines)
+    failed = f"{folder}{FAILED}"
+    return written + (count_failed(at / failed).total() if failed in joined.files else 0)
 
 
 class _Failures:
@@ -248,23 +237,19 @@ class _Failures:
         self._at, self._before = at, 0
         # (name, number of selected rows before the part) of each part with failed rows
         self.parts: list[tuple[str, int]] = []
-        self.reasons: Counter[str] = Counter()
 
     def add(self, name: str, part: Stream) -> None:
         """Count the rows and the failed rows of a part."""
         count = 0
         if FAILED in part.files:
             self.parts.append((name, self._before))
-            count = sum(block.count(b"\n") for block in (self._at / f"{name}/{FAILED}").blocks())
+            count = count_failed(self._at / f"{name}/{FAILED}").total()
         self._before += count + (0 if part.rows is None else int(part.rows.sum()))
 
     def lines(self) -> Iterator[bytes]:
-        """Yield the lines of `failed.jsonl`, in order, and count the failed rows in `reasons`."""
+        """Yield the lines of `failed.jsonl`, in order."""
         for name, before in self.parts:
-            where = self._at / f"{name}/{FAILED}"
-            for line in where.read(0, where.size()).splitlines():
-                entry = json.loads(line)
+            for entry in read_failed(self._at / f"{name}/{FAILED}"):
                 if entry["file"] is None:
                     entry["row"] += before
-                self.reasons[entry["kind"]] += 1
-                yield (json.dumps(entry) + "\n").encode()
+                yield format_line(entry)

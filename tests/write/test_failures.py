@@ -4,8 +4,10 @@ import json
 
 import pytest
 
-from flarecli.errors import ReachError, UnsafeError
+from flarecli.errors import FormatError, ReachError, UnsafeError
+from flarecli.storage import locate
 from flarecli.write import Failure, error_of
+from flarecli.write.failures import count_failed
 
 LINK = "https://me:hunter2@example.com/a.jpg?X-Amz-Signature=hunter2"
 
@@ -36,3 +38,26 @@ def test_the_hint_of_a_failed_row_depends_on_the_kind_of_failure(kind, reason, e
     result = error_of(Failure(3, "", "url", kind, reason, hint=allows), "i.parquet", "Skip it.")
     assert (type(result), str(result)) == (error, f"i.parquet[3]: {reason}")
     assert result.hint.startswith(hint)
+
+
+def test_a_list_is_counted_by_kind(tmp_path):
+    kinds = ["http", "value", "http"]
+    lines = [Failure(row, "", "n", kind, "bad").line() for row, kind in enumerate(kinds)]
+    (tmp_path / "failed.jsonl").write_bytes(b"".join(lines))
+    assert count_failed(locate(str(tmp_path / "failed.jsonl"))) == {"http": 2, "value": 1}
+
+
+@pytest.mark.parametrize(
+    ("damaged", "message"),
+    [
+        (b'{"file": null, "row": 1, "ki', "line 2 is incomplete"),
+        (b"[]\n", "invalid line 2: expected a failed row"),
+        (b'{"file": null, "row": "1", "kind": "value"}\n', "invalid line 2: expected a failed row"),
+    ],
+)
+def test_a_damaged_list_is_reported_with_its_line(tmp_path, damaged, message):
+    file = tmp_path / "failed.jsonl"
+    file.write_bytes(Failure(0, "", "n", "value", "bad").line() + damaged)
+    with pytest.raises(FormatError) as caught:
+        count_failed(locate(str(file)))
+    assert str(caught.value) == f"{file}: {message}"

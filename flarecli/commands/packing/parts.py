@@ -178,7 +178,7 @@ def pack_parts(task: PackTask, progress: Progress) -> Packed:
                 hint="Check --where." if options.where else "",
             )
         names = (parts.part_name(i) for i, has_rows in enumerate(done.has_rows) if has_rows)
-        stream = parts.join(target.at, names, {"source": record}).stream
+        stream = parts.join(target.at, names, {"source": record})
     except BaseException as error:
         if journal is not None:
             journal.close()
@@ -276,7 +276,7 @@ def _join(plan: Plan, division: _Division, target: Target, progress: Progress) -
         packed = [_packed_part(plan, one, progress) for one in tasks]
         check_keys(plan)
         names = [parts.part_name(i) for i in range(len(tasks))]
-        joined = parts.join(target.at, names, {"source": record})
+        parts.join(target.at, names, {"source": record})
     except BaseException as error:
         if journal is not None:
             journal.close()
@@ -291,7 +291,7 @@ def _join(plan: Plan, division: _Division, target: Target, progress: Progress) -
     columns = _columns(journal)
     journal.close()
     target.finish()
-    return _total(plan, target.playlist, packed, columns, joined.reasons)
+    return _total(plan, target.playlist, packed, columns)
 
 
 def _dry_run_join(plan: Plan, division: _Division, out: Location) -> Packed:
@@ -302,7 +302,7 @@ def _dry_run_join(plan: Plan, division: _Division, out: Location) -> Packed:
     check_keys(plan)
     columns = next((one.columns for one in packed if one.columns), ())
     playlist = f"{plan.task.out.rstrip('/')}/{PLAYLIST}"
-    return replace(_total(plan, playlist, packed, columns, {}), dry_run=True)
+    return replace(_total(plan, playlist, packed, columns), dry_run=True)
 
 
 def _total(
@@ -310,18 +310,20 @@ def _total(
     playlist: str,
     packed: Sequence[Packed],
     columns: Columns,
-    reasons: Mapping[str, int],
 ) -> Packed:
     """Return the totals of all parts."""
     rows = sum(one.rows for one in packed)
+    reasons = Counter[str]()
+    for one in packed:
+        reasons.update(one.reasons)
     return Packed(
         playlist,
         plan.options.format,
         rows,
         sum(one.shards for one in packed),
         sum(one.bytes for one in packed),
-        sum(one.failed for one in packed),
-        reasons,
+        reasons.total(),
+        dict(sorted(reasons.items())),
         columns,
         0,
         rows,

@@ -61,6 +61,7 @@ from flarecli.write.columns import (
     stored_schema,
     table_encodings,
 )
+from flarecli.write.failures import count_failed
 
 __all__ = [
     "Estimate",
@@ -491,10 +492,19 @@ def finished_before(target: Target, record: Mapping[str, Any], format: str) -> P
     rows = int(stream.rows.sum()) if stream.rows is not None else 0
     size = int(stream.sizes.sum()) if stream.sizes is not None else 0
     size += sum(file.size or 0 for companions in stream.parts for file in companions)
-    failed = stream.files.get(FAILED)
-    count = sum(block.count(b"\n") for block in (at.folder / failed.name).blocks()) if failed else 0
-    columns = stream.columns or ()
-    return Packed(target.playlist, format, rows, len(stream), size, count, {}, columns, 0, rows)
+    failed = count_failed(target.at / FAILED) if FAILED in stream.files else Counter[str]()
+    return Packed(
+        target.playlist,
+        format,
+        rows,
+        len(stream),
+        size,
+        failed.total(),
+        dict(sorted(failed.items())),
+        stream.columns or (),
+        0,
+        rows,
+    )
 
 
 # -- dry runs

@@ -117,7 +117,7 @@ def unpack(options: UnpackOptions) -> Unpacked:
         progress.note(_FINISHED)
         return replace(result, resumed_rows=result.rows)
     if folder.is_done:
-        rows = folder.rows + folder.failed
+        rows = folder.rows + folder.failed.total()
         if source.rows is not None and source.rows != rows:
             raise UsageError(
                 f"folder contains the complete output of {rows} rows, but {source.rows} rows are selected",
@@ -129,7 +129,8 @@ def unpack(options: UnpackOptions) -> Unpacked:
             folder.files,
             folder.bytes,
             folder.rows,
-            folder.failed,
+            folder.failed.total(),
+            dict(sorted(folder.failed.items())),
             index=folder.index,
             resumed_rows=folder.rows,
         )

@@ -34,7 +34,7 @@ from flarecli.storage.append_log import FileLog, LogLine, format_line, open_log,
 from flarecli.storage.local import SCRATCH, LocalStore
 from flarecli.units import format_count
 from flarecli.write import FAILED, Contents, Failure, FolderTarget
-from flarecli.write.failures import Failed
+from flarecli.write.failures import Failed, count_failed
 from flarecli.write.journal import key_difference
 
 __all__ = ["FinishedFolder", "Folder", "Output", "Tar"]
@@ -108,7 +108,7 @@ class Folder(Output):
 
     head            source and options, which a resumed unpack must repeat
     is_done         whether the folder contains a finished unpack, and `resume` is set
-    failed          number of failed rows of the finished unpack
+    failed          error kind -> number of failed rows of the finished unpack
     has_only_files  whether the folder is finished but has no index, so `FinishedFolder` checks it
     raises          the errors of `FolderTarget`
     """
@@ -126,7 +126,7 @@ class Folder(Output):
         contents = _UnpackedContents(without_index and resume and not overwrite)
         self._target = FolderTarget(out, contents, resume=resume, overwrite=overwrite)
         self.is_done, self.shown = self._target.is_done, self._target.shown
-        self.failed = 0
+        self.failed = Counter[str]()
         self.index: str | None = None
         index = _index_name(self._target.final)
         self.has_only_files = self.is_done and index is None
@@ -155,8 +155,7 @@ class Folder(Output):
         self.rows = lines - (index == "index.csv")
         for path in _files_below(folder):
             if path == FAILED:
-                blocks = (self._target.at / FAILED).blocks()
-                self.failed = sum(block.count(b"\n") for block in blocks)
+                self.failed = count_failed(self._target.at / FAILED)
             elif path != index:
                 self.files += 1
                 self.bytes += os.path.getsize(os.path.join(folder, path))

@@ -506,6 +506,11 @@ def test_failed_rows_of_all_parts_are_listed_by_the_join(
     assert files_of(tmp_path / "jobs") == files_of(tmp_path / "one")
     assert len((tmp_path / "jobs/failed.jsonl").read_bytes().splitlines()) == 13
     argv = ["pack", source, str(tmp_path / "jobs"), "--encode", "n=uint8", "--on-error", "skip"]
+    for dry_run in (False, True):
+        again = flarecli.pack(source, tmp_path / "jobs", join=True, dry_run=dry_run, **options)
+        assert (again.failed, again.reasons) == (13, {"value": 13})
+    again = flarecli.pack(source, tmp_path / "jobs", part="3/4", **options)
+    assert (again.failed, again.reasons) == (2, {"value": 2})
     assert main([*argv, "--join", "-q"]) == 1
     assert main([*argv, "--part", "4/4", "-q"]) == 1
     assert main([*argv, "--part", "2/4", "-q"]) == 0

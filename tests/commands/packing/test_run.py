@@ -118,6 +118,18 @@ def test_failed_rows_are_skipped_and_listed(tmp_path, server):
     ] == [b"k0001", b"k0008", b"k0118"]
 
 
+def test_a_resume_of_a_finished_pack_reports_the_failed_rows(tmp_path, capsys):
+    source = tmp_path / "i.csv"
+    source.write_text("n\n1\n300\n2\n")
+    argv = ["pack", str(source), f"{tmp_path}/out", "--encode", "n=uint8", "--on-error", "skip"]
+    for _ in range(2):
+        capsys.readouterr()
+        assert main([*argv, "--resume"]) == 1
+        assert "1 row failed: value" in capsys.readouterr().err.splitlines()
+    assert main([*argv, "--resume", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["reasons"] == {"value": 1}
+
+
 def test_the_first_failed_row_ends_the_pack_without_a_dataset(tmp_path, server):
     with pytest.raises(ReachError) as caught:
         commands.pack(index(tmp_path, server, bad={90}), f"{tmp_path}/out", **LINK)

@@ -243,6 +243,8 @@ def test_rows_whose_key_is_not_a_file_name_can_be_skipped_and_are_listed(tmp_pat
         3,
         {"unsafe": 2, "value": 1},
     )
+    again = commands.unpack(out, str(tmp_path / "f"), on_error="skip", resume=True)
+    assert (again.failed, again.reasons) == (done.failed, done.reasons)
     files = tree(tmp_path / "f")
     assert sorted(files) == ["a.bin", "b.bin", "failed.jsonl", "index.jsonl"]
     failed = [json.loads(line) for line in files["failed.jsonl"].splitlines()]
