@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         parse_type,
         restore,
         type_header,
+        wide_dictionary,
         without_dictionaries,
         without_variants,
     )
@@ -81,6 +82,7 @@ __all__ = [
     "type_header",
     "typed",
     "value_sizes",
+    "wide_dictionary",
     "with_children",
     "without_dictionaries",
     "without_variants",
@@ -118,6 +120,7 @@ _MODULES = {
     "type_header": "arrow_types",
     "typed": "columns",
     "value_sizes": "columns",
+    "wide_dictionary": "arrow_types",
     "with_children": "columns",
     "without_dictionaries": "arrow_types",
     "without_variants": "arrow_types",

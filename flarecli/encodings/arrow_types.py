@@ -8,11 +8,12 @@ as a mapping with one key:
     {timestamp: [us, UTC]}      {decimal128: [10, 2]}      {fixed_size_binary: 16}
     {list: int32}               {large_list: int32}        {fixed_size_list: [float32, 3]}
     {struct: {x: double, y: double}}    {map: [string, int32]}
-    {dictionary: [int8, string, false]}    index type, value type, whether the order matters
+    {dictionary: [int32, string, false]}   index type, value type, whether the order matters
     {tensor: [float32, [3, 224, 224]]}     a tensor of fixed shape
 
 Every Arrow layout of text is `string`, every layout of bytes is `binary`, and views of lists are
-lists. Names of list items, nullability and metadata of nested fields are not kept.
+lists. The index of a dictionary has at least 32 bits. Names of list items, nullability and metadata
+of nested fields are not kept.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ __all__ = [
     "parse_type",
     "restore",
     "type_header",
+    "wide_dictionary",
     "without_dictionaries",
     "without_variants",
 ]
@@ -99,7 +101,8 @@ _NANOSECONDS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 def without_variants(kind: pa.DataType) -> pa.DataType:
     """Return a type with one layout for text, one for bytes, one for lists, and no extensions.
 
-    The types of nested fields are also replaced. Names of list items and metadata are removed.
+    The index of a dictionary has at least 32 bits. The types of nested fields are also replaced. Names
+    of list items and metadata are removed.
     """
     if isinstance(kind, pa.FixedShapeTensorType):
         return pa.fixed_shape_tensor(kind.value_type, kind.shape)
@@ -112,8 +115,18 @@ def without_variants(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_run_end_encoded(kind):
         return without_variants(kind.value_type)
     if pa.types.is_dictionary(kind):
-        return pa.dictionary(kind.index_type, without_variants(kind.value_type), kind.ordered)
+        values = without_variants(kind.value_type)
+        return wide_dictionary(pa.dictionary(kind.index_type, values, kind.ordered))
     return with_children(kind, without_variants)
+
+
+def wide_dictionary(kind: pa.DictionaryType) -> pa.DataType:
+    """Return a dictionary type with an index of at least 32 bits.
+
+    Each file or batch may have other values, and a smaller index may be too small for all of them.
+    """
+    index = kind.index_type if kind.index_type.bit_width >= 32 else pa.int32()
+    return pa.dictionary(index, kind.value_type, kind.ordered)
 
 
 def without_dictionaries(kind: pa.DataType) -> pa.DataType:
@@ -242,7 +255,7 @@ class _Parser:
             case "dictionary":
                 index, values, is_ordered = value
                 kinds = self.parse(index, depth), self.parse(values, depth, copies)
-                return pa.dictionary(*kinds, is_ordered is True)
+                return wide_dictionary(pa.dictionary(*kinds, is_ordered is True))
         raise ValueError
 
 

@@ -8,7 +8,8 @@ folders hold photographs with the names that cameras and people give them. Each 
 in this file, provided that the error message or its hint named each of them. The rows are read back
 by `flare cat OUT --to arrow` and compared with what another library reads from the source: the same
 columns in the same order, the same values and the same types. Texts and bytes of any Arrow layout
-count as one type, and so do lists whose items have other names.
+count as one type, and so do lists whose items have other names, and dictionaries whose indices have
+other widths.
 
 A line is a source, and a column a format: `=` is equal without an option, `o` with the option that
 the message named, `-` is a table that the format cannot hold, where the message names a format that
@@ -387,7 +388,7 @@ MAKERS["photos_beside_a_desktop_file"] = _folder(
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType:
-    """Return a type without the layout of texts, bytes and lists, and the names of items."""
+    """Return a type without the layout of texts, bytes, lists and indices, and the names of items."""
     if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         return pa.string()
     if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):

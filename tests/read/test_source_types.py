@@ -43,7 +43,7 @@ SCHEMA = pa.schema(
         ("ok", pa.bool_()),
         ("price", pa.decimal128(10, 2)),
         ("day", pa.date32()),
-        ("kind", pa.dictionary(pa.int8(), pa.large_string())),
+        ("kind", pa.dictionary(pa.int32(), pa.large_string())),
         ("box", pa.struct([("x", pa.int64()), ("at", pa.date32())])),
         ("amount", pa.list_(pa.int16())),
         ("text", pa.large_string()),
@@ -59,7 +59,8 @@ FLAT = ["when", "ok", "price", "day", "kind", "text", "took", "a"]  # without co
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
     path = tmp_path_factory.mktemp("source") / "t.parquet"
-    pq.write_table(TABLE, path)
+    small = TABLE["kind"].cast(pa.dictionary(pa.int8(), pa.large_string()))
+    pq.write_table(TABLE.set_column(SCHEMA.get_field_index("kind"), "kind", small), path)
     return str(path)
 
 

@@ -315,6 +315,7 @@ def _with_dictionaries(schema: pa.Schema, parts: Sequence[Part]) -> dict[str, pa
         field.name: kept[field.name]
         if field.name in kept
         and all(part.dictionaries.get(field.name) == kept[field.name] for part in parts)
+        and pa.types.is_dictionary(kept[field.name])
         and kept[field.name].value_type.equals(field.type)
         else field.type
         for field in schema

@@ -141,8 +141,17 @@ def plain(kind: pa.DataType) -> pa.DataType:
 
 
 def dictionary_types(schema: pa.Schema) -> dict[str, pa.DataType]:
-    """Return the types of the columns that are dictionaries or contain dictionaries."""
-    return {field.name: field.type for field in schema if _has_dictionary(field.type)}
+    """Return the types of the columns that are dictionaries or contain dictionaries.
+
+    The index of a dictionary column has at least 32 bits.
+    """
+    return {
+        field.name: encodings.wide_dictionary(field.type)
+        if kinds.is_dictionary(field.type)
+        else field.type
+        for field in schema
+        if _has_dictionary(field.type)
+    }
 
 
 def _has_dictionary(kind: pa.DataType) -> bool:

@@ -17,6 +17,7 @@ import pytest
 
 import flarecli as flare
 from flarecli import commands, formats
+from flarecli.encodings import parse_type
 from flarecli.errors import FlareError, FormatError, UsageError, ValueFitError
 from flarecli.formats.tables import rows as table_rows
 from flarecli.formats.tables.parquet_metadata import column_chunks
@@ -602,3 +603,44 @@ def test_pack_reads_a_folder_of_tables_like_its_files(tmp_path):
     assert flare.open(tmp_path / "same").to_arrow().num_rows == 150
     shard = "shard.00000.mds"
     assert (tmp_path / "out" / shard).read_bytes() == (tmp_path / "same" / shard).read_bytes()
+
+
+SMALL = pa.dictionary(pa.int8(), pa.string())
+CATEGORIES = [[f"{name}{i}" for i in range(100)] for name in "ab"]
+
+
+def test_dictionaries_of_several_files_may_have_more_values_than_the_index_of_one_holds(tmp_path):
+    for number, values in enumerate(CATEGORIES):
+        pq.write_table(pa.table({"c": pa.array(values, SMALL)}), tmp_path / f"{number}.parquet")
+    expected = [value for values in CATEGORIES for value in values]
+    commands.pack(str(tmp_path), str(tmp_path / "mds"))
+    commands.pack(str(tmp_path / "mds"), str(tmp_path / "again"), format="parquet")
+    for source in (str(tmp_path / "*.parquet"), str(tmp_path / "mds"), str(tmp_path / "again")):
+        data = flare.open(source)
+        assert data.schema.field("c").type.index_type == pa.int32()
+        assert data.to_arrow()["c"].to_pylist() == expected
+        assert data.take(range(200))["c"].to_pylist() == expected
+        assert [row["c"] for row in data[0:200]] == expected
+        assert data.collated(range(200))["c"] == expected
+
+
+def test_a_replaced_dictionary_of_a_stream_is_verified(tmp_path):
+    path = tmp_path / "t.arrows"
+    with pa.ipc.new_stream(path, pa.schema([("c", SMALL)])) as writer:
+        for values in CATEGORIES:
+            writer.write_batch(pa.record_batch({"c": pa.array(values, SMALL)}))
+    assert list(commands.verify(str(path))) == []
+    assert flare.open(str(path))[150] == {"c": "b50"}
+
+
+def test_a_table_with_a_dictionary_in_a_struct_is_read(tmp_path):
+    box = pa.StructArray.from_arrays([pa.array(["x", "y"], SMALL)], ["kind"])
+    pq.write_table(pa.table({"box": box}), tmp_path / "t.parquet")
+    data = flare.open(str(tmp_path / "t.parquet"))
+    assert data[1] == {"box": {"kind": "y"}}
+
+
+def test_a_playlist_with_a_small_index_is_read_with_a_larger_index():
+    kind = parse_type({"dictionary": ["int8", "string", True]})
+    assert kind == pa.dictionary(pa.int32(), pa.large_string(), ordered=True)
+    assert parse_type({"dictionary": ["uint32", "string", False]}).index_type == pa.uint32()
