@@ -26,6 +26,9 @@ MAX_PIXELS = 1 << 27  # limit per frame, because a file of 17 kB can decode to 4
 TIMEOUT_S = 30.0  # per image
 CPU_S, CPU_S_PER_BYTE = 8, 8e-6  # CPU budget for all images together
 MAX_MESSAGE_BYTES = 1 << 12
+END_S = (
+    0.2  # a child whose pipes are closed is killed if it has not ended by itself after this time
+)
 
 
 class _Timeout(Exception):
@@ -93,7 +96,7 @@ class _Child:
         for pipe in self._pipes:
             pipe.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return _exit_reason(self._process.wait(0.2))
+            return _exit_reason(self._process.wait(END_S))
         self._process.kill()
         self._process.wait()
         return ""

@@ -2,7 +2,6 @@
 
 import io
 import pickle
-import signal
 import struct
 import subprocess
 import sys
@@ -163,11 +162,12 @@ def test_each_thread_uses_its_own_child(decoders):
     assert (answers, decoders.started <= 3) == ([""] * 12, True)
 
 
-def test_close_ends_the_children_and_a_pickled_copy_starts_its_own(decoders):
+def test_close_ends_the_children_and_a_pickled_copy_starts_its_own(decoders, monkeypatch):
+    monkeypatch.setattr(sandbox, "END_S", 60.0)  # a busy machine may take longer
     assert decoders.check(picture()) == ""
     (child,) = decoders._idle
     decoders.close()
-    assert child._process.returncode in (0, -signal.SIGKILL)  # killed if it takes longer than 0.2 s
+    assert child._process.returncode == 0
     other = pickle.loads(pickle.dumps(decoders))
     assert (other.check(picture()), other.started) == ("", 1)
     other.close()
