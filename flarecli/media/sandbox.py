@@ -26,9 +26,7 @@ MAX_PIXELS = 1 << 27  # limit per frame, because a file of 17 kB can decode to 4
 TIMEOUT_S = 30.0  # per image
 CPU_S, CPU_S_PER_BYTE = 8, 8e-6  # CPU budget for all images together
 MAX_MESSAGE_BYTES = 1 << 12
-END_S = (
-    0.2  # a child whose pipes are closed is killed if it has not ended by itself after this time
-)
+END_S = 0.2  # time for a child to end by itself after its pipes were closed; then it is killed
 
 
 class _Timeout(Exception):

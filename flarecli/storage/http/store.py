@@ -172,9 +172,8 @@ class HttpStore(Store):
         try:
             while not isinstance(data := get_interruptibly(arrived), Request):
                 unused += len(data)
-                if (
-                    unused >= _WINDOW_BYTES // 8
-                ):  # not for each block, because each call wakes the engine
+                # not for each block, because each call wakes the engine
+                if unused >= _WINDOW_BYTES // 8:
                     engine.consumed(request, unused)
                     unused = 0
                 yield data
