@@ -27,8 +27,10 @@ __all__ = ["TableRows"]
 
 MAX_CACHED_BYTES = 128 << 20  # decoded batches of all tables in the process
 NEAR_ROWS = 8192  # rows that are skipped by decoding them, instead of reading pages
-_PAGE = "\0page"  # no column has this name
+MAX_OPEN_READERS = 2  # open readers of one table, each with its own selection of columns
 Columns = tuple[str, ...]
+# number of a table; the columns of a batch, or the column of a run of pages; its first row
+_Key = tuple[int, Columns | str, int]
 
 
 class _Cache:
@@ -41,9 +43,9 @@ class _Cache:
     def __init__(self) -> None:
         self._lock, self._bytes = threading.Lock(), 0
         self.ended = deque[int]()
-        self._batches: OrderedDict[tuple[int, Columns, int], pa.RecordBatch] = OrderedDict()
+        self._batches: OrderedDict[_Key, pa.RecordBatch] = OrderedDict()
 
-    def find(self, key: tuple[int, Columns, int]) -> pa.RecordBatch | None:
+    def find(self, key: _Key) -> pa.RecordBatch | None:
         """Return a batch and mark it as recently used."""
         with self._lock:
             batch = self._batches.get(key)
@@ -51,7 +53,7 @@ class _Cache:
                 self._batches.move_to_end(key)
             return batch
 
-    def add(self, key: tuple[int, Columns, int], batch: pa.RecordBatch) -> None:
+    def add(self, key: _Key, batch: pa.RecordBatch) -> None:
         """Add a batch, and evict old batches while the cache is too large."""
         with self._lock:
             while self.ended:
@@ -109,6 +111,7 @@ class TableRows:
         self._number = next(_numbers)
         self._lock = threading.Lock()
         self._starts: dict[Columns, list[int]] = {}  # first rows of the batches that were decoded
+        # columns -> next row and open reader; the last selection that was read is the last one
         self._ahead: dict[Columns, tuple[int, Iterator[tuple[int, pa.RecordBatch]]]] = {}
         weakref.finalize(self, _end, self._number).atexit = False
 
@@ -147,6 +150,8 @@ class TableRows:
                 return row, paged
             self._ahead.pop(names, None)
             if not start <= position <= row:
+                while len(self._ahead) >= MAX_OPEN_READERS:
+                    del self._ahead[next(iter(self._ahead))]
                 batches = self.part.batches_from(start, names)
             for first, batch in batches:
                 if not batch.num_rows:
@@ -167,7 +172,7 @@ class TableRows:
         if located is None:
             return None
         first, stop, runs = located
-        keys = {run: (self._number, (run.column, _PAGE), first + run.start) for run in runs}
+        keys = {run: (self._number, run.column, first + run.start) for run in runs}
         arrays = {run: found.column(0) for run in runs if (found := _cache.find(keys[run]))}
         missing = [run for run in runs if run not in arrays]
         read = self.part.read_runs(row, missing) if missing else []

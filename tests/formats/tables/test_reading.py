@@ -7,6 +7,7 @@ import io
 import json
 import pickle
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -644,3 +645,21 @@ def test_a_playlist_with_a_small_index_is_read_with_a_larger_index():
     kind = parse_type({"dictionary": ["int8", "string", True]})
     assert kind == pa.dictionary(pa.int32(), pa.large_string(), ordered=True)
     assert parse_type({"dictionary": ["uint32", "string", False]}).index_type == pa.uint32()
+
+
+def test_few_files_are_open_after_many_selections_of_columns(tmp_path):
+    path = write_parquet(tmp_path / "t.parquet")
+    data = flare.open(path)
+    for one in TABLE.column_names:
+        assert data.take([0], [one]).num_rows == 1
+    opened = [entry.resolve() for entry in Path("/proc/self/fd").iterdir()]
+    assert opened.count(Path(path)) == 2
+
+
+def test_any_name_of_a_column_differs_from_the_keys_of_the_cache(tmp_path):
+    table = PAGES.append_column("\0page", PAGES["text"])
+    path = write_parquet(tmp_path / "t.parquet", table, write_page_index=True)
+    data = flare.open(path)
+    for row, columns in ((5, ["id"]), (0, ["id", "\0page"]), (1, ["id", "\0page"])):
+        expected = table.select(columns).slice(row, 1).to_pylist()
+        assert data.take([row], columns).to_pylist() == expected
