@@ -274,7 +274,7 @@ class _TableOptions(Options):
         Option(
             group="Rows",
             metavar="KIND",
-            choices=("arrow", "parquet", "jsonl", "csv", "tsv", "lines", "tar", "files"),
+            choices=tuple(formats.INPUTS),
             help="Kind of SOURCE, such as a list of addresses (lines): {choices} (default: detected).",
         ),
     )
@@ -296,13 +296,13 @@ class _TableOptions(Options):
         if self.input is None:
             return format
         found = formats.INPUTS.get(self.input)
+        if format not in (None, found):
+            raise UsageError(f"--input {self.input} contradicts --format {format}")
         if found is None:
             raise UsageError(
                 f"--input {self.input}: the source of this command is not a list of addresses",
                 hint="Use `flare pack` or `flare unpack --fetch`.",
             )
-        if format not in (None, found):
-            raise UsageError(f"--input {self.input} contradicts --format {format}")
         return found
 
     def table_headers(self) -> dict[str, object]:

@@ -32,6 +32,7 @@ __all__ = [
     "HEAD_BYTES",
     "INDEX",
     "INDEX_FILES",
+    "INDEX_INPUTS",
     "INPUTS",
     "NOT_TABLES",
     "STREAMED",
@@ -52,14 +53,17 @@ __all__ = [
 DEFAULT = "mds"  # the format that `pack` writes
 FALLBACK = "files"  # the format for files that no other format recognizes
 STREAMED = "webdataset"  # the format of data on standard input
-# value of --input -> format of the source
+# value of --input -> format of the source; None for a list of addresses
 INPUTS = {
     "arrow": "arrow",
     "parquet": "parquet",
     **dict.fromkeys(("jsonl", "csv", "tsv"), "table"),
+    "lines": None,
     "tar": STREAMED,
     "files": FALLBACK,
 }
+# values of --input for tables and lists, which `ingest.open_index` reads
+INDEX_INPUTS = tuple(kind for kind, one in INPUTS.items() if one not in (STREAMED, FALLBACK))
 GROUP = "flarecli.formats"
 MAX_NAMED = 2  # formats that a hint names
 HEAD_BYTES = 1 << 16  # bytes passed to `sniff` if no format recognizes the file's name

@@ -18,6 +18,7 @@ import pyarrow as pa
 from flarecli import sql
 from flarecli.errors import FlareError, FormatError, UsageError
 from flarecli.expansion import FREE_BYTES, FREE_ROWS, check_decoded, check_rows
+from flarecli.formats import INDEX_INPUTS
 from flarecli.formats.tables.base import Part
 from flarecli.formats.tables.csv import Delimited
 from flarecli.formats.tables.dialect import DEFAULT as DIALECT
@@ -42,7 +43,7 @@ __all__ = ["Index", "NumberedBatch", "open_folder", "open_index", "read_ahead"]
 JOINED_ROWS, JOINED_BYTES = 1 << 17, 32 << 20
 MAX_OPENERS = 16  # remote files that are opened concurrently
 READ_AHEAD_FILES = 4  # remote files that are read concurrently
-_LINES, _SHARDS = "lines", ("tar", "files")  # kinds that are not tables
+_LINES = "lines"  # kind of a list of addresses
 MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 1 << 20, 8 << 20  # size of the rows that one call reads ahead
 
 
@@ -444,7 +445,7 @@ def _kind(
     if kind is not None or isinstance(file, ListedFile):
         return kind
     found = sniff(file, dialect, null_separated)
-    if found in _SHARDS:
+    if found not in INDEX_INPUTS:
         raise UsageError(
             f"the stream is a {found}, not a table",
             where=file,

@@ -18,7 +18,7 @@ from flarecli.commands.large_values import LargeValues
 from flarecli.commands.provenance import SourceName, shard_of, source_name
 from flarecli.commands.row_order import average_row_bytes, check_no_rows, read_rows, select_rows
 from flarecli.errors import FormatError, NoRowsError, UsageError
-from flarecli.formats import INPUTS, facts
+from flarecli.formats import INDEX_INPUTS, INPUTS, facts
 from flarecli.hashes import DEFAULT, Sums
 from flarecli.ingest import DIALECT, Dialect
 from flarecli.media import is_media, kind_of
@@ -266,10 +266,6 @@ class _DatasetSource(Source):
         return shard_of(self._data, self._parts[0], row)
 
 
-# values of --input whose rows a shard format reads -> the format
-_SHARD_FORMATS = {kind: INPUTS[kind] for kind in ("tar", "files")}
-
-
 def open_source(
     sources: Addresses,
     *,
@@ -313,7 +309,7 @@ def open_source(
     name = source_name(addresses, expanded)
     spools = [one for one in opened if isinstance(one, ingest.Spool)]
     kinds = {kind} if kind else {ingest.sniff(one, dialect, null_separated) for one in spools}
-    format = next((_SHARD_FORMATS[one] for one in kinds if one in _SHARD_FORMATS), None)
+    format = next((INPUTS[one] for one in kinds if one not in INDEX_INPUTS), None)
     kinds_of_all = kinds if kind or len(spools) == len(opened) else ()
     if format is None and kind is not None:
         for one in opened:

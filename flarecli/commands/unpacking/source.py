@@ -97,8 +97,10 @@ def open_source(
     raises        UsageError if `rows` is set for an index; the errors of opening a source
     """
     kind = options.input
-    is_table = kind in ("arrow", "parquet", "jsonl", "csv", "tsv")
-    format = options.format if is_table else options.source_format(options.format)
+    is_index = kind in formats.INDEX_INPUTS
+    format = None
+    if options.format is not None or not is_index:
+        format = options.source_format(options.format)
     rows, where = options.rows, options.where
     spools = tar_stream.open_streams(sources, kind)
     tar = tar_stream.single_tar(sources, spools, options.table_headers())
@@ -117,7 +119,7 @@ def open_source(
         format is None
         and addresses
         and (
-            is_table or all(isinstance(one, ingest.Spool) or ingest.is_index(one) for one in opened)
+            is_index or all(isinstance(one, ingest.Spool) or ingest.is_index(one) for one in opened)
         )
     ):
         check_no_rows(shown, options.streams, rows)

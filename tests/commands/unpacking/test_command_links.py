@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from flarecli import commands
-from flarecli.errors import FormatError, ReachError
+from flarecli.errors import FormatError, ReachError, UsageError
 
 JPEG = b"\xff\xd8\xff\xe0" + b"j" * 90
 LIMITS = {"jobs": 4, "retries": 0, "timeout": 5, "deadline": 10}
@@ -53,6 +53,18 @@ def test_links_become_files_named_by_their_key(index, tmp_path):
         {"id": "c", "file": "c.bin", "score": None},
     ]
     assert (done.files, done.rows, done.bytes, done.failed) == (3, 3, len(JPEG) + 7, 0)
+
+
+def test_the_files_of_a_list_of_addresses_are_unpacked(index, tmp_path):
+    (index.parent / "list.lst").write_text("one.jpeg\nthree\n")
+    source, to = str(index.parent / "list.lst"), tmp_path / "f"
+    done = commands.unpack(source, str(to), input="lines", fetch=["name"], **LIMITS)
+    assert (done.rows, done.files) == (2, 2)
+    assert (to / "000000.jpg").read_bytes() == JPEG
+    assert (to / "000001.bin").read_bytes() == b"\x01\x02"
+    with pytest.raises(UsageError) as caught:
+        commands.unpack(source, str(to), input="lines", format="mds", fetch=["name"], **LIMITS)
+    assert str(caught.value) == "--input lines contradicts --format mds"
 
 
 def test_a_failed_link_ends_the_unpack_or_is_listed(index, tmp_path):
