@@ -367,6 +367,8 @@ def open_source(
             tables, guard=guard, text=text, dialect=dialect, allow_missing=allow_missing
         )
         return _IndexSource(shown, name, index, guard)
+    if kind is not None and not facts(format).is_plain:
+        _check_kind(kind, resolved)
     dialect.check_used(False, shown)
     if (
         kind is None
@@ -400,6 +402,17 @@ def _tables_in(folder: str, resolved: Sequence[Playlist]) -> list[str]:
     if not is_folder or not facts(streams[0].format).typed:
         return []
     return [f"{folder.rstrip('/')}/{url}" for url in streams[0].urls]
+
+
+def _check_kind(kind: str, resolved: Sequence[Playlist]) -> None:
+    """Raise UsageError for a folder without files of the kind that --input names."""
+    for one in resolved:
+        if one.at is None and facts(one.streams[0].format).is_plain:
+            raise UsageError(
+                f"the folder contains no {kind} files; --input {kind} expects such files",
+                where=one.streams[0].at,
+                hint="Omit --input to pack the files in the folder.",
+            )
 
 
 def _check_folder_column(name: str, shown: str) -> None:

@@ -85,6 +85,16 @@ def test_a_wildcard_skips_desktop_files_with_a_note(tmp_path, capsys):
     assert len(read.open(str(tmp_path / "out"))) == 3
 
 
+def test_a_folder_without_files_of_the_named_kind_is_refused(tmp_path, capsys):
+    folder = created(tmp_path / "in", "a.jpg")
+    assert main(["pack", folder, str(tmp_path / "out"), "--input", "tar"]) == 2
+    assert capsys.readouterr().err == (
+        f"error: {folder}: the folder contains no tar files; --input tar expects such files\n"
+        "hint: Omit --input to pack the files in the folder.\n"
+    )
+    assert not (tmp_path / "out").exists()
+
+
 def test_files_of_unselected_columns_are_not_failures(tmp_path):
     folder = created(tmp_path / "in", "a.jpg", "b.jpg", "c.png")
     for name in "ad":
