@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -241,9 +242,8 @@ class TableFormat(Format):
         """Yield ranges of rows that are in one part of the file, such as a row group."""
         part, start = self._rows(shard).part, 0
         while start < shard.rows:
-            stop = min(shard.rows, start + _VERIFIED_ROWS)
-            while (edge := part.start_before(stop - 1)) > start:
-                stop = edge
+            rows = range(start + 1, min(shard.rows, start + _VERIFIED_ROWS))
+            stop = start + 1 + bisect_right(rows, start, key=part.start_before)
             yield start, stop
             start = stop
 

@@ -171,19 +171,39 @@ class Parquet(Part):
         on_read  callback that receives the end offset of the last row group of each batch
         raises   FormatError for data that does not match the footer
         """
-        schema = self.selected(columns)
+        file, reader = self._reader(0 if groups is None else groups.stop)
+        if groups is None:
+            groups = range(reader.metadata.num_row_groups)
+        yield from self._batches(file, reader, self.selected(columns), groups, on_read)
+
+    def _reader(self, groups: int) -> tuple[LocationFile, pq.ParquetFile]:
+        """Open the file again. Raises FormatError if its footer changed.
+
+        groups  minimum number of row groups
+        """
         file = LocationFile(self.at)
         with _parquet_errors(self.at, file):
             # the version of a remote file is pinned, so its footer is read once
             reader = _open(file, metadata=None if self.is_local else self.metadata())
-        all_groups = range(reader.metadata.num_row_groups)
-        groups = all_groups if groups is None else groups
-        if not reader.schema_arrow.equals(self._footer_schema) or groups.stop > all_groups.stop:
+        same_schema = reader.schema_arrow.equals(self._footer_schema)
+        if not same_schema or groups > reader.metadata.num_row_groups:
             raise FormatError(
                 "the footer changed while the file was being read",
                 where=self.at,
                 hint="Run the command again when no other process is writing to the file.",
             )
+        return file, reader
+
+    def _batches(
+        self,
+        file: LocationFile,
+        reader: pq.ParquetFile,
+        schema: pa.Schema,
+        groups: range,
+        on_read: Callable[[int], object] | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of row groups; see `batches`."""
+        all_groups = range(reader.metadata.num_row_groups)
         with _parquet_errors(self.at, file):
             ends = list(accumulate(reader.metadata.row_group(i).num_rows for i in groups))
             # in a damaged footer, the total may differ from the rows of the row groups
@@ -336,9 +356,13 @@ class Parquet(Part):
         self, start: int, columns: Sequence[str]
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yield the batches of the row group that starts at a row, and of the next row groups."""
-        row = start
-        for group in range(bisect_left(self._group_starts, start), len(self._group_starts) - 1):
-            for batch in self.batches(columns, range(group, group + 1)):
+        row, last = start, len(self._group_starts) - 1
+        file, reader = self._reader(last)
+        for group in range(bisect_left(self._group_starts, start), last):
+            # the page headers of a row group are not read before its rows are requested
+            for batch in self._batches(
+                file, reader, self.selected(columns), range(group, group + 1)
+            ):
                 yield row, batch
                 row += batch.num_rows
 

@@ -21,6 +21,7 @@ from flarecli import commands, formats
 from flarecli.encodings import parse_type
 from flarecli.errors import FlareError, FormatError, UsageError, ValueFitError
 from flarecli.formats.tables import rows as table_rows
+from flarecli.formats.tables.parquet import Parquet
 from flarecli.formats.tables.parquet_metadata import column_chunks
 from flarecli.formats.tables.parquet_pages import RowGroupPages
 from flarecli.read import resolve
@@ -663,3 +664,18 @@ def test_any_name_of_a_column_differs_from_the_keys_of_the_cache(tmp_path):
     for row, columns in ((5, ["id"]), (0, ["id", "\0page"]), (1, ["id", "\0page"])):
         expected = table.select(columns).slice(row, 1).to_pylist()
         assert data.take([row], columns).to_pylist() == expected
+
+
+def test_the_work_per_row_group_does_not_depend_on_the_number_of_row_groups(tmp_path, monkeypatch):
+    path = write_parquet(tmp_path / "t.parquet", FLAT.slice(0, 200), row_group_size=1)
+    opened, located = [], []
+    open_file, start_before = pq.ParquetFile, Parquet.start_before
+    monkeypatch.setattr(
+        pq, "ParquetFile", lambda *args, **kwargs: opened.append(0) or open_file(*args, **kwargs)
+    )
+    monkeypatch.setattr(
+        Parquet, "start_before", lambda *args: located.append(0) or start_before(*args)
+    )
+    assert list(commands.verify(path)) == []
+    assert len(opened) < 10
+    assert len(located) < 200 * 12
