@@ -298,7 +298,8 @@ class Dataset(Data):
         out = {name: number_array(array) for name, array in arrays.items()}
         for name, array in arrays.items():
             if out[name] is None:
-                out[name] = stack_values(python_values(array), self.dtypes[name])
+                dtype = arrow_dtype(self._table.fields[name].type)
+                out[name] = stack_values(python_values(array), dtype)
         others = [name for name in self._decoders if name not in arrays]
         if others:
             out |= self._batch(self._table.read_columns(indices, others), indices, others)

@@ -24,7 +24,7 @@ from flarecli.formats.tables import rows as table_rows
 from flarecli.formats.tables.parquet import Parquet
 from flarecli.formats.tables.parquet_metadata import column_chunks
 from flarecli.formats.tables.parquet_pages import RowGroupPages
-from flarecli.read import resolve
+from flarecli.read import dataset, resolve
 
 ROWS = 3000
 SINCE = datetime.datetime(2024, 2, 29, 12, 30)
@@ -679,3 +679,18 @@ def test_the_work_per_row_group_does_not_depend_on_the_number_of_row_groups(tmp_
     assert list(commands.verify(path)) == []
     assert len(opened) < 10
     assert len(located) < 200 * 12
+
+
+def test_the_work_per_column_of_a_batch_does_not_depend_on_the_number_of_columns(
+    tmp_path, monkeypatch
+):
+    names = [f"c{i}" for i in range(50)]
+    data = flare.open(
+        write_parquet(tmp_path / "t.parquet", pa.table({name: ["a"] for name in names}))
+    )
+    checked, has_arrow_values = [], dataset.has_arrow_values
+    monkeypatch.setattr(
+        dataset, "has_arrow_values", lambda field: checked.append(0) or has_arrow_values(field)
+    )
+    assert data.collated([0]) == {name: ["a"] for name in names}
+    assert len(checked) <= 2 * len(names)
