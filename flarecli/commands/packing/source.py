@@ -27,7 +27,7 @@ from flarecli.names import is_url, shell_quoted
 from flarecli.redact import redact
 from flarecli.storage import Guard, Location, locate
 
-__all__ = ["RowRequest", "Source", "StoredColumns", "is_plain_folder", "open_source"]
+__all__ = ["RowRequest", "Source", "StoredColumns", "open_source"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,63 +335,63 @@ def open_source(
                 null_separated=null_separated,
                 allow_missing=allow_missing,
             )
+        source: Source
         if object_name:
             # relative paths and local files are allowed, as in code that uses the object
             index = replace(index, at=locate(".", replace(guard, allow_local=True)))
-            saved = _ObjectSource(object_name, replace(name, folder=""), index, guard)
+            source = saved = _ObjectSource(object_name, replace(name, folder=""), index, guard)
             if object_columns is not None:
                 saved.keep(object_columns)
-            return saved
-        source: Source = _IndexSource(shown, name, index, guard)
-        source.notes = (*skipped, *index.notes)
-        return source
-    if spools and (format is None or len(kinds) > 1):
-        raise UsageError(
-            "the sources have different kinds",
-            where=shown,
-            hint="Pack tables, tar archives and datasets separately.",
-        )
-    resolved = read.resolve(
-        expanded,
-        format=None if kind is None else format,
-        guard=guard,
-        maps=False,
-        expanded=True,
-        table={} if kind is None else {"input": kind},
-        opened={str(one): one for one in spools},
-    )
-    if kind is None and len(expanded) == 1 and (tables := _tables_in(expanded[0], resolved)):
-        check_no_rows(shown, streams, rows)
-        _check_folder_column(folder_column, shown)
-        index = ingest.open_index(
-            tables, guard=guard, text=text, dialect=dialect, allow_missing=allow_missing
-        )
-        return _IndexSource(shown, name, index, guard)
-    if kind is not None and not facts(format).is_plain:
-        _check_kind(kind, resolved)
-    dialect.check_used(False, shown)
-    if (
-        kind is None
-        and not spools
-        and len(expanded) == 1
-        and is_plain_folder(expanded[0], resolved, guard)
-    ):
-        check_no_rows(shown, streams, rows)
-        folder = ingest.open_folder(
-            expanded[0],
+        else:
+            source = _IndexSource(shown, name, index, guard)
+    else:
+        if spools and (format is None or len(kinds) > 1):
+            raise UsageError(
+                "the sources have different kinds",
+                where=shown,
+                hint="Pack tables, tar archives and datasets separately.",
+            )
+        resolved = read.resolve(
+            expanded,
+            format=None if kind is None else format,
             guard=guard,
-            columns=columns,
-            folder_column=folder_column,
-            allow_missing=allow_missing,
-            by_extension=by_extension,
+            maps=False,
+            expanded=True,
+            table={} if kind is None else {"input": kind},
+            opened={str(one): one for one in spools},
         )
-        return _IndexSource(shown, name, folder, guard)
-    _check_folder_column(folder_column, shown)
-    parts, max_bytes = read.select_streams(resolved, streams), guard.limits.max_bytes
-    with _hints_on_kind(kind, kinds_of_all):
-        source = _DatasetSource(shown, name, parts, resolved, rows, exact, max_bytes, spools)
-    is_single = kind is None and len(expanded) == 1
-    source.notes = (*skipped, *(_single_file(resolved[0].streams[0]) if is_single else ()))
+        is_single = kind is None and len(expanded) == 1
+        if is_single and (tables := _tables_in(expanded[0], resolved)):
+            check_no_rows(shown, streams, rows)
+            _check_folder_column(folder_column, shown)
+            index = ingest.open_index(
+                tables, guard=guard, text=text, dialect=dialect, allow_missing=allow_missing
+            )
+            source = _IndexSource(shown, name, index, guard)
+        elif is_single and not spools and _is_plain_folder(expanded[0], resolved, guard):
+            dialect.check_used(False, shown)
+            check_no_rows(shown, streams, rows)
+            folder = ingest.open_folder(
+                expanded[0],
+                guard=guard,
+                columns=columns,
+                folder_column=folder_column,
+                allow_missing=allow_missing,
+                by_extension=by_extension,
+            )
+            source = _IndexSource(shown, name, folder, guard)
+        else:
+            if kind is not None and not facts(format).is_plain:
+                _check_kind(kind, resolved)
+            dialect.check_used(False, shown)
+            _check_folder_column(folder_column, shown)
+            parts, max_bytes = read.select_streams(resolved, streams), guard.limits.max_bytes
+            with _hints_on_kind(kind, kinds_of_all):
+                source = _DatasetSource(
+                    shown, name, parts, resolved, rows, exact, max_bytes, spools
+                )
+            source.notes = _single_file(resolved[0].streams[0]) if is_single else ()
+    source.notes = (*skipped, *source.notes)
     return source
 
 
@@ -471,7 +471,7 @@ def _single_file(stream: Stream) -> tuple[str, ...]:
     )
 
 
-def is_plain_folder(address: str, resolved: Sequence[Playlist], guard: Guard) -> bool:
+def _is_plain_folder(address: str, resolved: Sequence[Playlist], guard: Guard) -> bool:
     """Return whether an address is a folder without a dataset, which resolves to plain files."""
     streams = [stream for one in resolved for stream in one.streams]
     return (

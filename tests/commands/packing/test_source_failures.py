@@ -85,6 +85,14 @@ def test_a_wildcard_skips_desktop_files_with_a_note(tmp_path, capsys):
     assert len(read.open(str(tmp_path / "out"))) == 3
 
 
+@pytest.mark.parametrize("name", ["a.jpg", "a.csv"])
+def test_a_wildcard_that_matches_one_folder_has_notes_on_skipped_files(tmp_path, capsys, name):
+    folder = created(tmp_path / "in", "Thumbs.db", f"sub/{name}")
+    (tmp_path / "in/sub" / name).write_text("n\n1\n")
+    assert main(["pack", f"{folder}/*", str(tmp_path / "out")]) == 0
+    assert f"skipped 1 desktop file: {folder}/Thumbs.db" in capsys.readouterr().err.splitlines()
+
+
 def test_a_folder_without_files_of_the_named_kind_is_refused(tmp_path, capsys):
     folder = created(tmp_path / "in", "a.jpg")
     assert main(["pack", folder, str(tmp_path / "out"), "--input", "tar"]) == 2
