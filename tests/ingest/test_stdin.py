@@ -616,6 +616,16 @@ def test_nul_separated_addresses_are_a_list(tmp_path):
     with pytest.raises(UsageError) as caught:
         flarecli.pack("-", tmp_path / "out", from0=True, input="csv")
     assert str(caught.value) == "-0 needs a list of addresses (--input lines), got --input csv"
+    write_files(tmp_path, {"in/a.bin": "one", "in/l.txt": "a.bin\0"})
+    for source in (tmp_path / "in/l.txt", tmp_path / "in"):
+        with pytest.raises(UsageError) as caught:
+            flarecli.pack(source, tmp_path / "out", from0=True)
+        assert (str(caught.value), caught.value.hint) == (
+            f"{source}: -0 needs a list of addresses, on stdin or named by --input lines",
+            "Use --input lines -0 if the source is a list of addresses; otherwise omit -0.",
+        )
+    rows = packed(tmp_path / "in/l.txt", tmp_path / "out", from0=True, input="lines")
+    assert rows == [{"name": "a.bin", "data": b"one"}]
 
 
 def test_the_kind_of_a_python_object_cannot_be_named(tmp_path):

@@ -25,7 +25,7 @@ from flarecli.media import is_media, kind_of
 from flarecli.model import IntArray, Playlist, Stream
 from flarecli.names import is_url, shell_quoted
 from flarecli.redact import redact
-from flarecli.storage import Guard, Location, locate
+from flarecli.storage import Guard, Location, is_stream, locate
 
 __all__ = ["RowRequest", "Source", "StoredColumns", "open_source"]
 
@@ -304,6 +304,12 @@ def open_source(
     shown = " ".join(map(redact, addresses))
     if null_separated and kind not in (None, "lines"):
         raise UsageError(f"-0 needs a list of addresses (--input lines), got --input {kind}")
+    if null_separated and kind is None and not any(map(is_stream, addresses)):
+        raise UsageError(
+            "-0 needs a list of addresses, on stdin or named by --input lines",
+            where=object_name or shown,
+            hint="Use --input lines -0 if the source is a list of addresses; otherwise omit -0.",
+        )
     opened, skipped = _expanded(ingest.open_streams(addresses, is_opaque=kind == "files"), guard)
     expanded = list(map(str, opened))
     name = source_name(addresses, expanded)

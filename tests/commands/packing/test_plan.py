@@ -243,7 +243,6 @@ def test_a_resume_with_any_other_option_is_refused_and_changes_nothing(
         "on_error": {"on_error": "skip"},
         "empty": {"allow_empty": True},
         "missing": {"allow_missing": True},
-        "null": {"from0": True},
         "resize": {"fetch": ["u"], "resize": 8},
         "info": {"fetch": ["u"], "media_info": True},
         "strict": {"strict": True},
