@@ -47,7 +47,7 @@ if TYPE_CHECKING:
         lookup,
     )
     from flarecli.encodings.names import register as encoding
-    from flarecli.encodings.packed_values import packed_value
+    from flarecli.encodings.packed_values import packed_value, python_values
     from flarecli.encodings.values import decode, decoder, encode
 
 __all__ = [
@@ -75,6 +75,7 @@ __all__ = [
     "packed_value",
     "parse_type",
     "plain",
+    "python_values",
     "restore",
     "source_of",
     "raw_values",
@@ -113,6 +114,7 @@ _MODULES = {
     "packed_value": "packed_values",
     "parse_type": "arrow_types",
     "plain": "convert",
+    "python_values": "packed_values",
     "restore": "arrow_types",
     "source_of": "convert",
     "raw_values": "columns",

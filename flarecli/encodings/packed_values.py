@@ -16,13 +16,48 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from flarecli.bisect import failing_rows
 from flarecli.encodings.arrow_types import duration_nanoseconds, restore
 from flarecli.encodings.columns import is_list
 from flarecli.encodings.names import TEXT, Encoding, lookup
+from flarecli.errors import ValueFitError
 
-__all__ = ["packed_value"]
+__all__ = ["packed_value", "python_values"]
 
 Convert = Callable[[Any], Any]
+
+
+def python_values(array: pa.Array) -> list[Any]:
+    """Return the values of a column as Python values, as Arrow converts them.
+
+    The class of the values depends only on the type of the column: values in nanoseconds have the
+    classes of pandas; without pandas, they have the classes of `datetime`.
+
+    raises  ValueFitError with the row of the first value that these classes cannot represent
+    """
+
+    def failure(start: int, stop: int) -> Exception | None:
+        try:
+            array.slice(start, stop - start).to_pylist()
+        except (ValueError, OverflowError) as error:
+            return error
+        return None
+
+    try:
+        values: list[Any] = array.to_pylist()
+    except (ValueError, OverflowError):
+        row, error = next(failing_rows(0, len(array), failure))
+        pandas = (
+            "Install pandas, which represents nanoseconds, or read"
+            if "pandas" in str(error)
+            else "Read"
+        )
+        raise ValueFitError(
+            f"Python cannot represent this value of type {array.type}",
+            row=row,
+            hint=f"{pandas} the column as an Arrow batch.",
+        ) from None
+    return values
 
 
 @lru_cache(maxsize=1024)
@@ -97,7 +132,7 @@ def _temporal(kind: pa.DataType, is_nested: bool) -> Convert:
 
 
 def _from_arrow(text: str, kind: pa.DataType) -> Any:
-    return restore(pa.array([text], TEXT), kind, lookup("str"))[0].as_py()
+    return python_values(restore(pa.array([text], TEXT), kind, lookup("str")))[0]
 
 
 def _duration(kind: pa.DataType, is_nested: bool) -> Convert:
@@ -105,7 +140,7 @@ def _duration(kind: pa.DataType, is_nested: bool) -> Convert:
     nanoseconds = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}[kind.unit]
     if kind.unit == "ns":
         read = duration_nanoseconds if is_nested else int
-        return lambda text: pa.scalar(read(text), kind).as_py()
+        return lambda text: python_values(pa.array([read(text)], kind))[0]
     if is_nested:
         return lambda text: timedelta(microseconds=duration_nanoseconds(text) // 1000)
     return lambda text: timedelta(microseconds=int(text) * nanoseconds // 1000)

@@ -35,7 +35,6 @@ from flarecli.read.decode import (
     collate_samples,
     has_arrow_values,
     number_array,
-    python_values,
     stack_values,
 )
 from flarecli.read.epoch import WINDOW, Data
@@ -257,7 +256,8 @@ class Dataset(Data):
         self, indices: Sequence[int] | IntArray, arrow: Sequence[str]
     ) -> list[Sample]:
         columns = {
-            name: python_values(array) for name, array in self._table.take(indices, arrow).items()
+            name: self._python_values(name, array, indices)
+            for name, array in self._table.take(indices, arrow).items()
         }
         others = [name for name in self._decoders if name not in columns]
         rows = self.rows(indices, others) if others else []
@@ -276,6 +276,15 @@ class Dataset(Data):
             return self._decoders[name].values(data)
         except DecodeFailure as failure:
             raise failure.located(name, int(indices[failure.index])) from failure.__cause__
+
+    def _python_values(
+        self, name: str, array: pa.Array, indices: Sequence[int] | IntArray
+    ) -> list[Any]:
+        """Return the Python values of a column. Errors name the column and the row."""
+        try:
+            return encodings.python_values(array)
+        except ValueFitError as error:
+            raise error.changed(row=indices[error.row or 0]).of_column(name) from None
 
     def collated(self, indices: Sequence[int] | IntArray) -> dict[str, Any]:
         """Return rows as one batch: column -> array [rows, …] of numbers or arrays, else a list.
@@ -299,7 +308,7 @@ class Dataset(Data):
         for name, array in arrays.items():
             if out[name] is None:
                 dtype = arrow_dtype(self._table.fields[name].type)
-                out[name] = stack_values(python_values(array), dtype)
+                out[name] = stack_values(self._python_values(name, array, indices), dtype)
         others = [name for name in self._decoders if name not in arrays]
         if others:
             out |= self._batch(self._table.read_columns(indices, others), indices, others)

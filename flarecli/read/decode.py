@@ -24,7 +24,6 @@ __all__ = [
     "collate_samples",
     "has_arrow_values",
     "number_array",
-    "python_values",
     "stack_values",
 ]
 
@@ -111,6 +110,8 @@ class Decoder:
         convert = encodings.packed_value(self.encoding, self.kind)
         try:
             return value if value is None or convert is None else convert(value)
+        except ValueFitError:
+            raise
         except (ArithmeticError, AttributeError, TypeError, ValueError):
             raise ValueFitError(f"not a valid {self.kind} value") from None
 
@@ -243,21 +244,6 @@ def has_arrow_values(field: pa.Field) -> bool:
     """
     is_tensor = isinstance(field.type, pa.FixedShapeTensorType)
     return encodings.encoding_of(field) is None and not is_tensor
-
-
-def python_values(array: pa.Array) -> list[Any]:
-    """Return the values of a column as Python values, as Arrow converts them.
-
-    Without pandas, a column with nanoseconds that `datetime` cannot represent is numpy values.
-    """
-    try:
-        values: list[Any] = array.to_pylist()
-    except ValueError:
-        if not (pa.types.is_timestamp(array.type) or pa.types.is_duration(array.type)):
-            raise
-        times = array.to_numpy(zero_copy_only=False)
-        return [None if np.isnat(time) else time for time in times]
-    return values
 
 
 def arrow_dtype(kind: pa.DataType) -> str | None:

@@ -1,10 +1,14 @@
 """Samples have the Python values that Arrow returns for the packed table, in every format."""
 
 import datetime
+import os
+import subprocess
+import sys
 from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -156,3 +160,55 @@ def test_a_timestamp_is_read_as_arrow_reads_it(unit, zone, seconds):
     array = pa.array([seconds * {"s": 1, "ms": 1000, "us": 10**6}[unit] + 1], kind)
     text = encodings.coerce(array, lookup("str"))[0][0].as_py()
     assert is_same(packed_value(lookup("str"), kind)(text), array[0].as_py())
+
+
+LATE = pa.array([0, 600_000_000_000], pa.timestamp("s"))  # the year 20983
+
+
+@pytest.mark.parametrize("column", [LATE, pa.StructArray.from_arrays([LATE], ["at"])])
+def test_a_value_that_python_cannot_represent_is_reported_with_its_row(tmp_path, column):
+    pq.write_table(pa.table({"v": column}), tmp_path / "t.parquet")
+    data = flare.open(str(tmp_path / "t.parquet"))
+    kind = data.schema.field("v").type
+    for read in (lambda: data[1], lambda: data[[0, 1]], lambda: data.collated([0, 1])):
+        with pytest.raises(ValueFitError) as caught:
+            read()
+        error = caught.value
+        assert (error.row, error.column) == (1, "v")
+        assert error.message == f"column 'v': Python cannot represent this value of type {kind}"
+        assert error.hint == "Read the column as an Arrow batch."
+    assert data.take([1])["v"].equals(column.slice(1).cast(kind))
+
+
+def test_the_class_of_nanoseconds_without_pandas_depends_only_on_the_column(tmp_path):
+    whole, fraction = 1_000, 1_001
+    at = pa.array([whole, whole, fraction], pa.timestamp("ns", "UTC"))
+    took = pa.array([whole] * 3, pa.duration("ns"))
+    table = pa.table({"at": at, "box": pa.StructArray.from_arrays([at], ["at"]), "took": took})
+    pq.write_table(table, tmp_path / "t.parquet")
+    flare.pack(table, tmp_path / "packed")
+    (tmp_path / "pandas.py").write_text("raise ModuleNotFoundError(\"No module named 'pandas'\")\n")
+    code = """if True:
+        import sys
+        import flarecli as flare
+        for path in sys.argv[1:]:
+            data = flare.open(path)
+            print(data[0]["at"], data[[0, 1]][0]["at"], data[0]["box"]["at"], data[0]["took"])
+            for name in ("at", "box"):
+                try:
+                    data.select([name])[[0, 2]]
+                except flare.errors.ValueFitError as error:
+                    print(error, "|", error.hint)
+    """
+    env = os.environ | {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    argv = [sys.executable, "-c", code, str(tmp_path / "t.parquet"), str(tmp_path / "packed")]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, env=env)
+    hint = "Install pandas, which represents nanoseconds, or read the column as an Arrow batch."
+    instant, zoned = "1970-01-01 00:00:00.000001+00:00", "timestamp[ns, tz=UTC]"
+    expected = []
+    for box in (f"struct<at: {zoned}>", zoned):  # a packed struct is decoded value by value
+        expected.append(f"{instant} {instant} {instant} 0:00:00.000001")
+        for name, kind in (("at", zoned), ("box", box)):
+            message = f"column '{name}': Python cannot represent this value of type {kind}"
+            expected.append(f"row 2: {message} | {hint}")
+    assert done.stdout.splitlines() == expected
