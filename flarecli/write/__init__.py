@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flarecli.write.commit_lock import CommitLock
 from flarecli.write.failures import FAILED, Failure, drop_rows, error_of, too_large
-from flarecli.write.folder_target import FolderTarget, bucket_of, claim
+from flarecli.write.folder_target import FolderTarget, bucket_of, check_target, claim
 from flarecli.write.journal import Journal
 from flarecli.write.keys import Keys, is_empty_key, key_bytes, key_text
 from flarecli.write.spool import Spool
@@ -25,6 +25,7 @@ __all__ = [
     "Writer",
     "bucket_of",
     "check_streams",
+    "check_target",
     "claim",
     "drop_rows",
     "error_of",

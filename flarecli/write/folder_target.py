@@ -30,7 +30,7 @@ from flarecli.storage import Guard, Location, locate
 from flarecli.storage.local import SCRATCH, LocalStore, flock, made_folder, sync_folder
 from flarecli.write.target import Contents, DatasetContents, Target, check_dataset
 
-__all__ = ["FolderTarget", "bucket_of", "claim", "remove_unfinished_files"]
+__all__ = ["FolderTarget", "bucket_of", "check_target", "claim", "remove_unfinished_files"]
 
 _NO_LOCKS_HINT = "Write to a local disk or a bucket, then copy the result to this folder."
 _LOCK = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -42,6 +42,7 @@ class FolderTarget(Target):
 
     folder  folder to which files are written
     final   folder that contains the files after `finish`
+    locks   True: create and lock the folder; False: only check it
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class FolderTarget(Target):
         *,
         resume: bool = False,
         overwrite: bool = False,
+        locks: bool = True,
     ) -> None:
         self.contents = contents or DatasetContents()
         noun, self.hint = self.contents.noun, self.contents.hint
@@ -90,6 +92,9 @@ class FolderTarget(Target):
         self._store = LocalStore(self.folder, shown, maps=False)
         self.at = Location(self._store)
         self.is_done = False
+        if not locks:
+            self._check_contents(resume, overwrite)
+            return
         while self._fd < 0 and not self.is_done:
             self._claim(resume, overwrite)
 
@@ -129,12 +134,8 @@ class FolderTarget(Target):
             # check after `pin`, so that the lock and the store refer to the same folder
             if not _is_same(fd, scratch):
                 return
-            is_begun = os.path.exists(os.path.join(scratch, "journal"))
-            if is_begun and not resume and not overwrite:
-                raise self._unfinished()
-            if not is_begun and any(name != SCRATCH for name in os.listdir(self.folder)):
-                self._check_finished(self.at, resume)
-                self.is_done = True
+            self._check_contents(resume, overwrite)
+            if self.is_done:
                 self._remove_scratch(fd, self.folder)
                 return
             if overwrite and not resume:
@@ -146,6 +147,17 @@ class FolderTarget(Target):
         finally:
             if fd >= 0:
                 os.close(fd)
+
+    def _check_contents(self, resume: bool, overwrite: bool) -> None:
+        """Check the files in the folder, and set `is_done` if they are finished output."""
+        if os.path.exists(os.path.join(self.folder, SCRATCH, "journal")):
+            if not resume and not overwrite:
+                raise self._unfinished()
+        elif os.path.isdir(self.folder) and any(
+            name != SCRATCH for name in os.listdir(self.folder)
+        ):
+            self._check_finished(self.at, resume)
+            self.is_done = True
 
     def _lock(self, fd: int, scratch: str, created: list[str]) -> None:
         try:
@@ -325,6 +337,20 @@ def claim(
     if target.is_done:
         check_dataset(target.at)
     return target
+
+
+def check_target(
+    out: Address, *, resume: bool = False, overwrite: bool = False, guard: Guard | None = None
+) -> None:
+    """Check a target like `claim`, without a lock and without writing. A bucket is not read.
+
+    raises  the errors of `claim`
+    """
+    out = address_text(out)
+    if bucket_of(out, guard) is None:
+        target = FolderTarget(out, resume=resume, overwrite=overwrite, locks=False)
+        if target.is_done:
+            check_dataset(target.at)
 
 
 def bucket_of(out: str, guard: Guard | None = None) -> Location | None:

@@ -71,7 +71,7 @@ from flarecli.progress import Progress
 from flarecli.storage import Location, is_stream
 from flarecli.storage.local import LocalStore
 from flarecli.units import format_count
-from flarecli.write import Journal, Target, bucket_of, claim, engines, parts
+from flarecli.write import Journal, Target, bucket_of, check_target, claim, engines, parts
 from flarecli.write.columns import reader_notes, schema_header
 
 __all__ = ["join_parts", "pack_one_part", "pack_part", "pack_parts"]
@@ -153,6 +153,7 @@ def pack_parts(task: PackTask, progress: Progress) -> Packed:
     source = plan.source
     _check_options(plan)
     if options.dry_run:
+        check_target(task.out, resume=options.resume, overwrite=options.overwrite, guard=task.guard)
         return dry_run(plan, part_rows)
     division = _Division(_count(plan), part_rows)
     record, head = _record_and_head(plan, division)
@@ -221,9 +222,9 @@ def pack_one_part(task: PackTask, progress: Progress) -> Packed:
     plan = planned(task, progress)
     _check_options(plan)
     division = _divided(plan, count)
-    if task.options.dry_run:
-        return _dry_run_part(plan, division, number)
     with _hints_without_overwrite(task, division):
+        if task.options.dry_run:
+            return _dry_run_part(plan, division, number)
         at, common = _prepare(plan, division, progress)
         tasks = _PartTasks(common, str(at), division)
         if number >= len(tasks):
@@ -517,9 +518,12 @@ def _from_first_row(task: PackTask, source: Source) -> PackTask:
 
 
 def _dry_run_part(plan: Plan, division: _Division, number: int) -> Packed:
-    tasks = _PartTasks(plan.task, plan.task.out, division)
+    task = plan.task
+    check_target(task.out, resume=True, guard=task.guard)
+    tasks = _PartTasks(task, task.out, division)
     if number >= len(tasks):
         return replace(_empty_part(plan, division, number), dry_run=True)
+    check_target(tasks[number].out, resume=True, guard=task.guard)
     return dry_run(Plan(tasks[number], plan.source, plan.progress))
 
 

@@ -44,7 +44,7 @@ from flarecli.write import (
     Spool,
     Target,
     Writer,
-    bucket_of,
+    check_target,
     drop_rows,
     error_of,
     fetch_links,
@@ -233,6 +233,7 @@ def pack_task(
     plan, options = plan or planned(task, progress), task.options
     source, recorded = plan.source, task.recorded_options()
     if options.dry_run:
+        check_target(task.out, resume=options.resume, overwrite=options.overwrite, guard=task.guard)
         return dry_run(plan)
     checksum = None
     # A checksum that is updated during the pack avoids reading the source an additional time.
@@ -540,10 +541,9 @@ def dry_run(plan: Plan, part_rows: int | None = None) -> Packed:
 
     part_rows  number of rows per part; None: pack all rows as one dataset
     raises     the error of the first failure among the converted rows, if a failed row ends the
-               pack; UsageError for a target that cannot be written
+               pack
     """
     task = plan.task
-    bucket_of(task.out, task.guard)
     totals = estimate(plan, part_rows)
     note_addresses(totals.addresses, plan.progress)
     for note in reader_notes(task.format, totals.columns, totals.types):

@@ -314,6 +314,25 @@ def test_a_dry_run_writes_nothing(tmp_path, server):
     assert (large.rows, large.estimated) == (120, True)
 
 
+@pytest.mark.parametrize("options", [{}, {"part_rows": 1}, {"part": "1/2"}], ids=str)
+def test_a_dry_run_refuses_the_targets_that_a_pack_refuses(tmp_path, options):
+    source, full = tmp_path / "t.csv", tmp_path / "full"
+    source.write_text("n\n1\n2\n")
+    full.mkdir()
+    (full / "mine").write_text("x")
+    for out in (source, full):
+        errors = []
+        for dry_run in (True, False):
+            with pytest.raises(UsageError) as caught:
+                commands.pack(str(source), str(out), dry_run=dry_run, **options)
+            errors.append((str(caught.value), caught.value.hint))
+        assert errors[0] == errors[1]
+        reason = "expected a folder, got a file" if out is source else "output folder is not empty"
+        assert errors[0][0] == f"{out}: {reason}"
+    assert os.listdir(full) == ["mine"]
+    assert source.read_text() == "n\n1\n2\n"
+
+
 @pytest.mark.parametrize("format", ["mds", "ffrecord", "webdataset", "tfrecord", "granular"])
 @pytest.mark.parametrize(
     "options",
