@@ -322,7 +322,10 @@ class ColumnConverter:
         return *drop_rows(typed, rows, reasons), out
 
     def cast(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, tuple[str, str]]]:
-        """Return all rows as typed columns, and failed rows as position -> (column, reason)."""
+        """Return all rows as typed columns, and failed rows as position -> (column, reason).
+
+        raises  UsageError for an Arrow type that the encoding of the column cannot store
+        """
         arrays, reasons = [], self._unnamed(batch)
         for field, encoding, source in zip(
             self._schema, self._encodings, self._encodings_of(batch.schema), strict=True
@@ -336,7 +339,15 @@ class ColumnConverter:
                 array, failures = encodings.coerce(array, encoding, source)
                 source = encoding
             if not is_encoded:
-                array, unfit = _in_type(array, field.type, source or encoding)
+                try:
+                    array, unfit = _in_type(array, field.type, source or encoding)
+                except pa.ArrowNotImplementedError:
+                    kind = batch.schema.field(field.name).type
+                    raise UsageError(
+                        f"column {field.name!r}: {kind} cannot be stored as {encoding.name}",
+                        hint="Select other columns with -c.",
+                        column=field.name,
+                    ) from None
                 failures = sorted([*failures, *unfit])
             arrays.append(array)
             for at, reason in (

@@ -16,7 +16,12 @@ from flarecli.formats.tables import typed_field
 from flarecli.formats.tables.base import Part
 from flarecli.formats.tables.format import TableFormat
 from flarecli.formats.tables.parquet import Parquet
-from flarecli.formats.tables.parquet_write import checked_codec, parquet_parts, row_bytes
+from flarecli.formats.tables.parquet_write import (
+    check_timestamps,
+    checked_codec,
+    parquet_parts,
+    row_bytes,
+)
 from flarecli.hashes import DEFAULT
 from flarecli.model import Chunk, Column, Columns, File, IntArray, Settings, Shard
 from flarecli.storage import Location
@@ -78,9 +83,11 @@ class ParquetFormat(TableFormat):
     ) -> tuple[int, IntArray]:
         """Return 0, and the size of each row in memory: int64 [rows].
 
-        raises  ValueFitError with the first row that is larger than a page may be
+        raises  ValueFitError with the first row that is larger than a page may be, or that contains
+                a timestamp that Parquet cannot store
         """
         checked_codec(settings.compression)
+        check_timestamps(batch)
         sizes = row_bytes(batch)
         if (sizes > MAX_ROW_BYTES).any():
             row = int(np.argmax(sizes > MAX_ROW_BYTES))

@@ -16,10 +16,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from flarecli import compress, encodings
-from flarecli.errors import UsageError
+from flarecli.bisect import failing_rows
+from flarecli.errors import UsageError, ValueFitError
 from flarecli.model import IntArray
 
-__all__ = ["checked_codec", "parquet_parts", "row_bytes"]
+__all__ = ["check_timestamps", "checked_codec", "parquet_parts", "row_bytes"]
 
 GROUP_ROWS, GROUP_BYTES = 1 << 16, 16 << 20  # maximum size of a row group, in Arrow's memory
 PAGE_BYTES = 1 << 17  # approximate size of a page before compression
@@ -119,6 +120,41 @@ def _rows_per_check(table: pa.Table) -> int:
     rows = max(1, table.num_rows)
     largest = max((column.nbytes // rows for column in table.columns), default=0)
     return int(max(1, min(_BATCH_ROWS, PAGE_BYTES // max(1, largest))))
+
+
+def check_timestamps(batch: pa.RecordBatch) -> None:
+    """Raise ValueFitError for the first row with a timestamp that is out of Parquet's range.
+
+    Parquet has no timestamps in seconds; Arrow writes milliseconds.
+    """
+    for name, array in zip(batch.schema.names, batch.columns, strict=True):
+        stored = _in_milliseconds(array.type)
+        if stored.equals(array.type):
+            continue
+
+        def failure(
+            start: int, stop: int, array: pa.Array = array, kind: pa.DataType = stored
+        ) -> pa.ArrowInvalid | None:
+            try:
+                array.slice(start, stop - start).cast(kind)
+            except pa.ArrowInvalid as error:
+                return error
+            return None
+
+        for row, _ in failing_rows(0, len(array), failure):
+            raise ValueFitError(
+                f"column {name!r}: a value of {array.type} is out of range; Parquet stores "
+                "milliseconds",
+                row=row,
+                column=name,
+            )
+
+
+def _in_milliseconds(kind: pa.DataType) -> pa.DataType:
+    """Return a type in which timestamps have milliseconds in place of seconds."""
+    if pa.types.is_timestamp(kind) and kind.unit == "s":
+        return pa.timestamp("ms", kind.tz)
+    return encodings.with_children(kind, _in_milliseconds)
 
 
 def row_bytes(batch: pa.RecordBatch) -> IntArray:

@@ -11,8 +11,9 @@ from PIL import Image
 
 import flarecli as flare
 from flarecli import commands, formats
-from flarecli.errors import UsageError
+from flarecli.errors import UsageError, ValueFitError
 from flarecli.read import resolve
+from flarecli.write import Writer
 from tests.formats.tables.test_reading import TABLE
 
 SOURCE = TABLE.drop_columns(["none"])
@@ -258,3 +259,27 @@ def test_the_playlist_lists_every_type_so_that_no_shard_is_opened(tmp_path):
     assert (len(data), data.schema.equals(large(SOURCE.schema))) == (3000, True)
     (stream,) = resolve(str(tmp_path / "out"))[0].streams
     assert json.dumps(stream.headers["schema"]["at"]) == '{"timestamp": ["us", "UTC"]}'
+
+
+SECONDS = pa.array([0, 2**60, 2**60], pa.timestamp("s"))
+
+
+@pytest.mark.parametrize("column", [SECONDS, pa.StructArray.from_arrays([SECONDS], ["at"])])
+def test_a_timestamp_that_parquet_cannot_store_is_reported_with_its_row(tmp_path, column):
+    table = pa.table({"v": column})
+    message = f"column 'v': a value of {column.type} is out of range; Parquet stores milliseconds"
+    with pytest.raises(ValueFitError) as caught, Writer(tmp_path / "one", format="parquet") as one:
+        one.write_batch(table)
+    assert (caught.value.row, caught.value.column, caught.value.message) == (1, "v", message)
+    packed = commands.pack(table, tmp_path / "two", format="parquet", on_error="skip")
+    assert (packed.rows, packed.failed) == (1, 2)
+    assert flare.open(tmp_path / "two").to_arrow()["v"].to_pylist() == column[:1].to_pylist()
+
+
+def test_a_column_of_intervals_is_reported_with_its_name(tmp_path):
+    table = pa.table({"v": pa.array([pa.MonthDayNano([1, 2, 3])])})
+    with pytest.raises(UsageError) as caught, Writer(tmp_path / "out", format="parquet") as out:
+        out.write_batch(table)
+    error = caught.value
+    assert error.message == "column 'v': month_day_nano_interval cannot be stored as str"
+    assert (error.column, error.hint) == ("v", "Select other columns with -c.")
