@@ -28,11 +28,12 @@ additional listing, and so do README files that are data. A listing is never kep
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
 
+from flarecli import sql
 from flarecli.errors import FormatError, UsageError
 from flarecli.formats.tables.base import Part
 from flarecli.hashes import DEFAULT, Sums
@@ -421,12 +422,16 @@ class FolderOptions(NamedTuple):
     allow_missing  whether incomplete rows have nulls instead of being failures; every extension is
                    then a column
     by_extension   whether each extension is a column, instead of each category of files
+    used           columns that are used besides `columns`, such as the key
+    where          condition on the rows; its columns are used, too
     """
 
     columns: Sequence[str] | None = None
     folder_column: str = ""
     allow_missing: bool = False
     by_extension: bool = False
+    used: Collection[str] = ()
+    where: str | None = None
 
 
 _NO_OPTIONS = FolderOptions()
@@ -491,7 +496,8 @@ class Folder(Part):
         )
         self._problems: dict[str, tuple[str, str]] = {}
         self.rows = None
-        if not self._metadata:
+        self._is_described = self._uses_metadata()
+        if not self._is_described:
             self.rows = sum(
                 count * len(self._rows(Group("", dict.fromkeys(combination, ""))))
                 for combination, count in survey.combinations.items()
@@ -518,6 +524,15 @@ class Folder(Part):
             columns = _FileColumns(survey, self._options.by_extension)
         del survey.skipped.counts[_METADATA]
         return survey, columns
+
+    def _uses_metadata(self) -> bool:
+        """Return whether a column of the metadata is used, so that each key needs a metadata row."""
+        if self._options.columns is None:
+            return bool(self._metadata)
+        where, names = self._options.where, self._metadata.schema.names
+        used = {*self._options.columns, *self._options.used}
+        used.update(() if where is None else sql.columns_of(where, names))
+        return not used.isdisjoint(names)
 
     def _check_other_columns(self) -> None:
         """Raise an error if the columns of folders, metadata and extensions are not distinct."""
@@ -588,10 +603,11 @@ class Folder(Part):
         return "column", f"no column for this file (columns: {shown}{more})"
 
     def blocks(self) -> Iterator[bytes]:
-        """Yield the checksum of the names and sizes of the files, and the bytes of the metadata."""
+        """Yield the checksum of the names and sizes of the files, and the bytes of used metadata."""
         yield _VERSION
         yield self._checksum.encode()
-        yield from self._metadata.blocks()
+        if self._is_described:
+            yield from self._metadata.blocks()
 
     def batches(self, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
         """Yield batches of keys, file names and metadata, with null for missing files.
@@ -599,7 +615,8 @@ class Folder(Part):
         Raises FormatError if the folder changed after it was opened.
         """
         schema = self.selected(columns)
-        metadata = self._metadata.rows() if self._metadata else None
+        requested = not set(schema.names).isdisjoint(self._metadata.schema.names)
+        metadata = self._metadata.rows() if self._is_described or requested else None
         entries, rows = _CheckedEntries(self.at.list()), list[_Row]()
         for group in groups(entries, self._rules, where=self.at):
             if metadata is None:

@@ -480,6 +480,8 @@ def open_folder(
     folder_column: str = "",
     allow_missing: bool = False,
     by_extension: bool = False,
+    used: Collection[str] = (),
+    where: str | None = None,
 ) -> Index:
     """Open a folder as an index: files with the same key form a row; each kind of file is a column.
 
@@ -487,10 +489,14 @@ def open_folder(
     folder_column  name of a column with the first folder of each file; empty: no such column
     allow_missing  whether to accept incomplete rows, with nulls in place of missing files
     by_extension   whether each extension is a column, instead of each category of files
+    used, where    further columns, and a condition whose columns are used, too; without a used
+                   column of metadata, metadata is not read
     raises         the errors of `Folder`; UsageError for an address that cannot be listed
     """
     at = locate(address, guard)
-    folder = Folder(at, FolderOptions(columns, folder_column, allow_missing, by_extension))
+    folder = Folder(
+        at, FolderOptions(columns, folder_column, allow_missing, by_extension, used, where)
+    )
     return Index(
         redact(address),
         at,

@@ -195,6 +195,8 @@ class PackTask:
             kind=options.input,
             object_name=self.object_name,
             object_columns=self.object_columns,
+            used=[*([self.key] if self.key else []), *(link.source for link in self.links)],
+            where=options.where,
         )
 
     def _text_columns(self) -> set[str]:
@@ -409,6 +411,9 @@ def _checked_names(plan: Plan) -> list[str]:
         # the columns that contain the extensions of the selected files
         extras = [column_of(plan.source.extensions.get(name, "")) for name in task.columns]
         names += [name for name in extras if name in after and name not in names]
+    folder_column = plan.renamed(plan.options.folder_column or "")
+    if folder_column in after and folder_column not in names:
+        names.append(folder_column)
     key = task.format.key_column
     if key and plan.row_name in after and plan.row_name not in names:
         names = [key, *names]  # the format needs a key for each sample
@@ -526,6 +531,7 @@ def _needed_columns(plan: Plan, keys_only: bool) -> list[str] | None:
         links = {link.name: link.source for link in plan.links}
         needed |= {links.get(name, name) for name in plan.task.columns} | set(links.values())
         needed |= {column_of(one) for one in plan.extensions.values()}
+        needed.add(plan.options.folder_column or "")
     if plan.options.where is not None:
         needed |= set(sql.columns_of(plan.options.where, plan.source.schema.names))
     return [name for name in plan.source.schema.names if name in needed] or None

@@ -283,6 +283,8 @@ def open_source(
     folder_column: str = "",
     allow_missing: bool = False,
     by_extension: bool = False,
+    used: Collection[str] = (),
+    where: str | None = None,
 ) -> Source:
     """Open an index (a table, a list of tables, or a stream), a folder of files, or a dataset.
 
@@ -298,6 +300,7 @@ def open_source(
     folder_column   name of a column with the first folder of each file; only for a folder
     allow_missing   whether files of a folder and columns of an index may be missing
     by_extension    whether each extension in a folder is a column, instead of each category of files
+    used, where     columns of a folder that are used besides `columns`, and the condition
     raises          UsageError for options that do not fit the source; the errors of opening a source
     """
     addresses = address_texts(sources)
@@ -384,6 +387,8 @@ def open_source(
                 folder_column=folder_column,
                 allow_missing=allow_missing,
                 by_extension=by_extension,
+                used=used,
+                where=where,
             )
             source = _IndexSource(shown, name, folder, guard)
         else:

@@ -272,6 +272,30 @@ def test_metadata_that_does_not_match_is_listed_by_name(photos, tmp_path):
     assert (done.rows, done.failed) == (1, 0)
 
 
+def test_only_used_metadata_is_read(photos, tmp_path):
+    (Path(photos) / "cat/metadata.csv").write_text("file_name,caption\n1.jpg,one\n9.jpg,none\n")
+    for name, options in {
+        "one": {"part_rows": 2},
+        "two": {"where": "key <> 'x'"},
+        "three": {"key": "key"},
+    }.items():
+        out = str(tmp_path / name)
+        done = commands.pack(photos, out, columns=["image"], on_error="skip", **options)
+        assert (done.rows, done.failed) == (4, 0)
+    for name, options in {
+        "five": {"columns": ["image", "caption"]},
+        "six": {"columns": ["image"], "where": "caption = 'one' OR caption IS NULL"},
+        "seven": {"columns": ["image"], "key": "caption"},
+    }.items():
+        done = commands.pack(photos, str(tmp_path / name), on_error="skip", **options)
+        assert (done.rows, done.failed) == (1, 4)
+
+
+def test_the_column_of_folders_is_packed_with_selected_columns(photos, tmp_path):
+    commands.pack(photos, str(tmp_path / "out"), columns=["image"], folder_column="label")
+    assert [row["label"] for row in rows_of(tmp_path / "out")] == ["cat", "cat", "dog", "dog"]
+
+
 def test_an_unfinished_pack_of_an_earlier_version_is_rejected(tmp_path):
     folder = write(tmp_path / "in", {"a.jpg": picture("JPEG"), "b.jpg": b"x", "b.txt": b""})
     write(tmp_path / "in", {"a.txt": b"", "c.jpg": b"c"})
