@@ -87,20 +87,23 @@ class _Outcome:
     """Result of packing a part: the counts or the error, and the notes.
 
     reported  rows and bytes, and written rows, that the progress of the pack already knows
+    failed    failed rows that the progress of the pack already knows
     """
 
     packed: Packed | None
     error: FlareError | None = None
     notes: tuple[str, ...] = ()
     reported: tuple[int, int, float] = (0, 0, 0.0)
+    failed: int = 0
 
 
 class _PartProgress(Progress):
-    """Progress of one part, which collects the notes and reports the counts to `whole`."""
+    """Progress of one part, which collects the notes and reports everything else to `whole`."""
 
     def __init__(self, whole: Progress) -> None:
         self.notes: list[str] = []
         self.reported: tuple[int, int, float] = (0, 0, 0.0)
+        self.failures = 0
         self._whole, self._counting = whole, threading.Lock()
 
     def advance(self, rows: int, bytes: int) -> None:
@@ -115,6 +118,10 @@ class _PartProgress(Progress):
         with self._counting:
             before = self.reported
             self.reported = before[0] + rows, before[1] + bytes, before[2] + written
+
+    def failed(self, key: str, reason: str, rows: int = 1) -> None:
+        self.failures += rows
+        self._whole.failed(key, reason, rows)
 
     def note(self, text: str, verbose: bool = False) -> None:
         if not verbose:
@@ -739,8 +746,9 @@ def _run(
         known = outcome.reported
         progress.advance(stop - first - known[0], max(0, size - known[1]))
         progress.written(stop - first - failed - known[2])
-        if failed:
-            progress.failed(part, f"{failed} rows failed, see its failed.jsonl", failed)
+        if unreported := failed - outcome.failed:
+            count = format_count(unreported, "row")
+            progress.failed(part, f"{count} failed, see its failed.jsonl", unreported)
     if notes > _MAX_NOTES:
         progress.note(f"{format_count(notes - _MAX_NOTES, 'more note')} about parts")
     if errors:
@@ -784,7 +792,10 @@ def pack_part(task: PackTask, progress: Progress | None = None) -> _Outcome:
             _change_folder(task.base_folder)
             part = _PartProgress(progress or Progress())
             packed = pack_task(task, part)
-            return _Outcome(packed, None, tuple(part.notes[:_MAX_NOTES]), part.reported)
+            notes = tuple(part.notes[:_MAX_NOTES])
+            if progress is None:  # the process that runs the engine reports the rows
+                return _Outcome(packed, None, notes)
+            return _Outcome(packed, None, notes, part.reported, part.failures)
         except NoRowsError:
             return _Outcome(None)
         except BusyError as error:

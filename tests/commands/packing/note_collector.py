@@ -14,5 +14,5 @@ class NoteCollector(Progress):
         if not verbose:
             self.notes.append(text)
 
-    def failed(self, key: str, reason: str) -> None:
+    def failed(self, key: str, reason: str, rows: int = 1) -> None:
         self.failures.append((key, reason))

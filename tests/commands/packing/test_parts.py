@@ -18,7 +18,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import flarecli
+from flarecli.commands.options import PackOptions
 from flarecli.commands.packing import parts
+from flarecli.commands.packing.media import MediaOptions
+from flarecli.commands.packing.plan import PackTask
 from flarecli.errors import (
     BusyError,
     FlareError,
@@ -440,6 +443,36 @@ def _part(
             writer.fail(failure)
         for row in rows:
             writer.write(row)
+
+
+def test_failed_rows_of_parts_are_reported_by_key(tmp_path: Path) -> None:
+    source, seen = tmp_path / "i.jsonl", NoteCollector()
+    source.write_text(
+        "".join(f'{{"id": "k{i}", "n": {n}}}\n' for i, n in enumerate([1, 300, 2, 400]))
+    )
+    options: dict[str, Any] = {"encode": {"n": "uint8"}, "key": "id", "on_error": "skip"}
+    flarecli.pack(source, tmp_path / "a", part_rows=2, progress=seen, **options)
+    k1, k3 = [
+        (key, f"n {n} cannot be stored as uint8 (0 to 255)")
+        for key, n in (("k1", 300), ("k3", 400))
+    ]
+    assert seen.failures == [k1, k3]
+
+    class Interrupting(NoteCollector):
+        def failed(self, key: str, reason: str, rows: int = 1) -> None:
+            if key == "k3":
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        flarecli.pack(source, tmp_path / "b", part_rows=2, progress=Interrupting(), **options)
+    resumed = NoteCollector()
+    flarecli.pack(source, tmp_path / "b", part_rows=2, resume=True, progress=resumed, **options)
+    assert resumed.failures == [("part 00000", "1 row failed, see its failed.jsonl"), k3]
+    # a worker of another process has no progress to which it could report
+    task = PackTask(PackOptions(source, str(tmp_path / "c"), **options), MediaOptions())
+    outcome = parts.pack_part(task)
+    assert outcome.packed is not None
+    assert (outcome.packed.failed, outcome.failed, outcome.reported) == (2, 0, (0, 0, 0.0))
 
 
 def test_parts_with_different_columns_are_not_joined(tmp_path: Path) -> None:
