@@ -200,6 +200,10 @@ class Format:
         """
         raise NotImplementedError
 
+    def has_delimited_text(self, stream: Stream) -> bool:
+        """Return whether a stream has a file to which the dialect of `--csv` applies."""
+        return False
+
     def described(self, streams: Sequence[Stream]) -> Sequence[Stream]:
         """Return the streams of one dataset with one set of columns and Arrow types, for a typed
         format. Files whose types are unknown are opened; their rows are not read.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -45,6 +45,7 @@ __all__ = [
 ]
 
 _UNFINISHED = (".flare/journal", ".flare/lock")  # until a pack is finished, one or both exist
+_CHECKSUMS = (".md5", ".sha1", ".sha256", ".sha512")
 _MAX_LISTED = 1 << 20  # files per listing
 
 
@@ -153,7 +154,8 @@ def resolve(
             out.append(playlist)
     if table.get("csv"):
         streams = [stream for one in out for stream in one.streams]
-        if not any("csv" in formats.facts(stream.format).options for stream in streams):
+        unlisted = [stream for one in out if one.at is None for stream in one.streams]
+        if not any(formats.facts(stream.format).has_delimited_text(stream) for stream in unlisted):
             shown = ", ".join(dict.fromkeys(str(stream.at) for stream in streams))
             raise UsageError("--csv: the source has no CSV or TSV file", where=shown)
     return out
@@ -325,32 +327,44 @@ def _tables_in(at: Location, entries: Sequence[Entry], format: str | None) -> St
     """Return the tables in a folder and its subfolders as one stream, sorted by name.
 
     The result is None unless all data files of the folder are tables of one format. Hidden files,
-    files whose names start with `_`, READMEs and licenses are not data files. Files whose names end
-    with `.json` are not enough, because samples often have such files.
+    files whose names start with `_`, READMEs, licenses and checksum files of tables are not data
+    files. Files whose names end with `.json` are not enough, because samples often have such files.
 
     format  read only the tables of this format, whatever the other files are
     """
     if format is not None and not formats.facts(format).typed:
         return None
     sizes = {entry.name: entry.size for entry in entries if not _is_hidden(entry.name)}
-    names = sorted(filter(formats.looks_like_table, sizes), key=os.fsencode)
+    named = sorted(filter(formats.looks_like_table, sizes), key=os.fsencode)
     if format is None:
-        others = sizes.keys() - set(names)
+        others = sizes.keys() - set(named)
         if not all(is_document(name.rpartition("/")[2]) for name in others):
             return None
-        if all(map(_is_json, names)):
+        if all(map(_is_json, named)):
             return None
-    kinds = {name: formats.of_suffix(name) for name in names}
-    if format is None and len(set(kinds.values())) != 1:
-        return None
-    format = format or kinds[names[0]]
-    names = [name for name in names if kinds[name] == format]
+    kinds = {
+        name: kind
+        for name in named
+        if (kind := formats.of_suffix(name)) and formats.facts(kind).typed
+    }
+    if format is None:
+        others = set(named) - kinds.keys()
+        if len(set(kinds.values())) != 1 or not all(_is_checksum(name, kinds) for name in others):
+            return None
+        (format,) = set(kinds.values())
+    names = [name for name in kinds if kinds[name] == format]
     listed = np.array([sizes[name] for name in names], np.int64)
     return Stream("data", at, format, names, sizes=listed) if names else None
 
 
 def _is_hidden(name: str) -> bool:
     return any(part.startswith((".", "_")) for part in name.split("/"))
+
+
+def _is_checksum(name: str, tables: Collection[str]) -> bool:
+    """Return whether a file has the checksum of one of the tables, such as `t.csv.md5`."""
+    table, dot, suffix = name.rpartition(".")
+    return dot + suffix.lower() in _CHECKSUMS and table in tables
 
 
 def _is_json(name: str) -> bool:

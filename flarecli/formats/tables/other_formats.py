@@ -10,8 +10,16 @@ from flarecli.formats.tables.decompress import split_compression
 from flarecli.formats.tables.dialect import Dialect
 from flarecli.formats.tables.format import TableFormat
 from flarecli.formats.tables.ipc import Ipc
-from flarecli.formats.tables.registry import COMPRESSIONS, TEXTS, is_table, open_kind, open_text
-from flarecli.model import Chunk
+from flarecli.formats.tables.registry import (
+    COMPRESSIONS,
+    TEXTS,
+    is_delimited,
+    is_table,
+    open_kind,
+    open_text,
+)
+from flarecli.model import Chunk, Stream
+from flarecli.names import is_url
 
 __all__ = ["ArrowFormat", "TextTable"]
 
@@ -42,7 +50,6 @@ class TextTable(TableFormat):
     """
 
     name = "table"
-    options = frozenset({"csv"})
     suffixes = tuple(f"{kind}{end}" for kind in TEXTS for end in ("", *COMPRESSIONS))
     writable = False
 
@@ -50,6 +57,15 @@ class TextTable(TableFormat):
         """Return whether the name has a suffix of text tables, and is no index of a dataset."""
         last = name.rpartition("/")[2].lower()
         return is_table(last) and last.endswith(self.suffixes)
+
+    def has_delimited_text(self, stream: Stream) -> bool:
+        """Return whether a stream has a CSV or TSV file."""
+        kind = stream.headers.get(INPUT)
+        if kind in ("jsonl", "csv", "tsv"):
+            return bool(kind != "jsonl")
+        return any(
+            is_delimited(url.partition("?")[0] if is_url(url) else url) for url in stream.urls
+        )
 
     def open_part(self, chunk: Chunk) -> Part:
         """Read the first rows of a file, which determine the types of its columns."""

@@ -28,7 +28,16 @@ from flarecli.formats.tables.json import Json
 from flarecli.formats.tables.parquet import Parquet
 from flarecli.storage import Location
 
-__all__ = ["COMPRESSIONS", "TEXTS", "is_table", "open_kind", "open_part", "open_text", "text_file"]
+__all__ = [
+    "COMPRESSIONS",
+    "TEXTS",
+    "is_delimited",
+    "is_table",
+    "open_kind",
+    "open_part",
+    "open_text",
+    "text_file",
+]
 
 _LIST = ".txt"
 _TABLES: dict[str, Callable[[Location], Part]] = {
@@ -49,6 +58,12 @@ def is_table(name: str) -> bool:
     return not NOT_TABLES.fullmatch(name) and (
         plain.endswith(TEXTS) or (not compression and name.endswith(tuple(_TABLES)))
     )
+
+
+def is_delimited(name: str) -> bool:
+    """Return whether a file name is the name of a CSV or TSV file, which has a dialect."""
+    plain, _ = split_compression(name.lower())
+    return plain.endswith(tuple(_DELIMITERS))
 
 
 def open_part(at: Location, text: Collection[str], dialect: Dialect = DEFAULT) -> Part:

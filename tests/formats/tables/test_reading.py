@@ -694,3 +694,28 @@ def test_the_work_per_column_of_a_batch_does_not_depend_on_the_number_of_columns
     )
     assert data.collated([0]) == {name: ["a"] for name in names}
     assert len(checked) <= 2 * len(names)
+
+
+def test_checksum_files_of_tables_are_not_tables(tmp_path):
+    (tmp_path / "a.csv.md5").write_text("00  a.csv\n")
+    (stream,) = resolve(str(tmp_path))[0].streams
+    assert (stream.format, list(stream.urls)) == ("files", ["a.csv.md5"])
+    (tmp_path / "a.csv").write_text("a\n1\n")
+    (stream,) = resolve(str(tmp_path))[0].streams
+    assert (stream.format, list(stream.urls)) == ("table", ["a.csv"])
+    (tmp_path / "b.csv.md5").write_text("00  b.csv\n")
+    (stream,) = resolve(str(tmp_path))[0].streams
+    assert (stream.format, list(stream.urls)) == ("files", ["a.csv", "a.csv.md5", "b.csv.md5"])
+
+
+def test_a_dialect_for_a_playlist_or_for_json_lines_is_refused(tmp_path):
+    (tmp_path / "t.csv").write_text("a;b\n1;2\n")
+    (tmp_path / "t.jsonl").write_text('{"a": 1}\n')
+    commands.playlist(str(tmp_path / "t.csv"), out=str(tmp_path / "p.yaml"))
+    csv = ["delimiter=;"]
+    for name, options in (("p.yaml", {}), ("t.jsonl", {}), ("t.csv", {"input": "jsonl"})):
+        with pytest.raises(UsageError) as caught:
+            commands.cat(str(tmp_path / name), csv=csv, **options)
+        assert caught.value.message == "--csv: the source has no CSV or TSV file"
+    both = [str(tmp_path / "t.jsonl"), str(tmp_path / "t.csv")]
+    assert resolve(both, table={"csv": csv})[0].streams[0].headers == {"csv": csv}
