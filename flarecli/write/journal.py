@@ -25,6 +25,7 @@ from typing import Any
 from flarecli.errors import FormatError, UsageError
 from flarecli.ingest import SourceChecksum
 from flarecli.model import File
+from flarecli.read import parts_hint
 from flarecli.storage import Location
 from flarecli.storage.append_log import LogLine, format_line, open_log
 from flarecli.storage.local import SCRATCH
@@ -104,7 +105,7 @@ class Journal:
         return UsageError(
             f"the unfinished pack was started with {difference}",
             where=self._at,
-            hint="Use --overwrite to start again.",
+            hint=_start_again_hint(self._at),
         )
 
     def source_state(self) -> list[Any] | None:
@@ -171,10 +172,16 @@ def _checked(lines: list[LogLine], at: Location) -> list[dict[str, Any]]:
     if len(entries) < len(lines) or not all(
         _are_columns(entry["columns"]) for entry in entries[1:] if "columns" in entry
     ):
-        raise FormatError(
-            "cannot read the journal", where=at, hint="Use --overwrite to start again."
-        )
+        raise FormatError("cannot read the journal", where=at, hint=_start_again_hint(at))
     return entries
+
+
+def _start_again_hint(at: Location) -> str:
+    """Return the hint for a journal that cannot be continued.
+
+    For parts by `--part`, the hint is not --overwrite, which would remove the parts of other jobs.
+    """
+    return parts_hint(at) or "Use --overwrite to start again."
 
 
 def _are_columns(value: Any) -> bool:

@@ -434,6 +434,7 @@ def test_an_unfinished_pack_of_another_kind_is_refused(
         with pytest.raises(UsageError) as caught:
             flarecli.pack(index, tmp_path / "jobs", resume=True, **options)
         assert caught.value.message == "the unfinished pack was started with --part K/4"
+        assert caught.value.hint == UNFINISHED_HINT
         with pytest.raises(UnfinishedError) as found:
             flarecli.pack(index, tmp_path / "jobs", **options)
         assert found.value.hint == UNFINISHED_HINT
