@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import numpy as np
 import pyarrow as pa
 
-from flarecli import __version__, compress, encodings, formats, hashes, playlists
+from flarecli import __version__, compress, encodings, formats, playlists
 from flarecli import hashes as sums
 from flarecli.arguments import Address, checked, shown
 from flarecli.errors import FlareError, UnsafeError, UsageError, ValueFitError
@@ -606,7 +606,7 @@ class Writer:
 
     def _stream(self, files: dict[str, File], source: Mapping[str, Any] | None) -> Stream:
         stored = [chunk.files[0] for chunk in self._chunks]
-        names = sorted({hashes.DEFAULT, *self.settings.hashes})
+        names = sorted({sums.DEFAULT, *self.settings.hashes})
         zipped = any(file.raw_size is not None for file in stored)
         schema = self._journal.schema
         if schema is None and self._format.typed:

@@ -13,13 +13,14 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 
 from flarecli import encodings
+from flarecli.bisect import failing_rows
 from flarecli.encodings import Encoding, lookup
 from flarecli.errors import (
     FlareError,
@@ -122,8 +123,8 @@ class TableFormat(Format):
         types: Mapping[str, pa.DataType] = chunk.types
         if not types:
             types = _with_dictionaries(schema, [part])
-        if columns is None or not chunk.types:
-            columns = columns or _columns(schema, types, part)
+        if columns is None:
+            columns = _columns(schema, types, part)
         part = part.with_types(_read_types(types))
         rows = part.rows if part.rows is not None else chunk.rows
         rows = part.count() if rows is None else rows
@@ -368,10 +369,17 @@ def _typed(array: pa.Array, field: pa.Field, shard: Shard, first: int) -> pa.Arr
         part.validate(full=True)
         return part
 
+    def failure(start: int, stop: int) -> pa.ArrowInvalid | None:
+        try:
+            converted(start, stop)
+        except pa.ArrowInvalid as error:
+            return error
+        return None
+
     try:
         out = converted(0, len(array))
     except pa.ArrowInvalid as error:
-        at = next((i for i in range(len(array)) if not _is_valid(converted, i)), 0)
+        at = next((row for row, _ in failing_rows(0, len(array), failure)), 0)
         reason = str(error).splitlines()[0][:200].removeprefix("Invalid: ")
         raise ValueFitError(
             f"column {field.name!r}: {reason}",
@@ -382,14 +390,6 @@ def _typed(array: pa.Array, field: pa.Field, shard: Shard, first: int) -> pa.Arr
     if pa.types.is_dictionary(field.type):
         return out.dictionary_encode().cast(field.type)
     return out
-
-
-def _is_valid(converted: Callable[[int, int], pa.Array], row: int) -> bool:
-    try:
-        converted(row, row + 1)
-    except pa.ArrowInvalid:
-        return False
-    return True
 
 
 def _stored(

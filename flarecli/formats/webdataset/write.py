@@ -253,13 +253,19 @@ def _names(keys: pa.Array, extension: str | pa.Array) -> pa.Array:
 
 def _all_names(keys: pa.Array, extensions: Sequence[str | pa.Array]) -> pa.Array:
     """Return the names of all members in row order: large_string [rows * members]."""
-    rows = np.repeat(np.arange(len(keys)), len(extensions))
-    tiled = [
-        one if isinstance(one, str) else one[row].as_py()
-        for row in range(len(keys))
+    rows, members = len(keys), len(extensions)
+    of_members = [  # the extensions of the first member in all rows, then of the second
+        pa.repeat(pa.scalar(one, encodings.TEXT), rows)
+        if isinstance(one, str)
+        else one.cast(encodings.TEXT)
         for one in extensions
     ]
-    return _names(keys.take(pa.array(rows)), pa.array(tiled, encodings.TEXT))
+    in_row_order = np.arange(members * rows).reshape(members, rows).T.reshape(-1)
+    of_rows = pa.concat_arrays([pa.array([], encodings.TEXT), *of_members])
+    return _names(
+        keys.take(pa.array(np.repeat(np.arange(rows), members))),
+        of_rows.take(pa.array(in_row_order)),
+    )
 
 
 def _is_plain(names: pa.Array) -> bool:
