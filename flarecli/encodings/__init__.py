@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         stored,
         typed,
         value_sizes,
+        value_type,
         with_children,
     )
     from flarecli.encodings.convert import coerce, plain, source_of
@@ -83,6 +84,7 @@ __all__ = [
     "type_header",
     "typed",
     "value_sizes",
+    "value_type",
     "wide_dictionary",
     "with_children",
     "without_dictionaries",
@@ -122,6 +124,7 @@ _MODULES = {
     "type_header": "arrow_types",
     "typed": "columns",
     "value_sizes": "columns",
+    "value_type": "columns",
     "wide_dictionary": "arrow_types",
     "with_children": "columns",
     "without_dictionaries": "arrow_types",

@@ -40,6 +40,7 @@ __all__ = [
     "stored",
     "typed",
     "value_sizes",
+    "value_type",
     "with_children",
 ]
 
@@ -254,6 +255,11 @@ def is_number(kind: pa.DataType) -> bool:
     return bool(
         pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
     )
+
+
+def value_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type of the values of a dictionary type; other types are returned as they are."""
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def with_children(kind: pa.DataType, convert: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:

@@ -34,6 +34,7 @@ from flarecli.encodings.columns import (
     large_list,
     raw_values,
     typed,
+    value_type,
 )
 from flarecli.encodings.names import BINARY, TEXT, Encoding, lookup
 from flarecli.encodings.values import as_json, decode, encode
@@ -105,7 +106,7 @@ def source_of(field: pa.Field) -> Encoding | None:
     if not name:
         return None
     encoding = lookup(name)
-    kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+    kind = value_type(field.type)
     if encoding.item is not None:
         fits = is_list(kind)
     elif encoding.arrow in (TEXT, BINARY):
@@ -299,7 +300,7 @@ def natural(
         array = array.cast(encoding.arrow)
     if name == "int":
         parse_int = _parse_json_int if encoding.name == "json_int" else int
-        if kind is not None and _value_type(kind).equals(pa.uint64()):
+        if kind is not None and value_type(kind).equals(pa.uint64()):
             out, invalid = number_text.ints(array, parse_int, pa.uint64())
             return out, lookup("uint64"), invalid
         out, invalid = number_text.ints(array, parse_int)
@@ -309,10 +310,6 @@ def natural(
     else:
         out, invalid = number_text.parse_json_text(array)
     return out, lookup(name), invalid
-
-
-def _value_type(kind: pa.DataType) -> pa.DataType:
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def _parse_json_int(text: str) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from flarecli.encodings.columns import is_list, is_text
+from flarecli.encodings.columns import is_list, is_text, value_type
 from flarecli.errors import UsageError
 from flarecli.media import kind_of, sniff
 
@@ -42,7 +42,7 @@ def infer_encoding(field: pa.Field, first: bytes | None = None, extension: str =
                they are UTF-8
     raises     UsageError for a column that contains only nulls
     """
-    kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+    kind = value_type(field.type)
     if isinstance(kind, pa.BaseExtensionType):
         return _extension(field, kind, first, extension)
     if kind in _SCALARS:
@@ -88,7 +88,7 @@ def _list(item: pa.DataType) -> str:
 
     Lists of booleans, dates, decimals and nested values become JSON, which preserves their type.
     """
-    item = item.value_type if pa.types.is_dictionary(item) else item
+    item = value_type(item)
     if is_text(item):
         return "str[]"
     if item in _SCALARS and not pa.types.is_boolean(item):

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from flarecli.bisect import failing_rows
 from flarecli.encodings.arrow_types import duration_nanoseconds, restore
-from flarecli.encodings.columns import is_list
+from flarecli.encodings.columns import is_list, value_type
 from flarecli.encodings.names import TEXT, Encoding, lookup
 from flarecli.errors import ValueFitError
 
@@ -68,7 +68,7 @@ def packed_value(encoding: Encoding, kind: pa.DataType) -> Convert | None:
     store the type. The function raises ValueError or TypeError for a value that is not valid for
     the type.
     """
-    value = kind.value_type if pa.types.is_dictionary(kind) else kind
+    value = value_type(kind)
     if pa.types.is_temporal(value) or pa.types.is_decimal(value):
         names: tuple[str, ...] = ("str", "json_str")
     elif pa.types.is_boolean(value):

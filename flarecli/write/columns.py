@@ -79,7 +79,9 @@ def chosen_encodings(
             )
             encoding = encodings.infer_encoding(field, first, extensions.get(name, ""))
         encodings.lookup(encoding)
-        if name not in encode and pa.types.is_uint64(_plain_type(types.get(name, field.type))):
+        if name not in encode and pa.types.is_uint64(
+            encodings.value_type(types.get(name, field.type))
+        ):
             # an integer stored as text becomes an int in other formats, which may be too small
             encoding = "uint64" if encoding in _INTEGER_TEXTS else encoding
         out[name] = encoding
@@ -113,10 +115,6 @@ def source_types(
             kind = types.get(name, _natural(encoding).arrow)
         out[name] = encodings.without_variants(kind)
     return out
-
-
-def _plain_type(kind: pa.DataType) -> pa.DataType:
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def _is_same_type(one: pa.DataType, other: pa.DataType) -> bool:
@@ -153,7 +151,7 @@ def _original_value(kind: pa.DataType, value: OriginalValue) -> str:
 
     value  the form of the values that these readers return
     """
-    kind = _plain_type(kind)
+    kind = encodings.value_type(kind)
     if pa.types.is_temporal(kind):
         time = "the number as text" if pa.types.is_duration(kind) else "ISO text"
         return time if value == "text" else value
@@ -179,7 +177,7 @@ def _is_text_in_documents(kind: pa.DataType) -> bool:
 
 def _leaves(kind: pa.DataType) -> Iterator[pa.DataType]:
     """Yield the types of the values in a nested type."""
-    kind = _plain_type(kind)
+    kind = encodings.value_type(kind)
     if not pa.types.is_nested(kind):
         yield kind
         return
@@ -251,8 +249,7 @@ def stored_schema(format: Format, columns: Columns, types: Mapping[str, pa.DataT
     for column in columns:
         kind = types.get(column.name)
         if format.typed and kind is not None and is_default(column, kind):
-            kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-            fields.append(pa.field(column.name, kind))
+            fields.append(pa.field(column.name, encodings.value_type(kind)))
         else:
             fields.append(encodings.field(column))
     return pa.schema(fields)
@@ -373,7 +370,7 @@ class ColumnConverter:
         if not wrong:
             return {}
         keys = batch.column(self._key)
-        invalid = _NAN if pa.types.is_floating(_plain_type(keys.type)) else _EMPTY
+        invalid = _NAN if pa.types.is_floating(encodings.value_type(keys.type)) else _EMPTY
         return {
             at: (self._key or "", "is null" if not keys[at].is_valid else invalid) for at in wrong
         }

@@ -320,9 +320,8 @@ def _type_hint(name: str, kind: pa.DataType, expected: pa.DataType) -> str:
 
 def _fits(kind: pa.DataType, expected: pa.DataType) -> bool:
     """Return whether values of a type can be converted to another type without a change."""
-    one, other = encodings.without_variants(kind), encodings.without_variants(expected)
-    one = one.value_type if pa.types.is_dictionary(one) else one
-    other = other.value_type if pa.types.is_dictionary(other) else other
+    one = encodings.value_type(encodings.without_variants(kind))
+    other = encodings.value_type(encodings.without_variants(expected))
     common = common_type(one, other)
     return common is not None and encodings.without_variants(common).equals(other)
 

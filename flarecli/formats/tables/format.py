@@ -295,7 +295,9 @@ class _Listed(Part):
 
     def __init__(self, chunk: Chunk) -> None:
         self.at, self.rows = chunk.at, chunk.rows
-        self.schema = pa.schema([(name, _plain_type(kind)) for name, kind in chunk.types.items()])
+        self.schema = pa.schema(
+            [(name, encodings.value_type(kind)) for name, kind in chunk.types.items()]
+        )
         self.dictionaries = {
             name: kind for name, kind in chunk.types.items() if pa.types.is_dictionary(kind)
         }
@@ -303,10 +305,6 @@ class _Listed(Part):
     def batches(self, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
         """Yield no rows."""
         return iter(())
-
-
-def _plain_type(kind: pa.DataType) -> pa.DataType:
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def _with_dictionaries(schema: pa.Schema, parts: Sequence[Part]) -> dict[str, pa.DataType]:
@@ -361,7 +359,7 @@ def _typed(array: pa.Array, field: pa.Field, shard: Shard, first: int) -> pa.Arr
 
     first  number of the first row in the file
     """
-    kind = _plain_type(field.type)
+    kind = encodings.value_type(field.type)
 
     def converted(start: int, stop: int) -> pa.Array:
         part = array.slice(start, stop - start)
@@ -416,5 +414,5 @@ def _stored(
 def _read_types(types: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
     """Return the types that a reader should use for columns: text and bytes with 32-bit offsets."""
     small = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
-    plain = {name: _plain_type(kind) for name, kind in types.items()}
+    plain = {name: encodings.value_type(kind) for name, kind in types.items()}
     return {name: small.get(kind, kind) for name, kind in plain.items()}
