@@ -207,11 +207,11 @@ class ProgressBar(Progress):
             self._printer.note(f"{format_count(count, 'row')} failed: {reason}")
 
     def print_summary(self, text: str) -> None:
-        """Print one line with the elapsed time and the rate."""
+        """Print one line with the elapsed time, and with the rate unless it is zero."""
         seconds = max(1e-3, time.monotonic() - self._begin)
-        self._printer.note(
-            f"{text} in {seconds:.1f} s ({format_size(int(self._bytes / seconds))}/s)"
-        )
+        rate = int(self._bytes / seconds)
+        shown = f" ({format_size(rate)}/s)" if rate else ""
+        self._printer.note(f"{text} in {seconds:.1f} s{shown}")
 
 
 class Snapshot(NamedTuple):
@@ -279,9 +279,9 @@ class Snapshot(NamedTuple):
     def counts(self, between: str) -> str:
         """Return the counts and the rate; `between` separates a count from its total."""
         now, unit = self.now, f"{self.unit}s"
-        parts = [f"{now.rows:,} {unit}"]
+        parts = [format_count(now.rows, self.unit)]
         if self.total:
-            parts = [f"{now.rows:,}{between}{self.total:,} {unit}"]
+            parts = [f"{now.rows:,}{between}{format_count(self.total, self.unit)}"]
         written = min(round(now.written), now.rows)
         is_shown = written > 0 or self._has_all_rows
         if self.write_share and is_shown and written < now.rows - self.failures:

@@ -462,6 +462,10 @@ def snapshot(now, before=START, **facts) -> Snapshot:
             "pack: 50%, 50 of 100 rows, 0 B/s, 3 m so far, time left unknown",
         ),
         (
+            snapshot(Sample(20.0, 1, 5_000_000, 0.0), total=1),
+            "pack: 100%, 1 of 1 row, 250.0 kB/s, 3 m so far, about 0 s left",
+        ),
+        (
             snapshot(Sample(20.0, 25, 5_000_000, 0.0), total=None),
             "pack: 25 rows, 250.0 kB/s, 3 m so far",
         ),

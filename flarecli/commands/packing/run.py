@@ -305,11 +305,12 @@ def _write(
     """Convert the rows to typed columns and write them. List failures or raise the first error."""
     progress, skips, total = plan.progress, plan.options.on_error == "skip", _expected_rows(plan)
     if writer.rows:
-        progress.note(f"continuing after {writer.rows} rows in {writer.shards} shards")
+        kept_shards = format_count(writer.shards, "shard")
+        progress.note(f"continuing after {format_count(writer.rows, 'row')} in {kept_shards}")
     first = writer.next
     if spool is not None:
         if kept := spool.restore():
-            progress.note(f"an earlier run fetched {kept} more rows")
+            progress.note(f"an earlier run fetched {format_count(kept, 'more row')}")
         first = spool.until
     progress.start("pack", total, done=first, write_share=write_share(plan.options))
     holds_null = plan.task.format.holds_null
@@ -354,7 +355,8 @@ def _write(
                 progress.advance(count, writer.written_bytes - written_bytes)
                 written_bytes = writer.written_bytes
     if plan.duplicates:
-        progress.note(f"skipped {plan.duplicates} rows with the key of an earlier row")
+        count = format_count(plan.duplicates, "row")
+        progress.note(f"skipped {count} with the key of an earlier row")
 
 
 def failed_row(plan: Plan, failure: Failure) -> FlareError:

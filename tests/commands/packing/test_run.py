@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -125,7 +126,10 @@ def test_a_resume_of_a_finished_pack_reports_the_failed_rows(tmp_path, capsys):
     for _ in range(2):
         capsys.readouterr()
         assert main([*argv, "--resume"]) == 1
-        assert "1 row failed: value" in capsys.readouterr().err.splitlines()
+        lines = capsys.readouterr().err.splitlines()
+        assert "1 row failed: value" in lines
+    summary = r"packed 2 rows in 1 shard, \d+ B \(2 rows in an earlier run\) in \d+\.\d s"
+    assert re.fullmatch(summary, lines[-1])
     assert main([*argv, "--resume", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["reasons"] == {"value": 1}
 
