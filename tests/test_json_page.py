@@ -144,13 +144,13 @@ def test_pack_that_is_resumed_and_unpack(run, packed, tmp_path):
 
 def test_inspect(run, packed, tmp_path):
     _, out = packed("--shard-rows 1")
-    for options in ("", "--shards", "--stats", "--sample 1", "--shards --stats --sample 2"):
+    for options in ("", "--shards", "--stats", "--sample 1", "--shards --stats --sample 2 --urls"):
         code, (told,), _ = run(f"inspect {out} {options}")
         assert code == 0
         check_object(told, ("inspect", 0), {"missing", "sample_asked"})
         check_object(told["streams"][0], ("inspect", 1))
     assert list(told["streams"][0]["shard_list"][0]) == ["url", "rows", "bytes", "first"]
-    assert {"sample", "stats", "shard_list"} <= {*told, *told["streams"][0]}
+    assert {"sample", "stats", "shard_list", "urls"} <= {*told, *told["streams"][0]}
     (out / "shard.00000.mds").unlink()
     code, (told,), _ = run(f"inspect {out} --stats")
     assert (code, [Path(one).name for one in told["missing"]]) == (3, ["shard.00000.mds"])

@@ -76,6 +76,8 @@ def command(line: Line) -> int:
         raise UsageError(
             "--html and --field cannot be used together", hint="Remove --html or --field."
         )
+    if line.urls and not line.as_json:
+        _refuse_with_urls(line)
     printer = line.printer()
     if not line.sources:
         _print_cache(printer, line.cache)
@@ -97,6 +99,10 @@ def command(line: Line) -> int:
         _print_field(printer, found.as_json(), line.field)
     elif line.as_json:
         printer.json(found.as_json())
+    elif line.urls:
+        urls = [url for stream in found.streams for url in stream.urls or ()]
+        if urls:
+            printer.text("\n".join(urls))
     else:
         printer.line(f"{found.address}: {found.format}, {_totals(found)}")
         if not line.quiet:
@@ -111,6 +117,22 @@ def command(line: Line) -> int:
             f"missing file; {count} could not be read", where=found.missing[0], hint=_MISSING_HINT
         )
     return 0
+
+
+def _refuse_with_urls(line: Line) -> None:
+    """Raise UsageError for options that print more than the addresses of the shards."""
+    for name, is_set in (
+        ("--field", line.field is not None),
+        ("--html", line.html is not None),
+        ("--shards", line.shards),
+        ("--stats", line.stats),
+        ("--sample", line.sample is not None),
+    ):
+        if is_set:
+            raise UsageError(
+                f"--urls and {name} cannot be used together",
+                hint=f"Remove --urls or {name}.",
+            )
 
 
 def _totals(of: Inspection | StreamInfo) -> str:

@@ -44,6 +44,7 @@ class StreamInfo:
     writer      program that wrote the stream; None if unknown
     holes       one sentence for each run of missing shards, and for each gap in the shard numbers
     shard_list  (address, rows, bytes) of each shard, if requested
+    urls         full address of each shard, if requested
     shard_facts  more facts about each shard, such as the number of row groups; empty for most formats
     stats       column -> statistics, if requested
     schema      column -> name of its Arrow type in the packed table, if the playlist lists it
@@ -64,6 +65,7 @@ class StreamInfo:
     writer: str | None = None
     holes: tuple[str, ...] = ()
     shard_list: tuple[tuple[str, int, int], ...] | None = None
+    urls: tuple[str, ...] | None = None
     shard_facts: tuple[Mapping[str, int | str], ...] = ()
     stats: dict[str, dict[str, Any]] | None = None
     schema: Mapping[str, str] = field(default_factory=dict)
@@ -80,7 +82,7 @@ class StreamInfo:
         out["columns"] = {column.name: column.encoding for column in self.columns}
         out["types"] = self.types()
         out["hashes"], out["holes"] = list(self.hashes), list(self.holes)
-        del out["shard_list"], out["shard_facts"], out["stats"], out["schema"]
+        del out["shard_list"], out["urls"], out["shard_facts"], out["stats"], out["schema"]
         if self.shard_list is not None:
             firsts = accumulate((rows for _, rows, _ in self.shard_list), initial=0)
             listed = zip(self.shard_list, firsts, strict=False)
@@ -90,6 +92,8 @@ class StreamInfo:
             ]
             for entry, facts in zip(out["shard_list"], self.shard_facts, strict=False):
                 entry |= {name.replace(" ", "_"): value for name, value in facts.items()}
+        if self.urls is not None:
+            out["urls"] = list(self.urls)
         if self.stats is not None:
             out["stats"] = self.stats
         return out
@@ -165,7 +169,8 @@ def inspect(options: InspectOptions) -> Inspection:
     A sample has at most 10,000 rows and about 256 MiB; `Inspection.asked` is the requested size. If
     local shards are missing, `missing` contains their addresses, and the sample and the statistics
     describe the other shards. Raises UsageError for an unknown stream or a format that the list
-    contradicts, and the errors of `resolve`.
+    contradicts, UnsafeError for `urls` if a list names an address that data may not name, and the
+    errors of `resolve`.
     """
     sources = address_texts(options.sources)
     guard = options.guard(sources)
@@ -182,7 +187,7 @@ def inspect(options: InspectOptions) -> Inspection:
     writers = {id(stream): writer_of(stream, one) for one in playlists for stream in one.streams}
     infos = tuple(
         replace(
-            _info(one, shards),
+            _info(one, shards, options.urls),
             writer=", ".join(
                 dict.fromkeys(name for stream in listed if (name := writers[id(stream)]))
             )
@@ -262,15 +267,17 @@ def _type(column: Column) -> str:
         return ""
 
 
-def _info(parts: Sequence[Stream], shards: bool) -> StreamInfo:
+def _info(parts: Sequence[Stream], shards: bool, urls: bool) -> StreamInfo:
     """Return the description of one stream.
 
-    parts  parts of the stream, with known rows and sizes
+    parts   parts of the stream, with known rows and sizes
+    shards  list the shards, with their names in the list
+    urls    list the full addresses of the shards
     """
     series = Series(parts)
     rows = np.concatenate([stream.rows for stream in parts])
     size = np.concatenate([stream.stored for stream in parts])
-    urls = [redact(url) for stream in parts for url in stream.urls] if shards else []
+    names = [redact(url) for stream in parts for url in stream.urls] if shards else []
     raw = [_raw_bytes(stream) for stream in parts]
     sums = {
         name
@@ -303,8 +310,9 @@ def _info(parts: Sequence[Stream], shards: bool) -> StreamInfo:
         largest,
         None,
         holes(parts),
-        tuple(zip(urls, rows.tolist(), size.tolist(), strict=True)) if shards else None,
-        tuple(map(series.shard_facts, range(len(urls)))) if series.is_typed else (),
+        tuple(zip(names, rows.tolist(), size.tolist(), strict=True)) if shards else None,
+        tuple(str(one.at.join(url)) for one in parts for url in one.urls) if urls else None,
+        tuple(map(series.shard_facts, range(len(names)))) if series.is_typed else (),
         schema=schema,
     )
 

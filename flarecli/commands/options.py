@@ -793,6 +793,10 @@ class InspectOptions(CacheOptions, _TableOptions, _FormatOptions, _SeedOptions):
     sources: Addresses
     _: KW_ONLY
     shards: bool = option(False, Option(group="Output", help="List the shards.", is_everyday=True))
+    urls: bool = option(
+        False,
+        Option(group="Output", help="Print only the addresses of the shards.", is_everyday=True),
+    )
     stats: bool = option(
         False,
         Option(

@@ -2,13 +2,16 @@
 
 import json
 import shutil
+import tarfile
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import flarecli as flare
 from flarecli import commands, read
+from flarecli.__main__ import main
 from flarecli.errors import MissingError, UsageError
 from flarecli.write import Writer
 
@@ -61,6 +64,63 @@ def test_compression_and_both_sizes_are_reported(zipped):
         None,
         (),
     )
+
+
+def test_the_addresses_of_the_shards_of_each_version_are_printed_in_the_order_of_the_rows(
+    tmp_path, capsys
+):
+    out, rows = tmp_path / "out", pa.table({"id": range(10)})
+    flare.pack(rows, out, format="webdataset", shard_rows=4)
+    flare.pack(rows, out, append=True)
+    flare.drop(out, rows="5")
+    assert main(["inspect", str(out), "--urls"]) == 0
+    urls = capsys.readouterr().out.splitlines()
+    assert urls[::2] == [f"{out}/00000.tar", f"{out}/00002.tar"]
+    values = []
+    for url in urls:
+        with tarfile.open(url) as tar:
+            values += [int(tar.extractfile(name).read()) for name in tar.getnames()]
+    assert values == [0, 1, 2, 3, 4, 6, 7, 8, 9, *range(10)]
+    assert main(["inspect", f"{out}/playlist.000001.yaml", "--urls", "--json"]) == 0
+    (stream,) = json.loads(capsys.readouterr().out)["streams"]
+    assert stream["urls"] == [f"{out}/0000{i}.tar" for i in range(3)]
+
+
+def test_the_addresses_of_streams_follow_each_other_and_one_stream_can_be_chosen(tmp_path, capsys):
+    out = tmp_path / "out"
+    flare.pack(pa.table({"id": range(4)}), out, shard_rows=2)
+    flare.pack(pa.table({"score": range(4)}), out, add_column="score")
+    shards = [f"{out}/shard.0000{i}.mds" for i in range(2)]
+    (added,) = out.glob("fragment.*/shard.00000.mds")
+    for options, expected in (
+        ([], [*shards, str(added)]),
+        (["-s", "score"], [str(added)]),
+        (["-s", "data"], shards),
+    ):
+        assert main(["inspect", str(out), "--urls", *options]) == 0
+        assert capsys.readouterr().out.splitlines() == expected
+
+
+@pytest.mark.parametrize(
+    "options", [["--shards"], ["--stats"], ["--sample", "1"], ["--html", "-"], ["--field", "rows"]]
+)
+def test_addresses_are_printed_alone(plain, capsys, options):
+    assert main(["inspect", str(plain), "--urls", *options]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        f"error: --urls and {options[0]} cannot be used together",
+        f"hint: Remove --urls or {options[0]}.",
+    ]
+
+
+def test_an_address_that_data_may_not_name_is_not_printed(tmp_path, capsys):
+    path = tmp_path / "list.yaml"
+    path.write_text(
+        "data:\n  content: [/etc/passwd]\n  headers: {format: mds, rows: [1], bytes: [1]}\n"
+    )
+    assert main(["inspect", str(path), "--urls"]) == 5
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "/etc/passwd" in printed.err
 
 
 def test_shards_without_a_list_are_described_by_their_headers(plain, tmp_path):

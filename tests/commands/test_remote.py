@@ -68,6 +68,13 @@ def test_inspect_requests_only_the_list(served):
     assert {name for name, *_ in requests} == {"playlist.yaml"}
 
 
+def test_the_addresses_of_remote_shards_are_complete_and_contain_no_secret(served):
+    url, _, requests = served
+    (stream,) = commands.inspect(f"{url}/playlist.yaml?token=secret", urls=True).streams
+    assert stream.urls == tuple(f"{url}/shard.0000{i}.mds" for i in range(4))
+    assert {name for name, *_ in requests} == {"playlist.yaml"}
+
+
 def test_inspect_of_a_bare_shard_requests_its_header(served):
     url, _, requests = served
     assert commands.inspect(f"{url}/shard.00001.mds").rows == 10

@@ -191,8 +191,8 @@ def test_wids_reads_the_rows_of_one_version_around_each_change(read, states, tmp
 
 
 def urls(folder):
-    stream, *_ = flare.inspect(folder, shards=True).streams
-    return [str(folder / url) for url, _, _ in stream.shard_list]
+    stream, *_ = flare.inspect(folder, urls=True).streams
+    return list(stream.urls)
 
 
 @needs("WEBDATASET_PYTHON")
