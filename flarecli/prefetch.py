@@ -138,7 +138,7 @@ def get_interruptibly(queue: SimpleQueue[T]) -> T:
 
 
 class _Entry(Generic[A, T]):
-    """An item of an OrderedQueue and, after its call, the result or the error."""
+    """An item of an OrderedQueue, and the result or the error of its call."""
 
     __slots__ = ("error", "is_done", "item", "value", "weight")
 

@@ -45,8 +45,8 @@ class FlareSource(Datasource):
     where    SQL condition on these columns, or a SELECT statement without sorting, grouping or
              limits
     allow_private, allow_local, allow_host  addresses that data may access, as in `flarecli.open`
-    raises   errors of `flarecli.open`; UsageError for an unknown column or any other SELECT
-             statement
+    raises   errors of `flarecli.open`; UsageError for an unknown column, and for a SELECT
+             statement that sorts, groups, counts or limits rows
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class FlareSource(Datasource):
     def get_read_tasks(
         self, parallelism: int, per_task_row_limit: int | None = None, data_context: Any = None
     ) -> list[ReadTask]:
-        """Return tasks that each read consecutive rows; the rows of complete shards if possible."""
+        """Return tasks that read consecutive rows. If possible, each task reads complete shards."""
         count = min(max(1, parallelism), max(1, self._rows))
         cuts = np.linspace(0, self._rows, count + 1).astype(np.int64)
         if len(self._ends) >= count:
@@ -145,7 +145,8 @@ class FlareSink(Datasink[Any]):
     columns    column -> encoding; the encodings of other columns are in the schema, or are
                inferred from the first rows
     settings   size, compression and checksums of shards
-    raises     before writing, errors of `claim`; after cleanup, the error of the failed row
+    raises     before any row is written, the errors of `claim`; if a row fails, the row's error, after
+               the written files are removed
     """
 
     def __init__(

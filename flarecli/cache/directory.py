@@ -70,7 +70,7 @@ __all__ = [
 LAYOUT = "flare-1"
 MANY_COPIES = 512  # listings are avoided above this number of copies
 BATCH_SHARE = 32  # with many copies, limit / BATCH_SHARE bytes are evicted at a time
-_MAX_NAMES = 1 << 12  # with more names, a listing takes longer than a request for a version
+_MAX_NAMES = 1 << 12  # with more names, listing the folder takes longer than requesting a version
 _LISTING_S = 0.25  # time for which a process reuses its listing if no other process uses the folder
 _MAX_DAMAGED = 2  # copies that were damaged this many times are not written again
 _MAX_DAMAGED_NAMES = 1 << 12  # maximum number of copies with a damage count
@@ -154,7 +154,7 @@ class Folder:
                 self._fd, self._pid = -1, 0
 
     def is_alone(self) -> bool:
-        """Return whether this is the only running process that uses the folder, as far as is known."""
+        """Return whether no other running process is known to use the folder."""
         fd = self.fd
         return self._presence.is_alone(fd)
 
@@ -210,7 +210,7 @@ class Folder:
                 os.rmdir(name, dir_fd=self._fd)
 
     def may_have(self, prefix: str) -> bool:
-        """Return whether a copy of any version with a name prefix may exist; see `entry.name_prefix`."""
+        """Return whether the folder may contain a copy of an object, of any version; see `entry.name_prefix`."""
         is_alone = self.is_alone()
         return self.prefixes.may_have(self._fd, prefix, is_alone)
 
@@ -551,10 +551,10 @@ os.register_at_fork(after_in_child=_forked)
 
 
 class CachedCopy(NamedTuple):
-    """A copy in a cache folder, for listings.
+    """A copy, as `list_copies` returns it.
 
     address  address of the object, without secrets
-    part     part of the object; see `entry`
+    part     `whole`, a byte range or a kind of derived data; see `entry.entry`
     size     size of the file in bytes
     idle_s   seconds since the last use
     """
@@ -602,17 +602,16 @@ def least_recently_used_first(
 ) -> list[tuple[float, T, int]]:
     """Sort copies (time of last use, name, bytes) by their time of last use.
 
-    A time in the future, which a wrong clock must have set, is treated as the oldest.
+    A time in the future is the result of a wrong clock, and is sorted before all other times.
     """
     now = time.time()
     return sorted((used if used <= now + 1 else 0.0, name, size) for used, name, size in copies)
 
 
 class NamedFiles:
-    """The files in a folder that have their original names, such as the shards of a streamed dataset.
+    """A folder of files with their original names, such as the shards of a streamed dataset.
 
-    The folder is listed again only if its modification time differs from the time after this process's last change,
-    so that adding a file does not cause a listing.
+    The folder is listed again only if its modification time shows a change by another process.
 
     sizes  file name -> bytes according to the dataset's index; all other files are ignored
     """

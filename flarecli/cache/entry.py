@@ -58,9 +58,9 @@ _MAX_REMEMBERED = 1 << 10  # maximum number of entries and of prefixes in memory
 _SMALL_BYTES = 1 << 16  # files up to this size are not mapped, because a map uses a file handle
 # Interval at which the use of an open copy is recorded, and at which the existence of the copy is checked.
 _TOUCH_S = 1.0
-# The types of signatures in query strings: the parameters that identify a type, and a pattern for all parameters of the
-# signature. A signature does not affect the content of an object. Without the identifying parameters, parameters that
-# match the pattern are kept, because they may affect the content.
+# For each type of signature in a query string: the parameters that identify the type, and a pattern for all parameters
+# of the signature. A signature is removed from an address, because it does not affect the content of the object. If an
+# identifying parameter is missing, the other parameters are kept, because they may affect the content.
 _SIGNATURES: tuple[tuple[frozenset[str], re.Pattern[str]], ...] = (
     (frozenset({"x-amz-signature"}), re.compile(r"x-amz-[a-z-]+")),
     (frozenset({"x-goog-signature"}), re.compile(r"x-goog-[a-z-]+")),
@@ -346,7 +346,7 @@ class OpenCopies:
 
 
 def _is_unused(memory: mmap.mmap) -> bool:
-    """Return whether a buffer has no views. A resize fails as long as views exist (only on Linux)."""
+    """Return whether a buffer has no views, because on Linux only such a buffer can be resized."""
     try:
         memory.resize(len(memory))
     except (BufferError, OSError):

@@ -74,7 +74,7 @@ class Cache:
 
 
 class CachedStore(Store):
-    """A remote store that is read through a cache. Picklable, and usable after a fork."""
+    """A remote store that is read through a cache. It can be pickled, and used after a fork."""
 
     keeps_copies = True
 
@@ -282,9 +282,9 @@ class CachedStore(Store):
 
         listed   size of the object according to a listing, or None; a known size saves the request for the version of
                  an object that was never cached
-        passing  whether the object is used only once in a run; the caller then calls `passed` after use. The object
-                 is kept in memory and evicts no copies if no other process uses the folder, and if the folder is
-                 small or full of copies in use
+        passing  whether the object is used only once in a run; if so, the caller calls `passed` after use. Such an
+                 object is kept in memory, and evicts no copies, if the folder is small or full of copies in use and
+                 if no other process uses the folder
         """
         return self._retry_if_changed(path, lambda: self._whole(path, listed, passing) is not None)
 

@@ -57,9 +57,9 @@ def version_number(name: str) -> int | None:
 
 
 def pin_of(name: str) -> str | None:
-    """Return the name of a pin from the file name of its list; None for any other name.
+    """Return the name of a pin from the file name of the pin's list; None for any other file name.
 
-    The result for the list of a version is its number as text.
+    For a numbered list, the result is the number as text.
     """
     match = _PIN.fullmatch(name)
     return match[1] if match else None

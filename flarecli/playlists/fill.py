@@ -33,9 +33,9 @@ def _map(call: Callable[[A], B], items: Iterable[A], at: Location) -> Iterator[B
 
 
 def described(streams: Sequence[Stream]) -> Sequence[Stream]:
-    """Return the streams of one dataset; if they store Arrow types, with common columns and types.
+    """Return the streams of one dataset, and add the common columns and types of tables.
 
-    Only files whose types are not listed are opened.
+    A file is opened only if its types are not listed. Streams in other formats are returned unchanged.
 
     raises  FormatError for tables whose columns differ; any error from opening a table
     """
@@ -56,12 +56,13 @@ def _with_listed_types(stream: Stream) -> Stream:
 
 
 def filled(stream: Stream, progress: Progress | None = None) -> Stream:
-    """Return a stream with all rows, sizes and columns. Only shards with missing facts are opened.
+    """Return a stream with the columns, and with the row count and size of every shard.
 
-    The types of tables are added to the headers if all of them can be listed.
+    A shard is opened only if some of its facts are missing. The types of tables are added to the
+    headers if all types can be listed.
 
-    progress  receives the number of shards, opened or not
-    raises  UsageError if the columns of shards differ; any error from opening a shard
+    progress  receives the number of finished shards, including shards that are not opened
+    raises    UsageError if the columns of shards differ; any error from opening a shard
     """
     (stream,) = described([stream])
     rows = np.full(len(stream), -1, np.int64) if stream.rows is None else stream.rows.copy()
@@ -102,7 +103,7 @@ def filled(stream: Stream, progress: Progress | None = None) -> Stream:
         columns = shard_columns if columns is None else columns
         if shard_columns != columns:
             raise UsageError(
-                "columns differ from those in earlier shards",
+                "columns differ from the columns of earlier shards",
                 where=stream.chunk(i).at,
                 hint="List these shards as a separate stream.",
             )
@@ -115,7 +116,7 @@ def filled(stream: Stream, progress: Progress | None = None) -> Stream:
 def _with_schema_header(stream: Stream) -> Stream:
     kinds = {name: encodings.without_variants(kind) for name, kind in stream.types.items()}
     header = {name: encodings.type_header(kind) for name, kind in kinds.items()}
-    if None in header.values():  # readers of the playlist open the files instead
+    if None in header.values():  # without the header, readers of the playlist open the files
         return stream
     return replace(stream, headers={**stream.headers, SCHEMA: header})
 
@@ -183,6 +184,6 @@ def _compute_sums(
         raise IntegrityError(
             f"checksum mismatch: {', '.join(different)} of {sums.size} bytes",
             where=at,
-            hint="Run `flare verify`; a playlist would hide the damage.",
+            hint="Run `flare verify` to find the damaged files, and repair the files first.",
         )
     return sums

@@ -66,7 +66,7 @@ def stream_faults(name: str, value: Any) -> Iterator[Fault]:
 
 
 def split_stream(value: Any) -> tuple[Map, list[Any]]:
-    """Return the headers and content of a stream; a missing or invalid part is empty."""
+    """Return the headers and content of a stream; missing or invalid headers or content are empty."""
     value = value if isinstance(value, Map) else Map()
     headers, content = value.get("headers"), value.get("content")
     return (

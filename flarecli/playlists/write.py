@@ -75,7 +75,7 @@ def _headers(stream: Stream) -> dict[str, Any]:
 
 
 class _Files(Mapping[str, Any]):
-    """A mapping from file names to headers, generated on demand because it may have many files."""
+    """A mapping from file names to headers. The headers are generated on demand to save memory."""
 
     def __init__(self, files: Mapping[str, File]) -> None:
         self._files = files

@@ -20,7 +20,7 @@ _BLOCK_STEPS = 1 << 14  # approximate number of steps to map to rows at a time
 
 
 class Block:
-    """Row numbers, int64 [k], of consecutive batches whose rows are located in memory together."""
+    """Row numbers, int64 [k], of consecutive batches; one call locates the rows of several batches."""
 
     def __init__(self, rows: IntArray) -> None:
         self.rows = rows
@@ -67,7 +67,7 @@ def batch_rows(
     workers: int = 1,
     drop_last: bool = False,
 ) -> Iterator[IntArray]:
-    """Yield the rows of a worker's batches in order, as int64 [k] arrays of complete batches.
+    """Yield the row numbers of a worker's batches in order: int64 [k] per one or more batches.
 
     One batch on every rank uses `batch * ranks` steps. Worker w of W makes batches w, w + W, … of
     its rank.
@@ -78,8 +78,8 @@ def batch_rows(
     batch_steps, stop = batch * ranks, order.rows
     if drop_last:
         stop = start + (stop - start) // batch_steps * batch_steps
-    # this rank's steps within a batch; Python's `range` and `min` accept arguments
-    # above int64
+    # steps of this rank within a batch; unlike numpy, Python's `range` and `min` accept
+    # arguments above int64
     own_steps = np.array(range(rank, min(batch_steps, stop), ranks), np.int64)
     begin, stride = start + worker * batch_steps, workers * batch_steps
     block = stride  # the first block has one batch, so that it is ready early
@@ -112,7 +112,7 @@ class BatchResult(NamedTuple):
 
 
 class BatchMaker:
-    """Callable that makes the batch for a task. It is picklable if the transforms are.
+    """Callable that makes the batch for a task. It can be pickled if the transforms can be pickled.
 
     fetches  download complete shards into the cache before reading their rows
     """

@@ -106,7 +106,7 @@ class Dataset(Data):
 
     def _set_schema(self) -> None:
         """Derive the batch schema from the schema of the stored columns."""
-        # column -> its natural encoding, and the type to restore, for columns to be converted
+        # for each column to convert: the encoding after the conversion, and the type to restore
         self._conversions: dict[str, tuple[encodings.Encoding, pa.DataType | None]] = {}
         fields = []
         for field in self.exact:
@@ -125,7 +125,7 @@ class Dataset(Data):
                 kind = None
             if kind is not None or natural is not stored:
                 self._conversions[field.name] = natural, kind
-            # the name of the encoding would describe a different type
+            # a restored type has no encoding in its metadata, because the encoding has another type
             fields.append(field if kind is None else pa.field(field.name, kind))
         self.schema = pa.schema(fields)
 
@@ -315,7 +315,7 @@ class Dataset(Data):
         return {name: out[name] for name in self._decoders}
 
     def locate(self, rows: IntArray, least: int) -> LocatedBatches | None:
-        """Locate at least the first `least` of `rows`, int64 [k], in memory, or return None."""
+        """Locate the first rows of `rows`, int64 [k], in memory; see `Rows.locate`."""
         located = self._table.locate(rows, least, self._selected)
         if located is None:
             return None
@@ -390,7 +390,9 @@ class Dataset(Data):
         self._names(list(ranges))
         for name, items in ranges.items():
             if self._encodings[name].item is None:
-                raise UsageError(f"cannot read a range of column {name!r}: not a list", column=name)
+                raise UsageError(
+                    f"column {name!r} is not a list; only lists support ranges", column=name
+                )
             if not 0 <= items.start <= items.stop or items.step < 1:
                 raise UsageError(
                     f"invalid range {items.start}:{items.stop}:{items.step} of column {name!r}",
@@ -479,7 +481,7 @@ class Dataset(Data):
     def _all_natural(
         self, batches: Iterator[pa.RecordBatch], first: int
     ) -> Iterator[pa.RecordBatch]:
-        """Convert batches with `_natural`. `first` is the number of the first batch's first row."""
+        """Convert the columns of batches to the types of `schema`. `first` is the first row number."""
         for batch in batches:
             yield self._natural(batch, range(first, first + batch.num_rows))
             first += batch.num_rows
@@ -514,10 +516,11 @@ class Dataset(Data):
 
     @property
     def checksum(self) -> str:
-        """The xxh3_128 of the columns and of the rows, size and checksums listed for each shard.
+        """The xxh3_128 of the shard listing: the columns, and the facts of each shard.
 
-        If the playlist or index has no shard checksums, the shard names are used instead. `where`
-        changes the checksum; addresses, `select` and decoders do not.
+        The facts are the row count, the size, and the checksums. If no checksums are listed, the
+        name of the shard is used instead. Addresses, `select` and decoders do not change the
+        checksum. `where` does.
         """
         return self._table.checksum
 
@@ -642,12 +645,12 @@ class Dataset(Data):
     ) -> dict[str, Dataset]:
         """Split the rows at random, and return a dataset for each name.
 
-        The part of a row depends only on the row number and the seed, so appending rows does not
-        change the parts of existing rows. With `key`, the part depends on the key instead of the
-        row number, so all rows with the same key are in one part.
+        The row number and the seed determine the dataset that contains a row, so appended rows do
+        not change the datasets of existing rows. With `key`, the key is used instead of the row
+        number, so all rows with the same key are in the same dataset.
 
         fractions  name -> approximate share of the rows, such as {"train": 0.9, "val": 0.1}
-        key        column that determines the part of a row; the column is read once
+        key        column whose values are the keys; the column is read once
         raises     UsageError for fractions whose sum is not 1, or an unknown column
         """
         check_fractions(fractions)

@@ -45,10 +45,10 @@ class DecodeFailure(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """Decoder for one column. It is picklable if `rule` is.
+    """Decoder for one column. It can be pickled if `rule` can be pickled.
 
-    kind  type of the column in the packed table, if a value of this type is not the decoded value
-          of the encoding, such as a timestamp that is stored as text; else None
+    kind  type of the column in the packed table if decoded values must be converted to this type,
+          such as a timestamp that is stored as text; otherwise None
     """
 
     encoding: Encoding
@@ -139,7 +139,7 @@ class Decoder:
     def array(self, data: Sequence[Any]) -> Any:
         """Return numbers, or arrays of one shape, as one array [rows, …]; None for other values.
 
-        data  list of bytes to copy, or an array of voids; the result for voids is a view of `data`
+        data  list of bytes, which are copied, or a numpy array of dtype void, which is not copied
         """
         encoding, size = self.encoding, self.encoding.size
         if self.rule is not True or size is None or not self._has_fixed_shape:

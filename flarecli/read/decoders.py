@@ -188,7 +188,5 @@ def _av() -> Any:
     try:
         import av
     except ImportError:
-        raise MissingLibraryError(
-            "PyAV is not installed", hint="Install it: pip install av."
-        ) from None
+        raise MissingLibraryError("PyAV is not installed", hint="Run `pip install av`.") from None
     return av

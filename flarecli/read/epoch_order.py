@@ -93,7 +93,8 @@ def _inside(
     """Permute steps, one block at a time, until each result is below its number of rows.
 
     rows      one number, or uint64 [k]: the number of rows for each step
-    permuted  function(numbers, their indices in `steps`: a slice or int64 [n])
+    permuted  function that permutes numbers; its second argument is the position of the numbers in
+              `steps`, as a slice or int64 [n]
     """
     out = np.empty(len(steps), np.int64)
     for start in range(0, len(steps), _BLOCK_STEPS):
@@ -180,8 +181,9 @@ class Epoch:
             self._bounds = self._starts[[*range(0, chunks, window), chunks]]
 
     def windows(self, step: int) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
-        """Yield the windows from a step on: first step, end step, and (start, stop) rows per chunk.
+        """Yield the window that contains a step, and all later windows.
 
+        A window is its first step, its end step, and the row range (start, stop) of each chunk.
         Order `shuffle` has no windows.
         """
         if self._order == "sequential":

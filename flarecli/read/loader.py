@@ -24,7 +24,7 @@ from flarecli.read.shard_prefetch import Prefetch
 __all__ = ["Loader"]
 
 _MAX_WORKERS = 1 << 16
-_MAX_SHOWN_ROWS = 8  # row numbers in a message
+_MAX_SHOWN_ROWS = 8  # maximum number of row numbers in a message
 _KEYS = {"seed", "epoch", "step", "order", "window", "rows", "ranks", "skip", "checksum"}
 
 
@@ -265,7 +265,7 @@ class Loader(Closable):
     ) -> Iterator[BatchResult]:
         """Start the workers and return their results in order. Closing `resources` ends the workers."""
         workers = 0 if not self._processes and maker.is_inline else self.workers
-        # memory for the prefetched batches, and for the batch that the caller uses
+        # one item more than the prefetched batches, for the batch that the caller uses
         max_items = max(self._ahead, workers) + 1 if workers else 1
         make: Callable[[BatchTask], BatchResult] = maker
         if workers and self._processes:

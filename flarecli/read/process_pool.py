@@ -27,7 +27,7 @@ _END_S = 0.3  # wait before terminating a process, and again before killing the 
 
 
 class WorkerEndedError(TransformError):
-    """A worker process that ended during a call."""
+    """The error for a worker process that ended during a call."""
 
 
 class Process:

@@ -40,7 +40,10 @@ class Order(Protocol):
         """Return the row of each step: int64 [k] -> int64 [k]."""
 
     def windows(self, step: int) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
-        """Yield the windows from a step on: first step, end step, and (start, stop) row ranges."""
+        """Yield the window that contains a step, and all later windows.
+
+        A window is its first step, its end step, and its row ranges (start, stop).
+        """
 
 
 class LocatedBatches(NamedTuple):
@@ -71,7 +74,10 @@ class Rows(Protocol):
         """Return rows as one batch."""
 
     def locate(self, rows: IntArray, least: int) -> LocatedBatches | None:
-        """Locate at least the first `least` rows in memory; None if `collated` is as fast."""
+        """Locate the first rows of `rows` in memory: at least `least` rows.
+
+        The result is None if `collated` reads the rows as fast.
+        """
 
     @property
     def is_copied(self) -> bool:

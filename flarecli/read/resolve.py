@@ -162,7 +162,7 @@ def resolve(
 
 
 def _of_stream(spool: Spool, format: str | None, table: Mapping[str, Any]) -> Playlist:
-    """Return a playlist with one shard, the content of a stream."""
+    """Return a playlist whose only shard is the content of standard input or of a FIFO."""
     from flarecli.formats.tables.dialect import Dialect
     from flarecli.ingest import sniff
 
@@ -198,7 +198,7 @@ def _with_headers(playlist: Playlist, table: Mapping[str, Any]) -> Playlist:
 
 
 def _can_extend(playlist: Playlist, other: Playlist) -> bool:
-    """Return whether both are playlists of single, user-named shards in one folder and format."""
+    """Return whether two playlists have only shards that the user passed, in one folder and format."""
     for one in (playlist, other):
         if one.at is not None or len(one.streams) != 1 or one.streams[0].sizes is not None:
             return False
@@ -240,7 +240,7 @@ def read_list(at: Location, format: str | None = None) -> Playlist:
 
 
 def without_version_index(stream: Stream) -> Stream:
-    """Return the stream of a version without the index in its folder, which lists the newest version."""
+    """Return a stream without its index file, because the index lists only the newest version."""
     if not formats.is_known(stream.format):
         return stream
     index = formats.find(stream.format or "").version_index
@@ -328,9 +328,10 @@ def _tables_in(at: Location, entries: Sequence[Entry], format: str | None) -> St
 
     The result is None unless all data files of the folder are tables of one format. Hidden files,
     files whose names start with `_`, READMEs, licenses and checksum files of tables are not data
-    files. Files whose names end with `.json` are not enough, because samples often have such files.
+    files. The result is also None if all tables are `.json` files, because samples often have such
+    files.
 
-    format  read only the tables of this format, whatever the other files are
+    format  return only the tables of this format, and ignore all other files
     """
     if format is not None and not formats.facts(format).typed:
         return None

@@ -23,7 +23,7 @@ __all__ = ["Prefetch"]
 _THREADS, _WINDOWS_AHEAD = 4, 2
 _MAX_LOCAL_RANKS = 8
 _MIN_LARGE_PAGE_BYTES = 8 << 20  # smaller datasets are read with normal pages
-_MIN_AHEAD_BYTES = 32 << 20  # prefetched even if these bytes are more than two windows
+_MIN_AHEAD_BYTES = 32 << 20  # up to this size, more than two windows are prefetched
 _POLL_S = 0.5  # interval between checks for free space in the cache
 _END_S = 1.0  # maximum time for which `close` waits for transfers
 
@@ -42,7 +42,7 @@ class Prefetch:
     """
 
     def __init__(self, data: Rows, order: Order, start: Cursor, ranks: int) -> None:
-        keep_freed()  # speeds up batches that this process copies from worker processes too
+        keep_freed()  # also speeds up copying the batches of worker processes
         self._shards, self._step = data.shards, start.step
         if ranks <= _MAX_LOCAL_RANKS:
             self._shards.expect_epoch(_MIN_LARGE_PAGE_BYTES)

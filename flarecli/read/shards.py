@@ -31,7 +31,7 @@ __all__ = ["GatheredRows", "Series", "keep_freed"]
 Ranges: TypeAlias = Mapping[str, tuple[int, int]]
 
 MAX_OPEN_SHARDS = 512  # per process; the row table of each shard is in memory
-_MAX_FILES = 1024  # mapped files of open shards, unless the limit on open files is lower
+_MAX_FILES = 1024  # maximum number of mapped files; lower if the limit on open files is low
 _BATCH_BYTES = 16 << 20  # approximate bytes per batch in a scan
 _MIN_SHARD_ROWS = 8  # with fewer rows per shard, reading single rows is faster than reading columns
 _GATHER_BYTES = 8 << 20  # approximate total bytes of the rows to locate in one call
@@ -47,7 +47,8 @@ class Series:
 
     rows     the number of rows of all streams
     columns  the columns of every stream
-    raises   UsageError if columns differ; if row counts are not listed, errors for opening shards
+    raises   UsageError if columns differ; any error from opening a shard whose row count is not
+             listed
     """
 
     def __init__(self, streams: Sequence[Stream]) -> None:
@@ -61,7 +62,7 @@ class Series:
         self._readers: dict[tuple[str, ...] | None, dict[int, Callable[[int], Row]]] = {}
         self._expected = 0  # bytes that will be read; see `expect`
         self._advised: set[int] = set()  # positions of shards passed to `_advise`
-        self._fetched: dict[int, Chunk] = {}  # a cache, because `chunk` checks each address
+        self._fetched: dict[int, Chunk] = {}  # cached chunks, because `chunk` checks the address
         self._fetch_locks: dict[int, threading.Lock] = {}
         self._passing: set[int] = set()  # chunks that runs have fetched but not yet released
         self._lock = threading.Lock()
@@ -118,9 +119,10 @@ class Series:
 
     @property
     def schema(self) -> Mapping[str, Any]:
-        """Column -> listed header of the Arrow type in the packed table, in the table's order.
+        """Column -> Arrow type in the packed table, as listed in the playlist's header.
 
-        The mapping is empty if the streams do not list the same types.
+        The columns are in the order of the packed table. The mapping is empty if the streams do not
+        list the same types.
         """
         listed = [stream.headers.get(playlists.SCHEMA) for stream in self.streams if len(stream)]
         first: Any = listed[0] if listed else None
@@ -223,7 +225,8 @@ class Series:
     def shard(self, i: int) -> Shard:
         """Return the shard at a position; open it if necessary.
 
-        raises  errors for opening the shard, for example if its columns differ from the listed columns
+        raises  any error from opening the shard, for example if its columns differ from the listed
+                columns
         """
         with self._lock:
             if (shard := self._open.get(i)) is not None:
@@ -233,7 +236,7 @@ class Series:
         with self._lock:
             expected = 0 if i in self._advised else self._expected
             self._advised.update((i,) if expected else ())
-        if expected:  # advise before reading the table, which would map small pages
+        if expected:  # before `open_shard`, which would otherwise map small pages
             with contextlib.suppress(FlareError):  # `open_shard` raises the same error
                 _advise(chunk, expected)
         keep_freed()
@@ -244,7 +247,7 @@ class Series:
         return shard
 
     def shard_facts(self, i: int) -> Mapping[str, int | str]:
-        """Return more facts about the shard of a typed format; empty for other formats."""
+        """Return facts about a shard for `inspect`; empty unless the format is typed."""
         return _format(self.shard(i)).shard_facts(self.shard(i)) if self.is_typed else {}
 
     def large_values(self, i: int, max_bytes: int) -> list[LargeValue]:
@@ -259,7 +262,10 @@ class Series:
         return _format(shard).large_values(shard, max_bytes)
 
     def expect(self, total_bytes: int) -> None:
-        """Announce that all chunks will be read, as part of reading `total_bytes`."""
+        """Announce that all chunks will be read, so that their maps use large pages.
+
+        total_bytes  listed size of all files that will be read, including other series
+        """
         with self._lock:
             self._expected, opened = total_bytes, [*self._open.values()]
             self._advised.update(self._open)
@@ -386,8 +392,8 @@ class Series:
         """Locate the values of the first of these rows in memory, in the order of `rows`.
 
         rows    row numbers, int64 [k], each in [0, self.rows)
-        least   minimum number of rows to locate; more rows are located if they are small and all
-                in mapped shards (locating a row in an unmapped shard downloads or copies the row)
+        least   minimum number of rows to locate; more rows are located only if they are small and
+                in mapped shards, because an unmapped row would have to be downloaded or copied
         return  None if the format or the store cannot locate rows, or if too many shards contain
                 the rows
         """

@@ -47,7 +47,7 @@ _FRAGMENT_NAME = re.compile(r"fragment\.[0-9a-f]{32}", re.ASCII)
 
 
 def is_fragment(name: str) -> bool:
-    """Return whether a name is that of a fragment's folder."""
+    """Return whether a name is the name of a fragment's folder."""
     return _FRAGMENT_NAME.fullmatch(name) is not None
 
 
@@ -55,9 +55,9 @@ _REPAIR = "Delete this file if you did not interrupt `flare prune` or `flare dro
 
 
 def confined(at: Location) -> Location:
-    """Return a folder whose files outside it cannot be reached, even if the user allowed this for reads.
+    """Return the location of a folder through which no file outside the folder can be reached.
 
-    Files are deleted through this location only.
+    Files are deleted only through this location, even if the user allowed reads outside the folder.
     """
     store = at.store
     if not (isinstance(store, LocalStore) and store.guard.allow_local):
@@ -89,7 +89,7 @@ def file_names(stream: Stream) -> Iterator[tuple[str, int | None]]:
 
 
 def listed_files(at: Location, name: str) -> dict[str, int | None]:
-    """Return the files in the folder `at` that a list names: name -> size.
+    """Return the listed files that are in the folder `at`: name -> size.
 
     raises  FormatError for an invalid list
     """
@@ -98,7 +98,7 @@ def listed_files(at: Location, name: str) -> dict[str, int | None]:
 
 
 def files_of(at: Location, playlist: Playlist) -> dict[str, int | None]:
-    """Return the files in the folder `at` that a playlist names: name -> size."""
+    """Return the files of a playlist that are in the folder `at`: name -> size."""
     at = confined(at)
     out = {}
     for stream in map(without_version_index, playlist.streams):
@@ -126,26 +126,29 @@ def _name_inside(at: Location, url: str) -> str | None:
 
 
 def listed_in_versions(at: Location, removed: Iterable[str] = ()) -> set[str]:
-    """Return the names of all files that the lists in a folder name.
+    """Return the names of all files that are listed by a playlist in the folder.
 
-    removed  names of lists to ignore
+    removed  names of playlists to ignore
     raises   FormatError for an invalid list
     """
     ignored, found = set(removed), set[str]()
     for name in list_names(at):
         if name not in ignored:
-            with contextlib.suppress(MissingError):  # pruned in the meantime
+            with contextlib.suppress(MissingError):  # the list was pruned in the meantime
                 found.update(listed_files(at, name))
     return found
 
 
 def is_protected(name: str) -> bool:
-    """Return whether a file belongs to the versions themselves, so that no list can make it expire."""
+    """Return whether a file is part of the version history, and must not be removed as expired."""
     return name == PLAYLIST or name in INDEX_FILES or is_version_file(name)
 
 
 def files_to_remove(at: Location) -> list[str]:
-    """Return the files of an interrupted removal. Raises UnsafeError for a name of any other file."""
+    """Return the names of the files that an interrupted removal must delete.
+
+    raises  UnsafeError for the name of a playlist, an index or another protected file
+    """
     where = at / REMOVAL
     try:
         data = where.read()

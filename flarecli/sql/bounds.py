@@ -56,7 +56,7 @@ class Bound:
 
 
 def bounds(expression: str, names: Sequence[str]) -> tuple[Bound, ...]:
-    """Return known comparisons that are true for every row that an expression selects.
+    """Return comparisons that are true for every row that an expression selects.
 
     names  names of the columns; SQL ignores case
     """
@@ -150,7 +150,7 @@ def _parse_cast(text: str, kind: str) -> Literal | None:
 
 
 class _Comparison(NamedTuple):
-    """Ranges that are compared in place of a literal and the values of a column.
+    """The rounded ranges of a literal and of the values of a column, which are compared.
 
     value    smallest and largest value that the literal may have after rounding
     column   smallest and largest value that the column may have after rounding

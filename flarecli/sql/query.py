@@ -61,7 +61,7 @@ _ROW_PRESERVING = {
     "EMPTY_RESULT",
 }
 _MAX_DIGITS = 38  # digits of a decimal in DuckDB
-_POSITION = "position in its batch"  # hidden column; extended if the source has this column
+_POSITION = "position in its batch"  # hidden column; renamed if the source has this column
 _HINT = "Use a form such as \"aes > 4 and lang = 'en'\"."
 
 
@@ -391,9 +391,9 @@ def _readable_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def _readable(kind: pa.DataType) -> pa.DataType:
-    """Return a type with the same values that DuckDB can read.
+    """Return a type that DuckDB can read and that can represent the same values.
 
-    DuckDB cannot read float16, and decimals of more than 38 digits or with a negative scale.
+    DuckDB cannot read float16, decimals of more than 38 digits, or decimals with a negative scale.
     """
     if pa.types.is_float16(kind):
         return pa.float32()

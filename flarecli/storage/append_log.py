@@ -111,7 +111,7 @@ def open_log(at: Location) -> AppendLog:
 
 
 def first_entry(at: Location) -> dict[str, Any]:
-    """Return the JSON object in the first line of a log; empty if it cannot be read."""
+    """Return the JSON object in the first line of a log; empty if the line cannot be read."""
     where = at if isinstance(at.store, LocalStore) else at / "00000.json"
     try:
         data = bytes(where.read(0, min(where.size(), _MAX_HEAD_BYTES)))

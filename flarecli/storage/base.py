@@ -141,7 +141,7 @@ class Guard:
 
 
 class Keeper(Protocol):
-    """A cache for remote stores. Hashable and picklable."""
+    """A cache for remote stores. Caches can be hashed and pickled."""
 
     def over(self, store: Store) -> Store:
         """Return a store that caches the data that it reads from `store`."""
@@ -151,8 +151,8 @@ class Keeper(Protocol):
 class Store(ABC):
     """A storage backend that reads, writes and lists files by path. Every error is a FlareError with the address.
 
-    Subclasses implement the abstract methods, and override other methods where a faster implementation exists. Stores
-    are picklable, and usable after a fork because each process opens its own connections.
+    Subclasses implement the abstract methods, and override other methods where a faster implementation exists. A store
+    can be pickled, and used after a fork, because each process opens its own connections.
 
     is_local      whether files can be mapped, and read in any order, without network access
     keeps_copies  whether `map` and `derived` may return copies from a cache
@@ -293,7 +293,7 @@ class Store(ABC):
         raises  UsageError or BusyError if the file exists, and UsageError if the store cannot guarantee this
         """
         raise UsageError(
-            "this store cannot create a file only if it does not exist",
+            "this store cannot guarantee that only one process creates a file",
             where=self.show(path),
             hint="Use a local folder, or a bucket of S3, GCS or Azure.",
         )
@@ -324,7 +324,10 @@ class Store(ABC):
         return f"{path}/{name}" if path else name
 
     def join(self, path: str, url: str) -> Location:
-        """Resolve an address found in data in the folder `path`. Raises UnsafeError if the guard forbids it."""
+        """Resolve an address found in a file of the folder `path`.
+
+        raises  UnsafeError if the guard forbids the address
+        """
         return Location(self, self.child(path, check_name(bare(url), where=self.show(path))))
 
     # -- lifetime
@@ -345,7 +348,7 @@ class Store(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A store and a path in it. Picklable; `str` omits secrets."""
+    """A store and a path in the store. A Location can be pickled. `str` omits secrets."""
 
     store: Store
     path: str = ""
@@ -391,7 +394,10 @@ class Location:
         return self.store.is_local or self.store.keeps_copies
 
     def join(self, url: str) -> Location:
-        """Resolve a URL found in data in this folder (RFC 3986). Raises UnsafeError if the guard forbids it."""
+        """Resolve a URL found in a file of this folder (RFC 3986).
+
+        raises  UnsafeError if the guard forbids the address
+        """
         return self.store.join(self.path, url)
 
     def size(self) -> int:
@@ -634,7 +640,7 @@ def cut(
 
 
 def resolve(store: Store, home: str, path: str, url: str, guard: Guard) -> Location:
-    """Resolve an address found in data in the folder `path` of a remote store.
+    """Resolve an address found in a file of the folder `path` of a remote store.
 
     Keys are opaque, so `%20`, `?` and `#` have no special meaning. Other buckets are read without credentials,
     because data from the network must not decide where the user's credentials are used.

@@ -95,7 +95,8 @@ _CREDENTIAL_ERRORS = (  # errors that end the run, because all other files would
 class FsspecStore(Store):
     """A store for the files of one fsspec file system; the path of a Location is the path in fsspec.
 
-    Picklable, and usable after a fork and in many threads, because each process and thread has its own file system.
+    A store can be pickled, and used after a fork and in many threads, because each process and thread has its own file
+    system.
 
     address  address that the user typed; it may contain secrets, so it is used to connect but never shown
     """

@@ -88,7 +88,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 class LocalStore(Store):
-    """A store for the files below `root`. Picklable, because each process creates its own maps.
+    """A store for the files below `root`. It can be pickled, because each process creates its own maps.
 
     shown    the root as the user typed it, for messages
     maps     whether files are mapped for reading; reading a map of a truncated file ends the process
@@ -498,7 +498,7 @@ class LocalStore(Store):
 
     def _fill(self, fd: int, parts: Iterable[Part], sums: Sums) -> None:
         """Write, hash and sync a new file."""
-        from flarecli.storage.direct_io import FileWriter  # imported late: reads do not use it
+        from flarecli.storage.direct_io import FileWriter  # not needed to read
 
         writer = FileWriter(fd, self.durable)
         for data in parts:
@@ -761,7 +761,7 @@ def temporary_file_error(error: OSError, purpose: str) -> ReachError:
 
     purpose  what the files are for, such as "the shuffle"
     """
-    reason = os.strerror(error.errno) if error.errno else str(error)  # Arrow's text is longer
+    reason = os.strerror(error.errno) if error.errno else str(error)  # Arrow's message is long
     hint = "Set TMPDIR to a folder on a larger disk."
     if error.errno in (errno.EMFILE, errno.ENFILE):
         hint = "Raise the limit of open files (`ulimit -n`)."

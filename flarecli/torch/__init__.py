@@ -15,7 +15,7 @@ try:
     import torch  # noqa: F401
 except ImportError:
     raise MissingLibraryError(
-        "PyTorch is not installed", hint="Install it: pip install 'flarecli[torch]'."
+        "PyTorch is not installed", hint="Run `pip install 'flarecli[torch]'`."
     ) from None
 
 from flarecli.torch.datasets import IterableDataset, MapDataset

@@ -139,7 +139,7 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
         self._resume: tuple[int, int, int, int] | None = None  # epoch, step, samples, workers
 
     def __getstate__(self) -> dict[str, Any]:
-        if not get_spawning_popen():  # a copy in the same process gets its own epoch
+        if not get_spawning_popen():  # a copy in the same process has its own epoch
             return self.__dict__ | {"_epoch": tuple(self._epoch), "_inherited": None}
         share: Share | UsageError
         try:
@@ -244,7 +244,7 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
         self._resume = cursor.epoch, cursor.step, given, state["workers"]
 
     def __iter__(self) -> Iterator[Any]:
-        # in accelerate's dispatch mode only process 0 iterates, so all processes check here
+        # Check here, because only process 0 runs the loop in accelerate's dispatch mode.
         if self._given_ranks is not None:
             self._share(is_iterated=True)
         return self._loop() if torch_data.get_worker_info() is None else self._loop_in_worker()

@@ -35,7 +35,7 @@ class Share(NamedTuple):
 
 
 class Inherited(NamedTuple):
-    """The parent's share, or the error that the parent raised instead, in a spawned process.
+    """The share that a spawned process inherits from its parent, or the error of the parent.
 
     pid  process id of the parent
     """

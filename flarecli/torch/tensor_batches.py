@@ -127,7 +127,7 @@ def _restore(
     return {name: batch[name] for name in names}
 
 
-ForkingPickler.register(_Sent, _reduce)  # only between processes; `pickle` writes a plain dict
+ForkingPickler.register(_Sent, _reduce)  # not used by `pickle`, which writes a plain dict
 
 
 # -- the ring

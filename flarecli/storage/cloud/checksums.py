@@ -4,8 +4,8 @@
     x-amz-checksum-type: FULL_OBJECT   COMPOSITE: a checksum of the checksums of the parts, not of the bytes
 
 obstore cannot read these headers, so the request is signed here with AWS Signature Version 4 (source: Amazon S3 API
-reference, "Authenticating Requests"). No request is sent if the only credentials are those of the machine's role,
-because flare cannot access them.
+reference, "Authenticating Requests"). If only the role of the machine grants access, no request is sent, because flare
+cannot read the credentials of the role.
 """
 
 from __future__ import annotations

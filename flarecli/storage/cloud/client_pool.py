@@ -38,7 +38,7 @@ _outages: dict[tuple[str, int, float], Outage] = {}
 
 
 def close_shared() -> None:
-    """Drop the shared clients, each of which closes when its last user releases it."""
+    """Drop the shared clients. A client closes when its last user releases the client."""
     with fork_safety.opening:
         # The clients of a parent process are kept, because closing them in this process could block.
         for key in [key for key in _shared if key[0] == fork_safety.pid()]:

@@ -99,7 +99,7 @@ UploadQueue: TypeAlias = "Queue[bytes | AbortedError | None]"
 class ObjectStore(Store):
     """A store for the objects of one bucket; the path of a Location is the key.
 
-    Picklable, and usable after a fork because each process opens its own clients.
+    A store can be pickled, and used after a fork, because each process opens its own clients.
     """
 
     def __init__(self, scheme: str, bucket: str, guard: Guard) -> None:

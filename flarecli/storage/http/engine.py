@@ -161,7 +161,7 @@ class Pool:
 
 
 class Window:
-    """Limit on the bytes of an engine that are in flight, or that were delivered and are not released yet.
+    """Limit on the bytes of an engine: bytes in flight, and delivered bytes that the caller has not released.
 
     limit   maximum bytes, or None for no limit; the request with the lowest order (`head`) may exceed the limit
     held    bytes that currently count toward the limit
@@ -259,7 +259,7 @@ class Engine:
     # -- called by other threads
 
     def submit(self, requests: Iterable[Request]) -> None:
-        """Queue requests, which start in ascending order of `order` as far as their hosts allow."""
+        """Queue requests. They start in ascending order of `order`, unless their hosts are at a limit."""
         self._call(self._queue, list(requests))
 
     def submit_batch(self, batch: BatchRequest) -> None:
@@ -426,9 +426,11 @@ class Engine:
             self._begin(request, now)
 
     def _displace_paused(self, now: float) -> bool:
-        """Requeue a paused transfer of a host at its limit if the head needs this host; return True if done.
+        """Stop and requeue a paused transfer if its host is at its limit and the head needs the host.
 
         Otherwise, the head would wait for transfers that are paused until the head is complete.
+
+        return  whether a transfer was requeued
         """
         paused = self._window.paused
         name = self.hosts.blocked_host(now, self._window.head) if paused else None
@@ -444,7 +446,7 @@ class Engine:
         return True
 
     def _count_attempt(self, request: Request, now: float) -> None:
-        """Count an attempt, and set the deadline at the first one. A wait for a host at its limit extends it."""
+        """Count an attempt. Set the deadline at the first attempt, and extend the deadline by the time in the queue."""
         if request.requeued_at:
             request.deadline += now - request.requeued_at
             request.requeued_at = 0.0

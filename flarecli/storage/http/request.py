@@ -126,7 +126,7 @@ class Request:
 
 
 class Page(NamedTuple):
-    """The bytes of an object whose content type is that of a web page."""
+    """The bytes of an object whose content type indicates a web page."""
 
     data: bytes
 

@@ -133,7 +133,7 @@ class Response:
     coding   content encoding; empty without an encoding
     range    (start, stop, total) of the sent range, or None if the body is the whole object
     total    bytes of the whole object, or None if unknown
-    is_page  whether the content type is that of a web page
+    is_page  whether the content type indicates a web page
     """
 
     __slots__ = ("coding", "headers", "is_page", "length", "range", "status", "total", "version")
@@ -352,13 +352,13 @@ def decode_body(coding: str, parts: Iterable[bytes], limit: int) -> bytes:
 
 
 def robots_names(user_agent: str) -> frozenset[str]:
-    """Return the lower-case client names whose directives apply: those of flare, and the words of a User-Agent."""
+    """Return the lower-case client names whose directives apply: flare's names and the words of a User-Agent."""
     words = re.split(r"[\s();,]+", user_agent.lower())
     return _ROBOTS_NAMES | {word.partition("/")[0] for word in words} - {""}
 
 
 def robots_directive(values: Iterable[str], names: frozenset[str]) -> str:
-    """Return the first directive that disallows the use, with its client name, if any; empty without such a directive.
+    """Return the first directive that disallows the use, or an empty string. The client name is included, if any.
 
     An X-Robots-Tag header is a list of directives, separated by commas. A name with a colon before a directive limits
     this directive and all following directives of the header to the client with this name:

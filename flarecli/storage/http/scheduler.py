@@ -165,7 +165,10 @@ class HostQueues:
         return self._per_host is None or not self._is_full(host_of(origin)[0])
 
     def blocked_host(self, now: float, head: int) -> str | None:
-        """Return the name of a host at its limit for which a request with an order up to `head` waits, or None."""
+        """Return the name of a host at its limit that delays a request, or None.
+
+        head  highest order of the request
+        """
         for host in self._ready.values() if self._per_host is not None else ():
             if host.waiting[0][0] <= head and host.next_at <= now and self._is_full(host.name):
                 return host.name
@@ -321,7 +324,7 @@ class RetryQueue:
         return delay
 
     def release_due(self, now: float) -> None:
-        """Move the requests whose delay has passed back to the queues of their hosts."""
+        """Put the requests whose delay has ended back into the queues of their hosts."""
         while self._scheduled and self._scheduled[0][0] <= now:
             self._hosts.put(heapq.heappop(self._scheduled)[2], is_retry=True)
 

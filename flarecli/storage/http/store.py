@@ -48,8 +48,8 @@ _LIST_SUFFIXES = (".yaml", ".yml", ".json")
 class HttpStore(Store):
     """A store for files at http(s) addresses.
 
-    The path of a Location is the complete address, with its user info and query. The store is picklable, and usable
-    after a fork because each process opens its own connections.
+    The path of a Location is the complete address, with its user info and query. A store can be pickled, and used
+    after a fork, because each process opens its own connections.
 
     moved  folder of a redirected playlist or index -> folder of the redirect target
     """
@@ -172,7 +172,7 @@ class HttpStore(Store):
         try:
             while not isinstance(data := get_interruptibly(arrived), Request):
                 unused += len(data)
-                # not for each block, because each call wakes the engine
+                # `consumed` is not called for each block, because each call wakes the engine
                 if unused >= _WINDOW_BYTES // 8:
                     engine.consumed(request, unused)
                     unused = 0

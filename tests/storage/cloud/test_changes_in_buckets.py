@@ -96,7 +96,9 @@ def test_a_folder_of_fsspec_is_refused(tmp_path):
     flare.pack(table(0, 3, tmp_path / "0.parquet"), out)
     with pytest.raises(UsageError) as caught:
         flare.pack(table(3, 3, tmp_path / "1.parquet"), out, append=True)
-    assert caught.value.message == "this store cannot create a file only if it does not exist"
+    assert (
+        caught.value.message == "this store cannot guarantee that only one process creates a file"
+    )
     assert ids(out) == [0, 1, 2]
 
 
