@@ -1,8 +1,8 @@
 """Drop-in replacements for other libraries. To use them, a program changes only its imports.
 
-`streaming`, `granular`, `ffrecord` and `sds` follow the documentation of their originals;
-`docs/compat.md` lists the differences. torch is loaded only by modules whose originals define
-torch classes.
+`streaming`, `granular`, `ffrecord` and `sds` implement the documented API of the original
+libraries; `docs/compat.md` lists the differences. Only modules that define torch classes or return
+tensors load torch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Self
 def loaded_torch_data() -> ModuleType | None:
     """Return torch.utils.data if the program has loaded torch, else None.
 
-    An import would load torch, which takes more than a second, in programs that do not use torch.
+    torch is not imported here, because the import takes more than a second and many programs do not
+    use torch.
     """
     return sys.modules.get("torch.utils.data")
 

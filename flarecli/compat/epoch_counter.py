@@ -30,7 +30,8 @@ class EpochCounter:
         fd, self._path = tempfile.mkstemp(prefix="flare-epoch-")
         with os.fdopen(fd, "w") as file:
             json.dump({"next": 0, "seeds": [], "resume": [-1, 0], "ends": []}, file)
-        self._turns: dict[int, int] = {}  # worker seed -> iterations that this process began
+        # worker seed -> number of iterations that this process began
+        self._turns: dict[int, int] = {}
         weakref.finalize(self, _remove, self._path, os.getpid())
 
     @contextmanager
@@ -47,7 +48,7 @@ class EpochCounter:
             file.truncate()
 
     def begin(self) -> tuple[int, int, int, int]:
-        """Begin an epoch; return epoch, first step, number of this worker, and number of workers.
+        """Begin an epoch; return (epoch, first step, number of this worker, number of workers).
 
         The workers of one iteration have the same seed, which persistent workers keep in later
         iterations.

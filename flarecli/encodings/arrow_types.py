@@ -1,4 +1,4 @@
-"""The Arrow types of a dataset's source: their form in a playlist, and columns converted to them.
+"""Arrow types of a dataset's source: write types in a playlist, and convert columns to these types.
 
 An encoding may store a value as another type: a timestamp as text, a struct as JSON, a boolean as
 uint8. The playlist keeps the Arrow type of each column, so that batches have the type and the
@@ -54,7 +54,7 @@ __all__ = [
     "without_variants",
 ]
 
-# maximum number of types and levels in one type; a level takes two of the 16 levels of a playlist
+# maximum number of types and levels in one type; each level uses two of the 16 levels in a playlist
 MAX_NODES, MAX_DEPTH = 1000, 5
 MAX_FIXED_SIZE = 1 << 24  # maximum items or bytes of a value whose type has a fixed size
 MAX_NULL_BYTES = 1 << 29  # maximum memory for the null values of fixed size in one batch
@@ -139,7 +139,8 @@ def without_dictionaries(kind: pa.DataType) -> pa.DataType:
 def type_header(kind: pa.DataType) -> Any:
     """Return the header of a type that `without_variants` returned.
 
-    The result is None if the type has no header, or one beyond the limits of `parse_type`.
+    The result is None if the type has no header, or if its header exceeds the limits of
+    `parse_type`.
     """
     header = _header(kind)
     try:
@@ -186,13 +187,16 @@ def parse_type(header: Any) -> pa.DataType:
 
 
 class _Parser:
-    """Parser for one header, which counts the types in the header."""
+    """Parser for the header of one type; it counts all nested types in the header."""
 
     def __init__(self) -> None:
         self._nodes = 0
 
     def parse(self, header: Any, depth: int, copies: int = 1) -> pa.DataType:
-        """Parse a type of which each value of the outermost type contains `copies` values."""
+        """Parse a type that may be nested in another type.
+
+        copies  number of values of this type in one value of the outermost type
+        """
         self._nodes += 1
         if self._nodes > MAX_NODES or depth > MAX_DEPTH:
             raise UsageError(f"type has more than {MAX_NODES} parts or {MAX_DEPTH} levels")
@@ -296,20 +300,20 @@ def is_restorable(encoding: Encoding, kind: pa.DataType) -> bool:
 
 
 class _NullBytes:
-    """Memory for the null values of one batch, whose types have a fixed size."""
+    """Memory limit for the null values of one batch in types of fixed size."""
 
     def __init__(self) -> None:
         self._left = MAX_NULL_BYTES
 
     def allocate(self, count: int, kind: pa.DataType) -> None:
-        """Raise ValueFitError if `count` null values take too much memory."""
+        """Raise ValueFitError if `count` null values exceed the memory limit."""
         self._left -= count * _fixed_bytes(kind)
         if self._left < 0:
             raise ValueFitError(f"the null values of {kind} take too much memory", row=0)
 
 
 def _fixed_bytes(kind: pa.DataType) -> int:
-    """Return the bytes of a null value."""
+    """Return the number of bytes that a null value occupies."""
     if isinstance(kind, pa.FixedShapeTensorType):
         return _fixed_bytes(kind.storage_type)
     if pa.types.is_fixed_size_list(kind):
@@ -371,7 +375,8 @@ def _cast(array: pa.Array, kind: pa.DataType, nulls: _NullBytes) -> pa.Array:
     if pa.types.is_dictionary(kind):
         return _cast(array, kind.value_type, nulls).dictionary_encode().cast(kind)
     if pa.types.is_struct(own) and pa.types.is_struct(kind):
-        # `flatten` hides values of null rows, which Arrow's own cast would convert too
+        # `flatten` makes the values of null rows null; Arrow's own cast would also convert these
+        # values
         fields = [
             _cast(values, field.type, nulls)
             for values, field in zip(array.flatten(), kind, strict=True)
@@ -391,7 +396,7 @@ def _cast(array: pa.Array, kind: pa.DataType, nulls: _NullBytes) -> pa.Array:
     if is_text(own):
         if pa.types.is_timestamp(
             kind
-        ):  # text in any unit can be read as microseconds or nanoseconds
+        ):  # microseconds or nanoseconds can represent text in any unit
             return array.cast(pa.timestamp(_fine_unit(kind), kind.tz)).cast(kind)
         if pa.types.is_time(kind):
             unit = _fine_unit(kind)
@@ -442,7 +447,7 @@ def _parse_documents(
     stored = kind.storage_type if is_tensor else kind
     python = _tensor_reader(kind) if is_tensor else _python_value(kind)
     parsed = _parsed_type(stored)
-    # arrays do not become Python objects
+    # No limit is needed for arrays, because their values are not converted to Python objects.
     max_bytes = None if encoding.name.startswith("ndarray") else MAX_DECODED_VALUE
     sizes = value_sizes(array)
     ends = np.zeros(0, np.int64) if sizes is None else np.cumsum(sizes)

@@ -279,10 +279,10 @@ def with_children(kind: pa.DataType, convert: Callable[[pa.DataType], pa.DataTyp
 
 
 def decoded_dictionary(array: pa.DictionaryArray) -> pa.Array:
-    """Return the values of a dictionary column; text and bytes are not views."""
+    """Return the values of a dictionary column; views of text or bytes are converted."""
     values = array.dictionary
     if pa.types.is_string_view(values.type) or pa.types.is_binary_view(values.type):
-        # Arrow has no kernel that takes views
+        # Arrow cannot decode a dictionary of views
         values = values.cast(TEXT if pa.types.is_string_view(values.type) else BINARY)
         array = pa.DictionaryArray.from_arrays(array.indices, values)
     return array.dictionary_decode()

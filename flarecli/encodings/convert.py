@@ -91,7 +91,8 @@ _ARRAYS = ("ndarray", "array", "tree")
 _DOCUMENTS = ("msgpack", "array", "tree")
 _PER_DAY = {"day": 1, "s": 86_400, "ms": 86_400 * 10**3, "us": 86_400 * 10**6, "ns": 86_400 * 10**9}
 _LAST_MEAN_TIME = 737  # days since 1970: Liberia was the last country to use local mean time
-_FIRST_DAY, _LAST_DAY = -719_162, 2_932_896  # of the years 1 and 9999, since 1970
+# days since 1970: the first day of year 1, and the last day of year 9999
+_FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
 _FLOAT = r"^-?(?:0|[1-9][0-9]*)(?:\.[0-9]+(?:[eE][+-]?[0-9]+)?|[eE][+-]?[0-9]+)$"
 _AS_TEXT = (date, datetime, time, timedelta, Decimal, UUID)
 
@@ -492,7 +493,7 @@ def _exact_offsets(array: pa.Array, text: pa.Array) -> pa.Array:
 
 
 def _check_years(array: pa.Array) -> None:
-    """Raise ArrowInvalid for a date that has no text from which Arrow reads the same date."""
+    """Raise ArrowInvalid for a date that Arrow could not read back from text."""
     kind = array.type
     unit = "day" if pa.types.is_date32(kind) else "ms" if pa.types.is_date64(kind) else kind.unit
     ends = pc.min_max(array.cast(pa.int32() if unit == "day" else pa.int64())).as_py()
@@ -557,7 +558,7 @@ def _json(array: pa.Array, content: str) -> Converted:
 
 
 def _json_floats(text: pa.Array) -> Converted:
-    """Replace the text `nan` and `inf` with JSON's `NaN` and `Infinity`."""
+    """Replace the text `nan` and `inf` with the JSON text `NaN` and `Infinity`."""
     return pc.replace_substring(pc.replace_substring(text, "nan", "NaN"), "inf", "Infinity"), []
 
 
@@ -770,7 +771,7 @@ def _same(value: Any) -> Any:
 
 
 def _image_encoding(encoding: Encoding) -> str:
-    """Return the encoding of the images in values with several images; empty for other encodings."""
+    """Return the encoding of each image in a value of several images; empty for other encodings."""
     if encoding.item is not None:
         return encoding.item.name if encoding.item.name in ("jpeg", "png", "pil") else ""
     if encoding.name in ("jpeg_array", "jpegarray"):

@@ -150,7 +150,7 @@ def _open_image(name: str, data: bytes) -> Any:
 
 @cache
 def _other_formats() -> tuple[str, ...]:
-    """Return the formats that Pillow decodes itself; to decode others, it runs external programs."""
+    """Return the formats that Pillow decodes without running an external program."""
     from PIL import Image
 
     from flarecli.media import FORMATS

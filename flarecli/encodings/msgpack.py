@@ -103,8 +103,9 @@ def unpack(data: bytes, tree: bool = False) -> Any:
             for deep nesting
     """
     try:
-        # The library allocates every list, even a nested list, with its declared length. Skipping
-        # the value first allocates no lists, and fails if the bytes are too short.
+        # The library allocates every list, even a nested list, with its declared length. The value
+        # is skipped first, because `skip` allocates no lists and raises an error if the bytes are
+        # too short.
         skipper = Unpacker(max_buffer_size=len(data))
         skipper.feed(data)
         skipper.skip()

@@ -244,7 +244,7 @@ def add_custom(name: str, custom: CustomEncoding) -> None:
 def column(name: str, encoding: str, extension: str = "") -> Column:
     """Return a column with an encoding, and with the size of the encoding's values.
 
-    The extension is ignored for numbers and lists, which are not the contents of files.
+    The extension is ignored for numbers and lists, because it describes the contents of a file.
 
     Raises UsageError for an unknown encoding.
     """

@@ -1,6 +1,6 @@
 """Convert columns of numbers and JSON strings: decimal text, JSON text, and Granular's varints.
 
-Text: Arrow's kernels convert all values for which Arrow and Python give equal results. Python
+Text: Arrow's kernels convert all values for which Arrow and Python return equal results. Python
 converts the few other values one by one.
 
 Varint (Granular's `int`): a little-endian integer in two's complement, in the fewest bytes that can
@@ -53,9 +53,7 @@ _LARGE_TEXT_BYTES = 1 << 20  # values above this size are escaped in chunks of t
 
 
 def _json_widths() -> ByteArray:
-    """Return the number of bytes that `json.dumps` writes for a character, indexed by the first
-    UTF-8 byte of the character: uint8 [256].
-    """
+    """Return the bytes per character in `json.dumps` output, by first UTF-8 byte: uint8 [256]."""
     widths = np.full(256, 6, np.uint8)  # an escape such as \u00e9
     widths[32:127] = 1
     widths[list(b'"\\\b\f\n\r\t')] = 2

@@ -1,8 +1,7 @@
-"""Python values of the packed type: the value that Arrow returns for a column in the type of the
-packed table, made from the decoded value of its encoding.
+"""Convert decoded values to the Python values that Arrow returns for the packed table.
 
-An encoding may store a value as another type: a timestamp as text, a boolean as 0 or 1. A packed
-value is what `restore` and `as_py` return for the column, without an Arrow array for each value.
+An encoding may store a value as another type: a timestamp as text, a boolean as 0 or 1. The results
+are equal to the results of `restore` and `as_py`, but no Arrow array is created for each value.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ Convert = Callable[[Any], Any]
 
 
 def python_values(array: pa.Array) -> list[Any]:
-    """Return the values of a column as Python values, as Arrow converts them.
+    """Return the values of a column as the Python values to which Arrow converts them.
 
     The class of the values depends only on the type of the column: values in nanoseconds have the
     classes of pandas; without pandas, they have the classes of `datetime`.
@@ -62,11 +61,11 @@ def python_values(array: pa.Array) -> list[Any]:
 
 @lru_cache(maxsize=1024)
 def packed_value(encoding: Encoding, kind: pa.DataType) -> Convert | None:
-    """Return a function from a decoded value, not None, to the Python value of a type.
+    """Return a function that converts a decoded value to the Python value of a type.
 
-    The result is None if both values are the same, and for an encoding in which flare does not
-    store the type. The function raises ValueError or TypeError for a value that is not valid for
-    the type.
+    The result is None if both values are the same, or if flare does not store the type in this
+    encoding. The function does not accept None. It raises ValueError or TypeError for a value that
+    is not valid for the type.
     """
     value = value_type(kind)
     if pa.types.is_temporal(value) or pa.types.is_decimal(value):
@@ -136,7 +135,10 @@ def _from_arrow(text: str, kind: pa.DataType) -> Any:
 
 
 def _duration(kind: pa.DataType, is_nested: bool) -> Convert:
-    """Return a function that converts the text of an integer, or of a timedelta in JSON, to a value."""
+    """Return a function that converts text to a duration.
+
+    is_nested  the text is a timedelta from a JSON document; otherwise, an integer
+    """
     nanoseconds = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}[kind.unit]
     if kind.unit == "ns":
         read = duration_nanoseconds if is_nested else int

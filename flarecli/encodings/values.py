@@ -286,8 +286,7 @@ def decode(encoding: Encoding, data: bytes | Sequence[bytes], allow_pickle: bool
 
 
 def decoder(encoding: Encoding, allow_pickle: bool = False) -> Callable[[Any], Any] | None:
-    """Return a function that decodes valid values like `decode`, but faster; None if values are
-    stored unchanged.
+    """Return a faster version of `decode` for valid values; None if values are stored unchanged.
 
     The function may raise any error for an invalid value.
     """

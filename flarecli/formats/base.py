@@ -1,5 +1,4 @@
-"""The interface of a format: the facts that it declares, and the methods that read, write and check
-its shards.
+"""Interface of a format: declared facts, and methods that read, write and check shards.
 
 A format is a subclass of `Format`. It converts between Arrow batches and stored bytes; it does not
 print, read the clock or create Python values. Code outside `formats/` reads every fact from the
@@ -52,7 +51,7 @@ Ranges = Mapping[str, tuple[int, int]]
 Substitutes = Mapping[str, str | None]
 Span = tuple[
     "Location", int | None, int | None
-]  # (file, start, stop), both in bytes; None if an offset is unknown
+]  # file, first byte, and byte after the last; None for an unknown offset
 
 
 class LargeValue(NamedTuple):
@@ -63,7 +62,7 @@ class LargeValue(NamedTuple):
     size: int
 
 
-# The form of a value that a reader returns; "lists" are lists and dicts, as JSON contains them.
+# The form of a value that a reader returns; "lists" means the lists and dicts of a JSON document.
 OriginalValue = Literal["numbers", "text", "decimals", "lists", "arrays", "JSON text", "bytes"]
 
 # Groups of encodings that formats often replace together; see `Format.substitutes`.
@@ -113,8 +112,9 @@ def encoding_group(encoding: str) -> str:
 
 
 class Format:
-    """A shard format. Subclasses set the facts that differ from the defaults, and override the
-    methods.
+    """Base class of shard formats.
+
+    A subclass sets the facts that differ from the defaults, and overrides methods.
 
     name              format name in options and playlists
     suffixes          suffixes of shard names
@@ -205,8 +205,9 @@ class Format:
         return False
 
     def described(self, streams: Sequence[Stream]) -> Sequence[Stream]:
-        """Return the streams of one dataset with one set of columns and Arrow types, for a typed
-        format. Files whose types are unknown are opened; their rows are not read.
+        """Return the streams of one dataset with their common columns and Arrow types.
+
+        Only for a typed format. Files whose types are unknown are opened; their rows are not read.
 
         raises  FormatError for files whose columns differ
         """
@@ -217,7 +218,7 @@ class Format:
         return {}
 
     def shard_facts(self, shard: Shard) -> Mapping[str, int | str]:
-        """Return more facts about a shard for `inspect`: name -> value; the values are not read."""
+        """Return further facts about a shard for `inspect`: name -> fact. Rows are not read."""
         return {}
 
     def written_by(self, listed_by: str) -> str | None:
@@ -245,11 +246,11 @@ class Format:
     def row_reader(
         self, shard: Shard, columns: Sequence[str] | None = None
     ) -> Callable[[int], Row]:
-        """Return a function that reads the stored bytes of one row of a mapped shard, with its
-        columns in the requested order.
+        """Return a function that reads the stored bytes of one row of a mapped shard.
 
-        The function may raise any error for an invalid row. Callers then read the row again with
-        `read_rows`, which raises an error that contains the row number.
+        The function returns the columns in the requested order. It may raise any error for an
+        invalid row. Callers then read the row again with `read_rows`, which raises an error that
+        contains the row number.
         """
         read_rows = self.read_rows
         names = [one.name for one in shard.columns] if columns is None else columns
@@ -301,16 +302,15 @@ class Format:
         return []
 
     def packed_files(self, chunk: Chunk) -> list[tuple[str, int]] | None:
-        """Return (path, row) for each file packed in a shard, in row order; None if its rows are
-        not files.
-        """
+        """Return (path, row) for each file in a shard, in row order; None if rows are not files."""
         return None
 
     # -- writing
 
     def store_as(self, encoding: str) -> str | None:
-        """Return the encoding that this format writes for a given encoding; None if the format
-        cannot store the values of the given encoding.
+        """Return the encoding that this format writes for a given encoding.
+
+        The result is None if the format cannot store the values.
         """
         instead = self.substitutes.get(encoding_group(encoding), encoding)
         if instead != EACH:

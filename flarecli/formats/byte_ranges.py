@@ -59,7 +59,7 @@ __all__ = [
     "whole",
 ]
 
-# Suffixes that only compressed tar files have -> their compression.
+# Suffix that only compressed tar files have -> compression.
 TARS = {".tgz": "gz", ".tbz2": "bz2", ".tar.zst": "zstd"}
 
 _ENDS = (*TARS, *(f".{kind}" for kind in compress.SUFFIXES))
@@ -69,13 +69,14 @@ _MAX_GAP = 1 << 16  # maximum bytes between two ranges that share a read
 # members are skipped.
 _MIN_WINDOW_BYTES, _MAX_WINDOW_BYTES = 1 << 12, 1 << 20
 VIEW_LIMIT = 1 << 31  # an Arrow view's offset is an int32
-# The Location in an entry keeps its store alive, so the store's id in the key cannot be reused.
+# A key contains the id of a store. The Location in the entry keeps the store alive, so no other
+# store can have the same id.
 _cache: OrderedDict[object, tuple[Location, bytearray]] = OrderedDict()
 _lock = threading.Lock()
 
 
 def _forked() -> None:
-    """Replace the lock in a forked child, because a thread that holds it does not exist there."""
+    """Replace the lock in a forked child, because the owner of the lock may be missing there."""
     global _lock
     _lock = threading.Lock()
 
@@ -202,7 +203,7 @@ def read(chunk: Chunk, ranges: Sequence[tuple[int, int]]) -> list[bytes | memory
 
 
 class Source(Protocol):
-    """A source of bytes that are read in order."""
+    """Base class of sources whose bytes are read in order."""
 
     @property
     def size(self) -> int | None:
@@ -227,9 +228,7 @@ class MappedSource:
 
 
 class RangeSource:
-    """Source that reads a file in ranges: large ranges for adjacent windows, and smaller ranges
-    after bytes were skipped between windows.
-    """
+    """Source that reads a file in ranges; ranges are shorter after bytes were skipped."""
 
     def __init__(self, at: Location, size: int) -> None:
         self.size = size
@@ -249,7 +248,7 @@ def source_of(chunk: Chunk) -> MappedSource | RangeSource:
 
 
 def sliceable(view: memoryview | None) -> bytes | mmap.mmap | None:
-    """Return the map or bytes object behind a view of a complete file; None for other views.
+    """Return the map or bytes object of which a view shows the complete file; None for other views.
 
     A slice of such an object is bytes, and is faster than copying a slice of a view.
     """
@@ -265,7 +264,7 @@ def runs(
 
     A row larger than `max_bytes` is a separate run.
 
-    starts  integers [rows + 1], not decreasing: the start of each row, and the end of the last row
+    starts  non-decreasing integers [rows + 1]: the start of each row, and the end of the last row
     """
     table, start = starts.data, 0
     rows = len(table) - 1
@@ -300,7 +299,11 @@ def value_bytes(array: pa.Array) -> memoryview:
 
 
 def rows_by_offsets(data: Any, offsets: IntArray) -> pa.Array:
-    """Return a large_binary array over `data` with these value offsets: int64 [rows + 1]."""
+    """Return a large_binary array with the values at these offsets, without a copy.
+
+    data     bytes of all values
+    offsets  start of each value, and the end of the last value: int64 [rows + 1]
+    """
     return pa.Array.from_buffers(
         encodings.BINARY, len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)]
     )
@@ -364,7 +367,8 @@ def values_at(
 ) -> pa.Array:
     """Return slices of `data` as an array; see `ragged` for the arguments.
 
-    With `as_views`, the slices are views if `data` is smaller than 2 GiB; otherwise, copies.
+    With `as_views`, the slices are views if `data` is smaller than 2 GiB; otherwise, they are
+    copies.
     """
     make = views if as_views and len(data) < VIEW_LIMIT else ragged
     return make(data, starts, lengths)

@@ -1,5 +1,4 @@
-"""Plain files as a dataset: each file is one chunk with one row, which contains the file's name and
-bytes.
+"""Plain files as a dataset: each file is a chunk with one row, its name and its bytes.
 
     name    str    path below the folder, with `/`
     data    bytes  contents of the file, neither decompressed nor decoded

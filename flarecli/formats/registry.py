@@ -149,7 +149,7 @@ _OTHER_WORDS = {
 
 
 def names(writable: bool = False) -> tuple[str, ...]:
-    """Return the names of the built-in formats; with `writable`, only of the writable formats."""
+    """Return the names of the built-in formats; with `writable`, only the writable formats."""
     return tuple(name for name, line in _LINES.items() if line.writable or not writable)
 
 
@@ -268,8 +268,9 @@ def looks_like_table(name: str) -> bool:
 
 
 def sniff(name: str, head: bytes = b"") -> str | None:
-    """Return the name of the format that recognizes a file's name or, failing that, its first
-    bytes; None if no format does.
+    """Return the name of the format that recognizes a file; None if no format does.
+
+    The first bytes are used only if no format recognizes the name.
 
     head  the first HEAD_BYTES of the file; b"" to check only the name
     """

@@ -1,6 +1,4 @@
-"""File operations for several formats: list a folder, write a file, read a small JSON file, and
-compare a shard with its listing.
-"""
+"""List shards, write files, read small JSON files, and compare shards with their listing."""
 
 from __future__ import annotations
 
@@ -128,7 +126,7 @@ def write_file(
 
 
 def count_parts(parts: Iterable[Any]) -> Iterator[Any]:
-    """Yield the parts of a file, and count the bytes of each part when it was written."""
+    """Yield the parts of a file; count the bytes of each part after the caller has written it."""
     for part in parts:
         yield part
         count_bytes(memoryview(part).nbytes)

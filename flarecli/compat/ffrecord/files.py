@@ -207,9 +207,9 @@ def _open_shard(name: str, check_data: bool) -> Shard:
 
 
 def by_part(starts: Sequence[int], rows: Sequence[int]) -> dict[int, list[int]]:
-    """Group rows by the part that contains them: part -> positions in `rows`.
+    """Group rows by the file that contains them: file number -> positions in `rows`.
 
-    starts  the first row of each part, then the total number of rows
+    starts  the first row of each file, then the total number of rows
     """
     places: dict[int, list[int]] = {}
     for place, row in enumerate(rows):

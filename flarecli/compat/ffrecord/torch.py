@@ -17,10 +17,10 @@ __all__ = ["ConcatDataset", "DataLoader", "Dataset", "ReaderRegistry", "Subset"]
 
 
 class ReaderRegistry:
-    """An object that finds the FileReaders among its attributes."""
+    """Base class of datasets, which finds all FileReaders in its attributes."""
 
     def ffreaders(self) -> list[FileReader]:
-        """Return the readers among the attributes, including those in lists and registries."""
+        """Return the readers in attributes, including readers in lists and nested datasets."""
         readers = []
         for attribute in vars(self).values():
             for value in attribute if isinstance(attribute, list) else [attribute]:
@@ -32,7 +32,10 @@ class ReaderRegistry:
 
 
 class Dataset(torch.utils.data.Dataset, ReaderRegistry):  # type: ignore[misc, type-arg, unused-ignore]
-    """Records of FFRecord files: `data[[3, 4, 1]]` returns `process(indices, records)`."""
+    """Records of FFRecord files as a dataset.
+
+    `data[[3, 4, 1]]` returns `process(indices, records)`.
+    """
 
     def __init__(self, fnames: Any, check_data: bool = True) -> None:
         self.fnames = fnames
@@ -97,9 +100,9 @@ class ConcatDataset(Dataset):
 
 
 class _Skipping:
-    """Batches of indices without the first `step` batches.
+    """Batch sampler that skips the first `step` batches.
 
-    The skipped batches are also drawn, so that a random sampler has the same state as without
+    Skipped batches are drawn and discarded, so that a random sampler has the same state as without
     `step`.
     """
 

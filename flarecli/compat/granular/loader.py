@@ -20,7 +20,8 @@ Batch = dict[str, Any]
 class Loader:
     """An endless iterator over batches: dicts of arrays, [batch, …] per key.
 
-    source    step -> datapoint; all values of a key have the dtype and shape of the first value
+    source    function from a step to a datapoint; all values of a key have the dtype and shape of
+              the first value
     prefetch  number of batches to prefetch
     workers   number of threads, or of processes if `mp`, a multiprocessing context, is set
     shard_id, num_shards  number of this loader, and number of loaders that share the steps

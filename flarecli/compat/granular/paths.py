@@ -111,7 +111,7 @@ class PathStore(Store):
         def walk(at: Any, prefix: str) -> Iterator[Entry]:
             for child in at.glob("*"):
                 name = f"{prefix}{child.name}"
-                # elements.Path, a frequent companion of granular, has `isdir`
+                # `elements.Path`, often used with granular, has `isdir` instead of `is_dir`
                 if child.is_dir() if hasattr(child, "is_dir") else child.isdir():
                     yield from walk(child, f"{name}/")
                 else:

@@ -117,8 +117,8 @@ class _Reader(Closeable):
     def __getitem__(self, index: Any) -> dict[str, Any]:
         """Return a datapoint, or a list per key for a range: `[i]`, `[a:b]`, `[range(a, b)]`.
 
-        The keys to read may follow after a comma, as a tuple or list of keys, or as a mask that
-        maps each key to True, False, or a range of the key's list.
+        `[row, keys]` reads only the selected keys: a tuple or list of keys, or a mapping from each
+        key to True, False, or a range of the key's list.
 
         raises  RowsError (an IndexError) for a row outside the data; UsageError for an unknown
                 key, or a range of a value that is not a list

@@ -30,7 +30,7 @@ def _called(source: Any) -> Callable[[int], Any]:
 class Epochs:
     """Endless repetition of a source, reshuffled each time if `shuffle` is set.
 
-    The original ignores `seed`.
+    The seed of the order is `seed`, which the original ignores.
     """
 
     def __init__(

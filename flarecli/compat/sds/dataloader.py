@@ -23,7 +23,9 @@ _STRATEGIES = ("no_mixing", "mix_all", "custom")
 
 
 class ScheduleType(Enum):
-    """Order in which mixing groups provide batches. For counts a: 2, b: 3, one round is
+    """Order in which mixing groups provide batches.
+
+    If one round has two batches of group a and three batches of group b, its order is
 
     consecutive              aabbb
     consecutive_interleaved  ababb

@@ -300,7 +300,7 @@ class StreamingDataset:
     def _submit(
         self, blocks: Iterator[list[int]], in_flight: deque[int]
     ) -> Future[list[FetchedRow]] | None:
-        """Start fetching the next rows, after increasing the use counts that protect the files."""
+        """Start to fetch the next rows; increase their use counts first, so that files are kept."""
         rows = next(blocks, None)
         if rows is None:
             return None

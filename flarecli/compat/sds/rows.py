@@ -1,6 +1,6 @@
 """Rows of an index, and the files that the rows name. Names are checked before a download.
 
-The rows are in a local memory-mapped file, for indexes larger than memory.
+The rows are stored in a local memory-mapped file, because an index may be larger than memory.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ class IndexFile:
         )
         _remove_stale(folder)
         fd, self._path = tempfile.mkstemp(".arrow", ".flare-index-", folder)
-        with contextlib.suppress(OSError):  # without locks, `_remove_stale` keeps all files
+        # if locks are unsupported, `_remove_stale` keeps all files
+        with contextlib.suppress(OSError):
             fcntl.flock(fd, fcntl.LOCK_SH)
         weakref.finalize(self, _remove, self._path, fd, os.getpid())
         starts = [0]

@@ -122,7 +122,7 @@ class Sampler:
     def samples_of_streams(
         self, streams: IntArray, places: IntArray, epoch: int, order: str, window: int
     ) -> IntArray:
-        """Return the sample at each position in the order of its stream: int64 [k]."""
+        """Return the sample at each position in the shuffled order of a stream: int64 [k]."""
         in_stream: IntArray = np.empty(len(places), np.int64)
         for k in np.unique(streams).tolist():
             of_k = streams == k
@@ -132,7 +132,7 @@ class Sampler:
         return self._at(streams, in_stream, epoch)
 
     def _at(self, streams: IntArray, in_stream: IntArray, epoch: int) -> IntArray:
-        """Return the samples at positions within their streams."""
+        """Return the sample at each position in a stream's complete and partial passes."""
         out: IntArray = np.empty(len(in_stream), np.int64)
         for k in np.unique(streams).tolist():
             of_k, size = streams == k, self._sizes[k]
@@ -165,10 +165,10 @@ class Sampler:
 
 
 def _edges(starts: Sequence[int], count: int) -> IntArray:
-    """Return the start of each shard among `count` samples of a repeated stream, then `count`.
+    """Return the first position of each shard if a stream is repeated up to `count` samples.
 
-    If there are more than MAX_EDGES starts, return evenly spaced positions instead. A shuffled
-    order then mixes more shards at a time.
+    The last item is `count`. If there are more than MAX_EDGES positions, return evenly spaced
+    positions instead. A shuffled order then mixes more shards at a time.
     """
     size, ends = starts[-1], np.array(starts[1:], np.int64)
     turns = -(-count // size) if size else 0

@@ -108,7 +108,7 @@ class ShardCache(Sequence[Any]):
 
     @cached_property
     def _owners(self) -> dict[str, dict[str, int]]:
-        """Folder -> file name -> shard, for all files of all shards."""
+        """Shard of each file: folder -> file name -> shard."""
         owners: dict[str, dict[str, int]] = {}
         for shard in range(len(self)):
             for folder, name, _ in self._files(shard):
@@ -132,7 +132,7 @@ class ShardCache(Sequence[Any]):
 
     @contextmanager
     def _changing(self, shard: int) -> Iterator[None]:
-        """Update the folder sizes, if counted, for shard files that the block adds or removes."""
+        """Update the folder sizes, if computed, after the block adds or removes a shard's files."""
         with ExitStack() as stack:
             if "_folders" in self.__dict__:
                 names: dict[str, list[str]] = {}
@@ -143,7 +143,7 @@ class ShardCache(Sequence[Any]):
             yield
 
     def _by_use(self) -> list[tuple[float, int, int]]:
-        """List the present shards, least recently used first: time of use, number, bytes."""
+        """Return (time of use, shard, bytes) for each local shard, least recently used first."""
         uses: dict[int, tuple[float, int, int]] = {}
         for folder, files in self._folders.items():
             for used, name, size in files.copies():

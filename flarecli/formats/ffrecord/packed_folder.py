@@ -132,8 +132,9 @@ class _Machine:
         self._memo: list[Any] = []
 
     def run(self, name: str, argument: Any, at: int) -> None:
-        """Run the pickle opcode at byte `at`. Raises UnsafeError for an opcode that a pickled list
-        of files never contains.
+        """Run the pickle opcode at byte `at`.
+
+        raises  UnsafeError for an opcode that a pickled list of files never contains
         """
         match name:
             case "PROTO" | "FRAME" | "STOP":

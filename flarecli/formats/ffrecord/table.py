@@ -236,7 +236,8 @@ def read_copies(shard: Shard, rows: Sequence[int], check: bool = True) -> list[m
     faster than one allocation per record. See `read_views` for the arguments.
     """
     table, parts = ready(shard).table, read_views(shard, rows, False)
-    owned: ByteArray = np.empty(sum(map(len, parts)) or 1, np.uint8)  # numpy uses huge pages
+    # numpy allocates large arrays in huge pages
+    owned: ByteArray = np.empty(sum(map(len, parts)) or 1, np.uint8)
     buffer = owned.data
     sums, out, start = ready(shard).sums, [], 0
     for row, part in zip(rows, parts, strict=True):

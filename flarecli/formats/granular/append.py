@@ -1,5 +1,6 @@
-"""Append rows to a local Granular dataset of the newest generation. Appending can be interrupted at
-any time without losing complete rows.
+"""Append rows to a local Granular dataset of the newest generation.
+
+Appending can be interrupted at any time without losing complete rows.
 
 For each column, records are written to disk before the index entries that store their ends. After
 an interruption, bytes without an index entry, incomplete entries, and entries past the end of the
@@ -33,13 +34,13 @@ class Appender:
     """Append rows to a dataset; create the dataset if it does not exist.
 
         writer = Appender(at, columns, shard_rows=1000)
-        writer.append(batch)  # rows from writer.rows on; on disk when `append` returns
+        writer.append(batch)  # the rows are on disk when `append` returns
 
     at          the local folder of the dataset
     columns     columns of the dataset, which must match its spec.json
     shard_rows  rows per shard; shards are filled in order. None if the folder is a single dataset
-    start, step number of the writer's first shard, and distance to the writer's next shard, if
-                several writers share a folder
+    start, step if several writers share a folder: number of the writer's first shard, and step from
+    each of its shards to the next
     words       column -> type in spec.json; None to derive the types from the encodings
     replay      True compares the records of incomplete rows with the next rows; False removes these
                 records

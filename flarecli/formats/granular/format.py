@@ -77,13 +77,14 @@ MAX_STEP_ROWS, MAX_STEP_BYTES = 8192, 64 << 20  # limits for rows that are verif
 
 
 class Granular(Format):
-    """A folder with one bag per column. Reads all generations, and writes the newest."""
+    """Granular datasets of all generations; new datasets have the newest generation."""
 
     name = "granular"
     suffixes: ClassVar[tuple[str, ...]] = (".bag",)
     index_files = ("spec.json", "000000/spec.json")
     is_multi_file = True
-    shards_in = "shards"  # separate, because the original reads every sibling folder as a shard
+    # a separate folder, because the original reads every folder in it as a shard
+    shards_in = "shards"
     sizes_are_exact = False  # row sizes include all files of a shard
     readers = "Granular readers"
     substitutes: ClassVar[Substitutes] = {
@@ -104,7 +105,7 @@ class Granular(Format):
     open_dataset = staticmethod(_open_dataset)
 
     def original_value(self, encoding: str) -> OriginalValue:
-        """Return text for JSON and for numbers as text: a spec.json lists such columns as utf8."""
+        """Return "text" for JSON and numbers as text, because a spec.json lists them as utf8."""
         if encoding == "json":
             return "JSON text"
         return "text" if lookup(encoding).is_text else super().original_value(encoding)
@@ -214,8 +215,7 @@ class Granular(Format):
         batches: Sequence[pa.RecordBatch],
         settings: Settings,
     ) -> Chunk:
-        """Write rows as shard `number`, in a subfolder such as `000000/`; the spec.json is written
-        last.
+        """Write rows as shard `number` in a subfolder such as `000000/`, its spec.json last.
 
         Without a shard size, the only shard is written into the folder of the dataset.
 
@@ -330,8 +330,7 @@ class GranularRefs(Granular):
         batches: Sequence[pa.RecordBatch],
         settings: Settings,
     ) -> Chunk:
-        """Write rows as shard `number`, in a subfolder such as `000000/`; the spec.json is written
-        last.
+        """Write rows as shard `number` in a subfolder such as `000000/`, its spec.json last.
 
         Without a shard size, the only shard is written into the folder of the dataset.
 
@@ -452,9 +451,7 @@ def _weights(columns: Columns, batch: pa.RecordBatch, format: str) -> IntArray:
 
 
 def _check_lengths(one: Column, lengths: IntArray, counts: IntArray | None, format: str) -> None:
-    """Raise ValueFitError with the first row that has an empty record, unless the format can store
-    empty records.
-    """
+    """Raise ValueFitError for the first row with an empty record that the format cannot store."""
     empty = lengths == 0
     if format == "granular-refs" and empty.any():
         first = int(np.argmax(empty))

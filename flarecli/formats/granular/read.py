@@ -281,14 +281,12 @@ def large_values(shard: Shard, max_bytes: int) -> list[LargeValue]:
 
     for start in range(0, shard.rows, _STEP_ROWS):
         for _ in failing_rows(start, min(start + _STEP_ROWS, shard.rows), add):
-            pass  # if a row is damaged, bisection adds the values of all other rows
+            pass  # `add` collects values; if a row is damaged, bisection omits only this row
     return out
 
 
 def unfit(shard: Shard) -> Iterator[tuple[Location, str]]:
-    """Check the record sizes in number columns; yield each invalid bag with a message about its
-    first record of the wrong size.
-    """
+    """Yield each bag of numbers with a record of the wrong size, and a message about the record."""
     for one in shard.columns:
         inner, starts = lookup(one.encoding.removesuffix("[]")), shard.layout[one.name]
         for low in range(0, len(starts) - 1 if inner.size is not None else 0, _STEP_RECORDS):

@@ -135,8 +135,7 @@ def numbers(
 def _parse_numbers(
     data: ByteArray, at: IntArray, ends: IntArray
 ) -> tuple[IntArray, IntArray, BoolArray]:
-    """Parse a number at each offset; return the values, the next offsets, and a mask of the invalid
-    numbers.
+    """Parse a number at each offset; return values, next offsets, and a mask of invalid numbers.
 
     At most 9 bytes are read past the end of a row.
     """

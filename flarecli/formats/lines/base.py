@@ -1,5 +1,4 @@
-"""Line-based shards of MosaicML Streaming: a data file, and a `.meta` file with the start of each
-line.
+"""Line-based shards of MosaicML Streaming: a data file, and a `.meta` file of line offsets.
 
 Little-endian, n samples (source: files written by mosaicml-streaming 0.13.0):
 
@@ -66,7 +65,7 @@ __all__ = [
     "stored_columns",
 ]
 
-# Row size above which values are written one by one; and number of bytes searched at once.
+# Row size above which values are written one by one; number of bytes that are searched at once.
 _LARGE_ROW_BYTES, _SEARCH_BYTES = 16 << 20, 16 << 20
 
 Places = Mapping[
@@ -128,7 +127,7 @@ class LineFormat(MosaicFormat):
 
         columns  the columns that an index or a playlist lists
         raises   FormatError if the table does not match the data; IntegrityError if the columns
-                 differ from the listed ones
+                 differ from the listed columns
         """
         chunk, meta = present(chunk), present(_companion(chunk))
         _check_listed(chunk, meta)
@@ -161,7 +160,8 @@ class LineFormat(MosaicFormat):
                 first row that a line cannot store
         """
         writer = self.line_writer(columns, settings)
-        # Sizes are computed first, so that a row too large for a shard is refused before the check.
+        # Sizes are computed first, so that a row that is too large for a shard is rejected before
+        # its values are checked.
         sizes = weights(columns, batch, writer.fixed_bytes, 0, self.name)
         first = 0
         for piece in pieces(batch):
@@ -180,8 +180,9 @@ class LineFormat(MosaicFormat):
         batches: Sequence[pa.RecordBatch],
         settings: Settings,
     ) -> Chunk:
-        """Write all rows as `shard.00000.json` (or csv, tsv, xsv) and its `.meta` file, with the
-        same bytes as the original. `row_sizes` must have accepted the rows.
+        """Write all rows as a file such as `shard.00000.json`, and its `.meta` file.
+
+        The bytes are the same as in the original. `row_sizes` must have accepted the rows.
 
         raises  ValueFitError if the data would exceed 4 GiB
         """

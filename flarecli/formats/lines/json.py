@@ -1,9 +1,9 @@
-r"""JSON shards of MosaicML Streaming: a line of JSON per sample, and a `.meta` file; see
-`lines.base`.
+r"""JSON shards of MosaicML Streaming: a line of JSON per sample, and a `.meta` file.
 
-A line is `json.dumps(sample, sort_keys=True)`, followed by the newline, which may be any JSON
-whitespace or empty. A value is stored as its JSON text, with the encoding `json_str`, `json_int` or
-`json_float`. The text of a string includes its quotes and escapes.
+`lines.base` describes the `.meta` file. A line is `json.dumps(sample, sort_keys=True)`, followed by
+the newline, which may be any JSON whitespace or empty. A value is stored as its JSON text, with the
+encoding `json_str`, `json_int` or `json_float`. The text of a string includes its quotes and
+escapes.
 
 In lines that `json.dumps` writes, the order of quotes and keys is known, so numpy can split many
 lines at once. The result is valid if all quotes, keys, colons and commas are at the expected
@@ -303,7 +303,8 @@ def places(
     """
     rows = len(starts) - 1
     if (np.diff(starts) < sum(len(before) for _, before, _ in plan.columns) + len(plan.tail)).any():
-        return None  # checked before arrays are allocated, as a config may declare very long names
+        # checked before arrays are allocated, because a config may declare very long names
+        return None
     quotes = _quotes(data, plan.tail, rows)
     if quotes is None or len(quotes) != rows * plan.quotes:
         return None
@@ -359,9 +360,7 @@ def _are_numbers(data: ByteArray, start: IntArray, stop: IntArray) -> bool:
 
 
 def _quotes(data: ByteArray, tail: bytes, rows: int) -> IntArray | None:
-    """Return the offsets of the quotes that open or close a string; None for invalid characters or
-    escapes.
-    """
+    """Return the offsets of the quotes around strings; None for invalid characters or escapes."""
     if np.count_nonzero(data < 32) != rows * sum(byte < 32 for byte in tail):
         return None
     quotes, slashes = np.flatnonzero(data == _QUOTE), np.flatnonzero(data == _SLASH)
@@ -389,8 +388,9 @@ def _quotes(data: ByteArray, tail: bytes, rows: int) -> IntArray | None:
 
 
 def split(line: bytes, plan: Plan, strict: bool = False) -> list[bytes] | None:
-    """Return the JSON text of each value in the order of the plan; None if the line differs from
-    the output of `json.dumps`.
+    """Return the JSON text of each value, in the order of the plan.
+
+    The result is None if the line differs from the output of `json.dumps`.
 
     strict  check strings for control characters and invalid escapes
     """

@@ -1,9 +1,9 @@
-"""CSV, TSV and XSV shards of MosaicML Streaming: a line of text per sample, and a `.meta` file; see
-`lines.base`.
+"""CSV, TSV and XSV shards of MosaicML Streaming: a line per sample, and a `.meta` file.
 
-The first line lists the columns, sorted by code points. Values are not quoted or escaped. A value
-ends at the separator or newline, so a value that contains a separator or newline is an error. The
-separator is `,` in csv, a tab in tsv and any text in xsv; the newline may be any text.
+`lines.base` describes the `.meta` file. The first line lists the columns, sorted by code points.
+Values are not quoted or escaped. A value ends at the separator or newline, so a value that contains
+a separator or newline is an error. The separator is `,` in csv, a tab in tsv and any text in xsv;
+the newline may be any text.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class _Separated(LineFormat):
         )
 
     def original_value(self, encoding: str) -> OriginalValue:
-        """Return text for decimals and JSON: the original reads only text, integers and floats."""
+        """Return "text" for decimals and JSON: the original reads only text and numbers."""
         if encoding == "json":
             return "JSON text"
         return "text" if encoding == "str_decimal" else super().original_value(encoding)

@@ -1,7 +1,6 @@
-"""Read and write the config of a MosaicML Streaming shard, stored in the shard (or its `.meta`) and
-in `index.json`.
+"""Read and write the config of a MosaicML Streaming shard.
 
-Keys by format:
+The config is stored in the shard or its `.meta` file, and in `index.json`. Keys by format:
 
     mds             column_encodings column_names column_sizes compression format hashes size_limit
                     version

@@ -90,7 +90,8 @@ class MosaicFormat(Format):
     open_dataset = staticmethod(mds_index.open_dataset)
     merge_indexes = staticmethod(repair_index.merge)
     write_version_index = staticmethod(repair_index.write_version)
-    repair_index = staticmethod(repair_index.rebuild)  # last, because it hides the module
+    # assigned last, because the name hides the module
+    repair_index = staticmethod(repair_index.rebuild)
 
     def written_by(self, listed_by: str) -> str | None:
         """Return the version of MDS if an `index.json` lists the dataset."""
@@ -196,8 +197,8 @@ class MDS(MosaicFormat):
     ) -> pa.RecordBatch:
         """Return rows start..stop as typed columns, in the order of `columns`.
 
-        raises  FormatError for a row whose lengths do not add up; ValueFitError for text that is
-                not UTF-8
+        raises  FormatError for a row whose lengths do not match its size; ValueFitError for text
+                that is not UTF-8
         """
         if columns is not None and stop - start == 1 and mds_read.is_large(shard, start):
             (row,) = self.read_rows(shard, [start], columns)
@@ -258,7 +259,7 @@ class MDS(MosaicFormat):
         return Chunk(to, rows, (file,), self.name)
 
     def verify_shard(self, shard: Shard, values: bool = False) -> Iterator[Finding]:
-        """Check that the lengths in every row add up to its size.
+        """Check that the lengths in every row match its size.
 
         values  also check every value
         """
@@ -298,7 +299,7 @@ def row_count(head: memoryview, size: int, chunk: Chunk, where: Location) -> int
 
 
 def read_starts(data: memoryview, rows: int, *, copy: bool) -> UInt32Array:
-    """Return the start of each row in a shard's table, and the end of the last: uint32 [rows + 1].
+    """Return the start of each row in a table, and the end of the last row: uint32 [rows + 1].
 
     copy  always copy the table; otherwise the array is a view of `data` if the table is aligned
     """
@@ -362,7 +363,7 @@ def lengths(array: pa.Array) -> IntArray:
 
 
 def step_of(rows: int, size: int, columns: int) -> int:
-    """Return how many rows Arrow joins at once; `rows` rows have `size` bytes in total."""
+    """Return the number of rows to join at once; `rows` rows have `size` bytes in total."""
     target = max(_JOIN_BYTES, columns * _JOIN_BYTES_PER_COLUMN)
     return int(max(1, min(_STEP_ROWS, target * max(1, rows) // max(1, size))))
 
@@ -399,7 +400,8 @@ def _fields(
     variable = sum(column.size is None for column in shard.columns)
     at = starts[:-1] + 4 * variable
     _refuse(shard, start, at > ends, "too few for its lengths")
-    # Checked before the arrays below are allocated, as a hostile config may list a million columns.
+    # Checked before the arrays below are allocated, because a hostile config may list a million
+    # columns.
     fixed = sum(column.size or 0 for column in shard.columns)
     _refuse(shard, start, at + fixed > ends, "which do not match its lengths")
     words = (
@@ -441,7 +443,7 @@ def _weights(columns: Columns, batch: pa.RecordBatch, base: int) -> IntArray:
 
 
 def _fit(shard: Shard, start: int, stop: int, lengths: struct.Struct, fixed: int) -> bool:
-    """Return whether the lengths in rows start..stop add up, without loading numpy.
+    """Return whether the lengths in each row match the size of the row, without loading numpy.
 
     fixed  number of bytes per row that do not depend on the lengths
     """

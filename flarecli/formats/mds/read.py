@@ -63,7 +63,7 @@ def read_rows(
 
     Nearby rows share a read.
 
-    raises  FormatError for a row whose lengths do not add up
+    raises  FormatError for a row whose lengths do not match its size
     """
     ready: Ready = shard.memo.get(None if columns is None else tuple(columns)) or prepared(
         shard, columns
@@ -220,7 +220,8 @@ def _read_columns(shard: Shard, row: int, ready: Ready) -> Row:
 def large_values(shard: Shard, max_bytes: int) -> list[LargeValue]:
     """Return the values larger than `max_bytes`, according to the lengths in large rows.
 
-    Rows whose lengths do not add up are omitted, because reading such a row raises an error.
+    Rows whose lengths do not match their size are omitted, because reading such a row raises an
+    error.
     """
     starts = shard.layout["starts"].astype(np.int64)
     names = [column.name for column in shard.columns if column.size is None]
@@ -302,7 +303,7 @@ def find_columns(
     numpy copies the values of fixed size for all rows at once. In a compressed shard, all values
     are copied.
 
-    return  None if the shard is not in memory, or if the lengths in a row do not add up;
+    return  None if the shard is not in memory, or if the lengths in a row do not match its size;
             `read_rows` then raises an error with the row
     """
     layout = _column_layout(shard, columns)

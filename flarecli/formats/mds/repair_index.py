@@ -1,5 +1,4 @@
-"""Create an `index.json` of MosaicML Streaming: rebuild a lost index from the shards, merge the
-indexes of several datasets, or list the shards of a version of a changed dataset.
+"""Create an `index.json` of MosaicML Streaming: rebuild, merge, or list the shards of a version.
 
 A lost index is rebuilt from the configs, row counts, sizes and checksums of the shards. For shards
 that the original wrote, the result has the same bytes as the lost index.
@@ -65,8 +64,7 @@ class _ShardFiles:
 
 
 def rebuild(at: Location, replace: bool = False) -> Stream:
-    """Write the `index.json` for a folder of shards, sorted by number; return the Stream of the
-    dataset.
+    """Write the `index.json` for a folder of shards, sorted by number; return their Stream.
 
     replace  replace an existing index
     raises   MissingError if there are no shards, or a `.meta` file is missing; FormatError for a

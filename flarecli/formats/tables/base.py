@@ -124,7 +124,7 @@ class TextPart(Part):
     """A text file, which has no index.
 
     The first pass over the file records the position of every piece of records, such as 4 MB of
-    lines. A later pass starts at a piece. Compressed files, other text encodings than UTF-8, and
+    lines. A later pass starts at a piece. Compressed files, text encodings other than UTF-8, and
     JSON arrays are always read from the beginning.
     """
 
@@ -178,7 +178,7 @@ class TextPart(Part):
 
 
 def listed_encodings(schema: pa.Schema) -> dict[str, str]:
-    """Return the encodings in the metadata of the fields of a file; text of any other use is kept."""
+    """Return column -> encoding name in the metadata of a file; the names are not checked."""
     return {
         field.name: name.decode("utf-8", "replace")
         for field in schema

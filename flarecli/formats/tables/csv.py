@@ -1,11 +1,11 @@
 """CSV and TSV reader. The default dialect is RFC 4180 with a header.
 
-Errors contain the line number. The header contains the column names; a first line of numbers, of
-which two are equal, contains values. The type of a column is
-inferred from the first 4 MB: int64, float64 or bool if every value can be converted without loss,
-and text otherwise (`007` and a 20-digit number stay text). Key columns, link columns and columns
-that the user encodes as text are always read as text. An empty field is null in a number or bool
-column, and an empty string in a text column.
+Errors contain the line number. The header contains the column names. If the first line consists of
+numbers, and two of them are equal, it contains values instead. The type of a column is inferred
+from the first 4 MB: int64, float64 or bool if every value can be converted without loss, and text
+otherwise (`007` and a 20-digit number stay text). Key columns, link columns and columns that the
+user encodes as text are always read as text. An empty field is null in a number or bool column, and
+an empty string in a text column.
 """
 
 from __future__ import annotations
@@ -259,7 +259,7 @@ class Delimited(TextPart):
 
 
 def _are_values(first: Sequence[str]) -> bool:
-    """Return whether the fields of the first record cannot be names: numbers that occur twice."""
+    """Return whether the first record contains values: only numbers, of which two are equal."""
     return len(set(first)) < len(first) and all(re.fullmatch(_NUMBER, field) for field in first)
 
 

@@ -4,8 +4,9 @@ The user sets the dialect with `--csv KEY=VALUE`. If the encoding is not set, a 
 with a UTF-16 byte order mark is UTF-16, and every other file is UTF-8. If the delimiter is not set,
 the suffix determines the delimiter. A `.csv` file may use a semicolon, a tab or `|` instead of the
 comma. Such a delimiter is detected if it occurs equally often in each of the first records and the
-comma does not. If no delimiter does, and the header has no comma, a delimiter that occurs in the
-header and equally often in most records is used, so that the other records are reported.
+comma does not. If no delimiter passes this test and the header contains no comma, the delimiter
+must occur in the header and equally often in most records. The other records are then reported as
+errors.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ class Dialect:
 
     delimiter   one ASCII character; empty: detect the delimiter
     has_header  whether the first record contains the column names; if not, the columns are named
-                `column_0`, `column_1` and so on. None: a first record of numbers, of which two are
-                equal, contains values; any other first record contains names
+                `column_0`, `column_1` and so on. None: detect; a first record that consists of
+                numbers, of which two are equal, contains values
     quote       one ASCII character that encloses fields; empty: fields are not quoted
     nulls       values that mean null in any column; an empty field in a number column is always
                 null

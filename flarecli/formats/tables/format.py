@@ -47,7 +47,7 @@ _CHANGED = "The file was changed after the list was written; write the list agai
 
 
 class TableFormat(Format):
-    """The base of the table formats. A subclass opens a file."""
+    """Base class of the table formats. A subclass opens the files."""
 
     typed = True
     holds_null = True
@@ -107,8 +107,8 @@ class TableFormat(Format):
     def open_shard(self, chunk: Chunk, columns: Columns | None = None) -> Shard:
         """Open a file, and count its rows if the format does not store their number.
 
-        raises  FormatError for an invalid file, or a row count that differs from the listed one;
-                IntegrityError if the columns are not the listed ones
+        raises  FormatError for an invalid file, or a row count that differs from the listed count;
+                IntegrityError if the columns differ from the listed columns
         """
         byte_ranges.stored_size(chunk)
         part = self.open_part(chunk)
@@ -194,7 +194,7 @@ class TableFormat(Format):
         columns: Sequence[str] | None = None,
         ranges: Ranges | None = None,
     ) -> list[Row]:
-        """Read rows in the requested order, with the bytes of the encodings of their columns."""
+        """Read the stored bytes of rows, in the requested order."""
         if ranges:
             shard_files.check_ranges(shard, ranges)
         chosen = byte_ranges.selected_columns(shard, columns)
@@ -249,7 +249,7 @@ class TableFormat(Format):
             start = stop
 
     def _findings(self, shard: Shard, error: FlareError) -> Iterator[Finding]:
-        """Yield a finding for each column that cannot be read, or one for all columns."""
+        """Yield a finding for each column that cannot be read, or one finding for all columns."""
         found = []
         for one in shard.columns:
             for start, stop in self._steps(shard):
@@ -308,7 +308,7 @@ class _Listed(Part):
 
 
 def _with_dictionaries(schema: pa.Schema, parts: Sequence[Part]) -> dict[str, pa.DataType]:
-    """Return the type of each column; a dictionary type is kept if all files have the same one."""
+    """Return the type of each column; a dictionary type is kept if it is the same in all files."""
     kept = parts[0].dictionaries
     return {
         field.name: kept[field.name]
@@ -322,7 +322,7 @@ def _with_dictionaries(schema: pa.Schema, parts: Sequence[Part]) -> dict[str, pa
 
 
 def _columns(schema: pa.Schema, types: Mapping[str, pa.DataType], part: Part) -> Columns:
-    """Return the columns of a table: the encodings in the metadata of the file, or the defaults."""
+    """Return the columns of a table, with the encodings in the file's metadata or the defaults."""
     out = []
     for field in schema:
         encoding = part.encodings.get(field.name)

@@ -186,7 +186,7 @@ class Ipc(Part):
 
 
 def _split_rows(batch: pa.RecordBatch) -> Iterator[tuple[int, int]]:
-    """Split a batch into row ranges of bounded decoded size; a larger row is a range of its own."""
+    """Split a batch into row ranges of bounded decoded size; a larger row is a separate range."""
     ends = np.cumsum(value_sizes(batch) + 1)
     start = 0
     while start < len(batch):
