@@ -12,7 +12,6 @@ import pyarrow.compute as pc
 
 from flarecli import ingest, read
 from flarecli.arguments import address_text, from_options
-from flarecli.commands.changes import open_for_change
 from flarecli.commands.options import CompactOptions, DropOptions
 from flarecli.commands.rewrite import Group, rewrite, row_counts
 from flarecli.commands.row_order import select_rows
@@ -27,7 +26,7 @@ from flarecli.read.version_lists import file_names, files_of
 from flarecli.storage import Location, locate
 from flarecli.suggest import choose
 from flarecli.write import CommitLock, key_bytes, removal, versions
-from flarecli.write.versions import Version
+from flarecli.write.versions import Version, open_for_change
 
 __all__ = ["Changed", "compact", "drop"]
 

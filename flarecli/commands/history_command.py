@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from flarecli.arguments import address_text, from_options
-from flarecli.commands.changes import open_for_change
 from flarecli.commands.options import LogOptions, PruneOptions
 from flarecli.errors import MissingError, UsageError
 from flarecli.model import Stream
@@ -16,7 +15,7 @@ from flarecli.playlists import version_name
 from flarecli.read.resolve import without_version_index
 from flarecli.storage import Location
 from flarecli.write import CommitLock, check_streams, removal, versions
-from flarecli.write.versions import Version
+from flarecli.write.versions import Version, open_for_change
 
 __all__ = ["Pruned", "VersionInfo", "log", "prune"]
 

@@ -118,20 +118,20 @@ _LINES = {
         _Line(
             "parquet",
             (".parquet",),
-            "flarecli.formats.tables.parquet_format:ParquetFormat",
+            "flarecli.formats.tables.format:ParquetFormat",
             is_table=True,
         ),
         _Line(
             "arrow",
             (".arrow", ".feather"),
-            "flarecli.formats.tables.other_formats:ArrowFormat",
+            "flarecli.formats.tables.format:ArrowFormat",
             writable=False,
             is_table=True,
         ),
         _Line(
             "table",
             (".csv", ".tsv", ".tab", ".psv", ".json", ".ndjson"),
-            "flarecli.formats.tables.other_formats:TextTable",
+            "flarecli.formats.tables.format:TextTable",
             writable=False,
             is_table=True,
         ),

@@ -6,9 +6,9 @@ from flarecli.formats.tables.dialect import DEFAULT as DIALECT
 from flarecli.formats.tables.dialect import Dialect
 from flarecli.ingest.folder import data_among
 from flarecli.ingest.index import Index, open_folder, open_index
+from flarecli.ingest.lists import is_index
 from flarecli.ingest.python_rows import PythonRows, arrow_batches, rows_of
 from flarecli.ingest.read_files import Flaw, contents, filled
-from flarecli.ingest.registry import is_index
 from flarecli.ingest.source_checksum import SourceChecksum
 from flarecli.ingest.stdin import (
     Spool,

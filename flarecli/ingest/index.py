@@ -28,8 +28,8 @@ from flarecli.formats.tables.registry import open_kind, open_part, text_file
 from flarecli.formats.tables.schema_merge import align, merge
 from flarecli.hashes import DEFAULT, Sums
 from flarecli.ingest.folder import Folder, FolderOptions
+from flarecli.ingest.lists import ListedFile, expand_lists
 from flarecli.ingest.read_files import Flaw, contents
-from flarecli.ingest.registry import ListedFile, expand_lists
 from flarecli.ingest.source_checksum import SourceChecksum
 from flarecli.ingest.stdin import DATA, NAME, Addresses, Spool, open_streams, sniff
 from flarecli.names import shell_quoted

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from flarecli.write.commit_lock import CommitLock
 from flarecli.write.failures import FAILED, Failure, drop_rows, error_of, too_large
 from flarecli.write.folder_target import FolderTarget, bucket_of, check_target, claim
 from flarecli.write.journal import Journal
 from flarecli.write.keys import Keys, is_empty_key, key_bytes, key_text
 from flarecli.write.spool import Spool
 from flarecli.write.target import Contents, Target, check_streams
+from flarecli.write.versions import CommitLock
 from flarecli.write.writer import SHARD_LIMIT, Writer
 
 __all__ = [

@@ -20,15 +20,19 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import fcntl
 import hashlib
 import json
+import os
+import random
 import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -56,13 +60,17 @@ from flarecli.playlists import (
 )
 from flarecli.read import Dataset
 from flarecli.read.resolve import without_version_index
-from flarecli.read.version_lists import FRAGMENT, confined, is_fragment
-from flarecli.storage import Location
-from flarecli.storage.local import SCRATCH
-from flarecli.write.commit_lock import CommitLock
+from flarecli.read.version_lists import COMMIT_LOCK, FRAGMENT, confined, is_fragment
+from flarecli.storage import Guard, Location, locate
+from flarecli.storage.local import SCRATCH, LocalStore, flock
+from flarecli.write.folder_target import bucket_of, claim
+
+if TYPE_CHECKING:
+    from flarecli.write.bucket_target import Lease
 
 __all__ = [
     "Change",
+    "CommitLock",
     "Version",
     "check_fragment",
     "commit",
@@ -77,6 +85,7 @@ __all__ = [
     "newest",
     "partial_files",
     "numbers",
+    "open_for_change",
     "pin_name",
     "pins",
     "publish",
@@ -85,6 +94,8 @@ __all__ = [
 
 REQUIRES = 1  # version of the playlist format that a reader must support
 _PARTIAL = re.compile(r"\.(?:playlist|index|shardindex|\.flare-removal)\..*\.part")
+MAX_WAIT_S = 600.0  # for the lock of a commit
+_POLL_S = 0.02, 1.0  # shortest and longest wait between two attempts
 _MAX_ATTEMPTS = 8  # attempts to write a list whose outcome is unknown
 
 
@@ -283,6 +294,111 @@ def _is_file(at: Location) -> bool:
     except FlareError:
         return False
     return True
+
+
+def open_for_change(out: str, guard: Guard, dry_run: bool = False) -> tuple[Location, Version]:
+    """Return the folder of a dataset, and its newest version.
+
+    If the process that created this version was killed after the commit, its last steps are
+    completed first, unless `dry_run` is set: then nothing is written.
+
+    raises  UsageError if the folder cannot be written to, or contains no dataset with a playlist
+    """
+    at = bucket_of(out, guard) or locate(out, guard).unmapped()
+    base = newest(at)
+    if dry_run:
+        return at, base
+    if not is_published(at, base) or partial_files(at):
+        with CommitLock(at):
+            for name in partial_files(at):
+                (at / name).delete()
+            base = newest(at)
+            publish(at, base)
+    for name in base.fragments:
+        if (at / f"{name}/{SCRATCH}/journal").exists():
+            with contextlib.suppress(
+                BusyError
+            ):  # the process that committed it is about to finish it
+                target = claim(f"{out.rstrip('/')}/{name}", resume=True, guard=guard)
+                if not target.is_done:
+                    target.finish()
+    return at, base
+
+
+class CommitLock:
+    """A context manager that waits for the lock.
+
+    raises  BusyError if another process holds the lock for MAX_WAIT_S; ReachError if the file system
+            supports no locks
+    """
+
+    def __init__(self, at: Location) -> None:
+        self._at = at
+        self._fd = -1
+        self._lease: Lease | None = None
+
+    def __enter__(self) -> CommitLock:
+        stop, wait = time.monotonic() + MAX_WAIT_S, _POLL_S[0]
+        while True:
+            try:
+                self._acquire()
+                return self
+            except BusyError:
+                if time.monotonic() > stop:
+                    raise
+            time.sleep(wait * (0.5 + random.random()))  # so that waiting processes do not collide
+            wait = min(wait * 1.5, _POLL_S[1])
+
+    def _acquire(self) -> None:
+        store = self._at.store
+        if not isinstance(store, LocalStore):
+            # imported late, because the imported module loads a bucket client
+            from flarecli.write.bucket_target import Lease
+
+            self._lease = Lease(self._at / COMMIT_LOCK, str(self._at), waits=True)
+            return
+        path = os.path.join(store.root, self._at.path, COMMIT_LOCK)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise store.error(error, COMMIT_LOCK) from None
+        try:
+            flock(
+                fd,
+                fcntl.LOCK_EX | fcntl.LOCK_NB,
+                str(self._at),
+                "Use a file system with locks, or a bucket.",
+            )
+        except BlockingIOError:
+            os.close(fd)
+            raise BusyError(
+                "another process is changing this dataset",
+                where=self._at,
+                hint="Wait until the other process ends.",
+            ) from None
+        except FlareError:
+            os.close(fd)
+            raise
+        self._fd = fd
+
+    def check(self) -> None:
+        """Raise BusyError if this process has lost the lock."""
+        if self._lease is not None:
+            self._lease.check(now=True)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        if self._lease is not None:
+            with contextlib.suppress(FlareError):
+                self._lease.release()
+            self._lease = None
 
 
 def commit(at: Location, change: Change, base: Version) -> Version:

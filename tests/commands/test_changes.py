@@ -13,12 +13,12 @@ import pytest
 
 import flarecli as flare
 from flarecli.__main__ import main
-from flarecli.commands.changes import open_for_change
 from flarecli.commands.rewrite import Group, rewrite
 from flarecli.errors import BusyError, FlareError, FormatError, UnsafeError, UsageError
 from flarecli.progress import Progress
 from flarecli.storage import Guard
 from flarecli.write import versions
+from flarecli.write.versions import open_for_change
 
 FORMATS = ["mds", "json", "csv", "ffrecord", "granular", "webdataset", "tfrecord"]
 STEPS = int(os.environ.get("FLARE_TEST_CHANGES", "12"))

@@ -17,7 +17,6 @@ import numpy as np
 import pyarrow as pa
 
 from flarecli import formats, read
-from flarecli.commands.changes import open_for_change
 from flarecli.commands.packing.plan import PackTask, Plan, selected
 from flarecli.commands.packing.run import Packed, dry_run, pack_task, planned, source_record
 from flarecli.commands.provenance import PLACE
@@ -28,7 +27,7 @@ from flarecli.progress import Progress
 from flarecli.storage import Location
 from flarecli.storage.local import temporary_file_error
 from flarecli.write import Keys, is_empty_key, key_bytes, key_text, versions
-from flarecli.write.versions import Version
+from flarecli.write.versions import Version, open_for_change
 
 __all__ = ["add_column"]
 

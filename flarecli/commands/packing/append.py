@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 
 from flarecli import encodings, formats, read
-from flarecli.commands.changes import open_for_change
 from flarecli.commands.options import PackOptions
 from flarecli.commands.packing.plan import PackTask, Plan
 from flarecli.commands.packing.run import Packed, dry_run, pack_task, planned, source_record
@@ -34,7 +33,7 @@ from flarecli.storage.append_log import open_log
 from flarecli.storage.local import SCRATCH
 from flarecli.suggest import choose
 from flarecli.write import Keys, key_bytes, key_text, versions
-from flarecli.write.versions import Version
+from flarecli.write.versions import Version, open_for_change
 
 __all__ = ["append_rows"]
 

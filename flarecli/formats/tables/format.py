@@ -13,8 +13,9 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -24,25 +25,62 @@ from flarecli.bisect import failing_rows
 from flarecli.encodings import Encoding, lookup
 from flarecli.errors import (
     FlareError,
+    FormatError,
     IntegrityError,
     MissingError,
     UsageError,
     ValueFitError,
 )
 from flarecli.formats import byte_ranges, shard_files
-from flarecli.formats.base import Format, Ranges
+from flarecli.formats.base import EACH, Format, Ranges, Span, Substitutes
 from flarecli.formats.tables import default_encoding, is_default, typed_field
 from flarecli.formats.tables.base import Part, TextPart
+from flarecli.formats.tables.decompress import split_compression
+from flarecli.formats.tables.dialect import Dialect
+from flarecli.formats.tables.ipc import Ipc
+from flarecli.formats.tables.parquet import Parquet
+from flarecli.formats.tables.parquet_write import (
+    check_timestamps,
+    checked_codec,
+    parquet_parts,
+    row_bytes,
+)
+from flarecli.formats.tables.registry import (
+    COMPRESSIONS,
+    TEXTS,
+    is_delimited,
+    is_table,
+    open_kind,
+    open_text,
+)
 from flarecli.formats.tables.rows import TableRows
 from flarecli.formats.tables.schema_merge import convert, merge
-from flarecli.model import Chunk, Column, Columns, Finding, Row, Shard, Stream, finding_of
+from flarecli.hashes import DEFAULT
+from flarecli.model import (
+    Chunk,
+    Column,
+    Columns,
+    File,
+    Finding,
+    IntArray,
+    Row,
+    Settings,
+    Shard,
+    Stream,
+    finding_of,
+)
+from flarecli.names import is_url
 from flarecli.prefetch import cpu_count, ordered_map
 from flarecli.storage import Location
+from flarecli.units import format_size
 
-__all__ = ["TableFormat"]
+__all__ = ["ArrowFormat", "ParquetFormat", "TableFormat", "TextTable"]
 
 _REMOTE_JOBS = 16  # may exceed the CPU count, because remote jobs wait for the network
 _VERIFIED_ROWS = 8192
+MAX_ROW_BYTES = 1 << 30  # a page of Parquet is at most 2 GiB, and contains complete rows
+# headers of a stream: the settings of --csv, and the value of --input
+DIALECT, INPUT = "csv", "input"
 _CHANGED = "The file was changed after the list was written; write the list again."
 
 
@@ -416,3 +454,163 @@ def _read_types(types: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
     small = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
     plain = {name: encodings.value_type(kind) for name, kind in types.items()}
     return {name: small.get(kind, kind) for name, kind in plain.items()}
+
+
+class ParquetFormat(TableFormat):
+    """Parquet files: columns in row groups and pages; a page may have a CRC-32."""
+
+    name = "parquet"
+    suffixes = (".parquet",)
+    substitutes: ClassVar[Substitutes] = {
+        **dict.fromkeys(("int64", "varint", "str_int", "json_int"), "int"),
+        **dict.fromkeys(("msgpack_float", "str_float", "json_float"), "float64"),
+        "json_str": "str",
+        "json_json": "json",
+        "bytes[]": EACH,
+        "ndarray[]": EACH,
+        "*[]": EACH,
+    }
+
+    def sniff(self, name: str, head: bytes) -> bool:
+        """Return whether the name ends with `.parquet`, or the file starts with `PAR1`."""
+        return super().sniff(name, head) or head.startswith(b"PAR1")
+
+    def open_part(self, chunk: Chunk) -> Part:
+        """Read the footer of a file."""
+        return Parquet(chunk.at)
+
+    def row_span(self, shard: Shard, row: int, column: str | None = None) -> Span | None:
+        """Return the byte range of the row group that contains a row, or of one of its columns."""
+        part = self._rows(shard).part
+        span = part.span(row, column) if isinstance(part, Parquet) else None
+        return None if span is None else (shard.chunk.at, *span)
+
+    def unprotected(self, shard: Shard) -> str:
+        """Return a note if the pages of the file have no checksums."""
+        part = self._rows(shard).part
+        has_sums = isinstance(part, Parquet) and part.has_sums
+        return "" if has_sums else "pages have no checksums; only their structure was checked"
+
+    # -- writing
+
+    def arrange(self, columns: Iterable[Column]) -> Columns:
+        """Return the columns with their stored encodings, in the given order.
+
+        raises  UsageError if there are no columns, or for duplicate names
+        """
+        out = tuple(map(self.stored_column, columns))
+        shard_files.check_names(out, "a Parquet file needs at least one column")
+        return out
+
+    def row_sizes(
+        self, columns: Columns, batch: pa.RecordBatch, settings: Settings
+    ) -> tuple[int, IntArray]:
+        """Return 0, and the size of each row in memory: int64 [rows].
+
+        raises  ValueFitError with the first row that is larger than a page may be, or that contains
+                a timestamp that Parquet cannot store
+        """
+        checked_codec(settings.compression)
+        check_timestamps(batch)
+        sizes = row_bytes(batch)
+        if (sizes > MAX_ROW_BYTES).any():
+            row = int(np.argmax(sizes > MAX_ROW_BYTES))
+            raise ValueFitError(
+                f"row is {format_size(int(sizes[row]))}; the maximum for Parquet is "
+                f"{format_size(MAX_ROW_BYTES)}",
+                row=row,
+            )
+        return 0, sizes
+
+    def write_shard(
+        self,
+        at: Location,
+        number: int,
+        columns: Columns,
+        batches: Sequence[pa.RecordBatch],
+        settings: Settings,
+    ) -> Chunk:
+        """Write rows as `00000.parquet`, with checksums of pages and a page index.
+
+        The columns of the batches may have other types than those of their encodings.
+        """
+        name = f"{number:05d}.parquet"
+        types = [encodings.field(one).type for one in columns]
+        if batches:
+            types = [batches[0].schema.field(one.name).type for one in columns]
+        schema = pa.schema(
+            [typed_field(one, kind) for one, kind in zip(columns, types, strict=True)]
+        )
+        typed = (
+            pa.RecordBatch.from_arrays([batch.column(one.name) for one in columns], schema=schema)
+            for batch in batches
+        )
+        written = (at / name).write(
+            parquet_parts(schema, typed, settings.compression), {DEFAULT, *settings.hashes}
+        )
+        file = File(name, written.size, written.hashes)
+        rows = sum(batch.num_rows for batch in batches)
+        return Chunk(at / name, rows, (file,), self.name)
+
+
+class ArrowFormat(TableFormat):
+    """Arrow IPC files and streams. They have no checksums."""
+
+    name = "arrow"
+    suffixes = (".arrow", ".feather", ".arrows")
+    writable = False
+
+    def sniff(self, name: str, head: bytes) -> bool:
+        """Return whether the name has a suffix of Arrow files, or the file starts with `ARROW1`."""
+        return super().sniff(name, head) or head.startswith(b"ARROW1")
+
+    def open_part(self, chunk: Chunk) -> Part:
+        """Read the schema of a file."""
+        return Ipc(chunk.at)
+
+
+class TextTable(TableFormat):
+    """CSV and TSV files, JSON lines and JSON arrays. They have no index and no checksums.
+
+    If the number of rows is not listed, the file is read once when it is opened.
+    """
+
+    name = "table"
+    suffixes = tuple(f"{kind}{end}" for kind in TEXTS for end in ("", *COMPRESSIONS))
+    writable = False
+
+    def sniff(self, name: str, head: bytes) -> bool:
+        """Return whether the name has a suffix of text tables, and is no index of a dataset."""
+        last = name.rpartition("/")[2].lower()
+        return is_table(last) and last.endswith(self.suffixes)
+
+    def has_delimited_text(self, stream: Stream) -> bool:
+        """Return whether a stream has a CSV or TSV file."""
+        kind = stream.headers.get(INPUT)
+        if kind in ("jsonl", "csv", "tsv"):
+            return bool(kind != "jsonl")
+        return any(
+            is_delimited(url.partition("?")[0] if is_url(url) else url) for url in stream.urls
+        )
+
+    def open_part(self, chunk: Chunk) -> Part:
+        """Read the first rows of a file, which determine the types of its columns."""
+        kind = chunk.headers.get(INPUT)
+        if kind in ("jsonl", "csv", "tsv"):
+            return open_kind(kind, chunk.at, (), _dialect(chunk))
+        name = chunk.files[0].name if chunk.files else chunk.at.name
+        plain, _ = split_compression(name.lower())
+        # `verify` passes the decompressed bytes without a name
+        _, compression = split_compression(chunk.at.name.lower())
+        return open_text(chunk.at, plain, compression, (), _dialect(chunk))
+
+
+def _dialect(chunk: Chunk) -> Dialect:
+    """Return the dialect that the stream of a chunk lists."""
+    settings: Any = chunk.headers.get(DIALECT, [])
+    if not isinstance(settings, list) or not all(isinstance(one, str) for one in settings):
+        raise FormatError(f"header {DIALECT!r}: expected a list of KEY=VALUE", where=chunk.at)
+    try:
+        return Dialect.parse(settings)
+    except UsageError as error:
+        raise FormatError(f"header {DIALECT!r}: {error.message}", where=chunk.at) from None

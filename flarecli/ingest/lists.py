@@ -1,4 +1,4 @@
-"""Names of index files, and expansion of lists of tables.
+"""Lists of tables: names of index files, and expansion of lists.
 
 A `.txt` file is a table if its first line contains a tab. It is also a table if the first line does
 not end with the extension of a table, and a delimiter occurs equally often in each of the first
