@@ -10,7 +10,6 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from flarecli.arguments import address_texts, from_options, name_list
-from flarecli.commands import tar_stream
 from flarecli.commands.options import CatOptions
 from flarecli.commands.row_order import (
     average_row_bytes,
@@ -23,6 +22,7 @@ from flarecli.commands.row_order import (
     read_rows,
     select_rows,
 )
+from flarecli.commands.sources import open_streams, samples, single_tar
 from flarecli.errors import UsageError
 from flarecli.progress import Progress
 
@@ -46,15 +46,15 @@ def cat(options: CatOptions) -> Iterator[pa.RecordBatch]:
     where, limit, head, tail = options.where, options.limit, options.head, options.tail
     exact = (options.exact or options.stored) and where is None
     table = options.table_headers()
-    opened = tar_stream.open_streams(sources, options.input, options.stdin)
-    tar = tar_stream.single_tar(sources, opened, table)
+    opened = open_streams(sources, options.input, options.stdin)
+    tar = single_tar(sources, opened, table)
     if tar is not None:
         selected = (options.rows, options.sample, options.shuffle, options.rank)
         if any(one is not None for one in selected):
             hint = "Save the stream to a file, or select rows with --where, --limit or --tail."
             raise UsageError("a stream has no row numbers", where=tar, hint=hint)
         progress.start("cat", None)
-        schema, batches = tar_stream.samples(tar, format, exact)
+        schema, batches = samples(tar, format, exact)
         batches = _reported(batches, progress)
         return _limited(*filtered(schema, batches, where, options.columns), limit, head, tail)
     columns = None if options.columns is None else name_list(options.columns)

@@ -15,8 +15,7 @@ from flarecli import encodings, formats
 from flarecli.arguments import address_texts, from_options
 from flarecli.commands.missing_shards import holes, missing_shards, writer_of
 from flarecli.commands.options import InspectOptions
-from flarecli.commands.source_notes import note_sources
-from flarecli.commands.tar_stream import open_streams
+from flarecli.commands.sources import note_sources, open_streams
 from flarecli.compress import SUFFIXES
 from flarecli.errors import FlareError
 from flarecli.lazy import np

@@ -21,7 +21,7 @@ from flarecli import sql
 from flarecli.arguments import Addresses
 from flarecli.commands.large_values import LargeValues
 from flarecli.commands.options import sample_size
-from flarecli.commands.source_notes import note_sources
+from flarecli.commands.sources import note_sources
 from flarecli.errors import UsageError
 from flarecli.model import IntArray, Stream
 from flarecli.progress import Progress

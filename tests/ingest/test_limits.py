@@ -13,7 +13,7 @@ from flarecli.formats.tables import decompress, text_records
 from flarecli.formats.tables.decompress import TextFile
 from flarecli.formats.tables.json import Json
 from flarecli.formats.tables.schema_merge import common_type
-from flarecli.ingest import folder, is_index, open_folder, open_index, registry
+from flarecli.ingest import folder, is_index, lists, open_folder, open_index
 from flarecli.storage import Location
 from flarecli.storage.memory import MemoryStore
 
@@ -178,14 +178,14 @@ def test_lists_may_have_comments_blank_lines_and_relative_addresses(tmp_path):
 
 
 def test_a_list_with_too_many_files_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(registry, "MAX_FILES", 3)
+    monkeypatch.setattr(lists, "MAX_FILES", 3)
     names = write_files(
         tmp_path, {"l.txt": "m.txt\nm.txt\n", "m.txt": "a.csv\na.csv\n", "a.csv": "n\n1\n"}
     )
     assert (
         error_of(tmp_path, lambda: open_index(names[0]))[0] == "l.txt: more than 3 files in lists"
     )
-    monkeypatch.setattr(registry, "MAX_FILES", 4)
+    monkeypatch.setattr(lists, "MAX_FILES", 4)
     assert len(rows_of(names[0])) == 4
 
 

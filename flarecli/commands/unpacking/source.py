@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 
 from flarecli import encodings, formats, ingest, read, sql
-from flarecli.commands import tar_stream
 from flarecli.commands.large_values import LargeValues
 from flarecli.commands.options import UnpackOptions
 from flarecli.commands.provenance import SourceName, shard_of, source_name
@@ -22,7 +21,7 @@ from flarecli.commands.row_order import (
     read_rows,
     select_rows,
 )
-from flarecli.commands.source_notes import note_sources
+from flarecli.commands.sources import note_sources, open_streams, samples, single_tar
 from flarecli.commands.unpacking.filenames import ROW
 from flarecli.errors import Facts, Place, UsageError
 from flarecli.formats import STREAMED
@@ -102,8 +101,8 @@ def open_source(
     if options.format is not None or not is_index:
         format = options.source_format(options.format)
     rows, where = options.rows, options.where
-    spools = tar_stream.open_streams(sources, kind)
-    tar = tar_stream.single_tar(sources, spools, options.table_headers())
+    spools = open_streams(sources, kind)
+    tar = single_tar(sources, spools, options.table_headers())
     if tar is not None:
         return _open_tar(tar, format, options, guard)
     addresses = [
@@ -210,7 +209,7 @@ def _open_tar(
     """
     if options.rows is not None:
         raise UsageError("a stream has no row numbers", where=tar, hint="Use --where or --limit.")
-    schema, samples = tar_stream.samples(tar, format)
+    schema, rows = samples(tar, format)
 
     def batches(names: Sequence[str], skip: int) -> Iterator[pa.RecordBatch]:
         if skip:
@@ -219,7 +218,7 @@ def _open_tar(
                 where=tar,
                 hint="Use --overwrite to start again.",
             )
-        return (batch.select([*names, ROW]) for batch in _number(samples))
+        return (batch.select([*names, ROW]) for batch in _number(rows))
 
     at = locate(".", guard)
     source = RowSource(str(tar), at, STREAMED, schema, None, False, lambda: "", batches)

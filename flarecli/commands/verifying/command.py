@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from flarecli import formats
 from flarecli.arguments import address_text, address_texts, from_options
 from flarecli.commands.options import VerifyOptions
-from flarecli.commands.source_notes import note_sources
-from flarecli.commands.tar_stream import open_streams
+from flarecli.commands.sources import note_sources, open_streams
 from flarecli.commands.verifying.listings import (
     LISTS_DIFFER,
     check_own_checksum,
