@@ -115,7 +115,7 @@ class TFRecord(Format):
     }
 
     def original_value(self, encoding: str) -> OriginalValue:
-        """Return what a feature of an Example contains."""
+        """Return the form in which a feature of an Example stores values of an encoding."""
         if encoding.endswith("[]") or encoding in ("int", "float32"):
             return super().original_value(encoding)
         if encoding == "json":
@@ -123,8 +123,9 @@ class TFRecord(Format):
         return "text" if lookup(encoding).is_text else "bytes"
 
     def sniff(self, name: str, head: bytes) -> bool:
-        """Return whether the name has a form such as `x.tfrecord` or `x.tfrecord-00000-of-00010`,
-        or the first checksum is valid.
+        """Return whether the name is a TFRecord name, or the first checksum is valid.
+
+        The names have forms such as `x.tfrecord` and `x.tfrecord-00000-of-00010`.
         """
         if _NAME.search(name):
             return True
@@ -143,7 +144,7 @@ class TFRecord(Format):
         """Locate the records with the index if it matches the file, otherwise by their lengths.
 
         raises  FormatError for a record that exceeds the file, a row count that differs from the
-                listed one, or listed columns that features cannot store; IntegrityError for a
+                listed count, or listed columns that features cannot store; IntegrityError for a
                 length whose checksum is wrong
         """
         starts = None
@@ -188,9 +189,7 @@ class TFRecord(Format):
         columns: Sequence[str] | None = None,
         ranges: Ranges | None = None,
     ) -> list[Row]:
-        """Read the stored values of rows in the requested order; both checksums of each record are
-        checked.
-        """
+        """Read the stored values of rows in the requested order, after checking both checksums."""
         selected = byte_ranges.selected_columns(shard, columns)
         if ranges:
             shard_files.check_ranges(shard, ranges)
@@ -296,7 +295,7 @@ class TFRecord(Format):
 
 
 def _scan(chunk: Chunk) -> IntArray:
-    """Return the start of each record and the end of the last: int64 [rows + 1].
+    """Return the start of each record and the end of the last record: int64 [rows + 1].
 
     The checksum of each length is checked before the length is used.
     """
@@ -395,7 +394,7 @@ def _index_of(chunk: Chunk) -> Location | None:
 
 
 def _parse_index(data: bytes, size: int) -> IntArray | None:
-    """Return the start of each record and the end of the last; None if the index is invalid."""
+    """Return the start of each record and the end of the last record; None for an invalid index."""
     if not re.fullmatch(rb"(?:[0-9]{1,18} [0-9]{1,18}\r?\n)*(?:[0-9]{1,18} [0-9]{1,18})?", data):
         return None
     numbers = np.array(data.split(), np.int64).reshape(-1, 2)

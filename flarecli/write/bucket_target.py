@@ -381,7 +381,7 @@ class BucketTarget(Target):
             self.release()
 
     def run_finalizer(self, call: Callable[[], None]) -> None:
-        """Run the call in a thread, because the interrupted code may hold locks that a request needs.
+        """Run `call` in a thread, because the interrupted code may hold locks that a request needs.
 
         If no thread can be started, let the lease expire.
         """
@@ -402,7 +402,7 @@ def _has_objects(at: Location) -> bool:
 
 
 def _remove(at: Location, entries: Iterable[Entry]) -> None:
-    """Delete objects in parallel, the last first, so that a kill leaves the lowest numbers."""
+    """Delete objects in parallel, last first, so that an interruption leaves the lowest numbers."""
     names = [entry.name for entry in entries][::-1]
     for i in range(0, len(names), _PARALLEL_REQUESTS):
         some = names[i : i + _PARALLEL_REQUESTS]

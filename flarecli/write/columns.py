@@ -124,7 +124,7 @@ def _is_same_type(one: pa.DataType, other: pa.DataType) -> bool:
 def reader_notes(
     format: Format, columns: Columns, types: Mapping[str, pa.DataType]
 ) -> Iterator[str]:
-    """Yield a note for each column of which the original's readers return another type of value.
+    """Yield a note for each column whose values the original's readers return as another type.
 
     At most MAX_READER_NOTES columns are named; a last note counts the other columns.
 
@@ -147,7 +147,7 @@ def reader_notes(
 
 
 def _original_value(kind: pa.DataType, value: OriginalValue) -> str:
-    """Return what the original's readers return instead of values of a type; empty if the same.
+    """Describe the values that the original's readers return for a type; empty if they are equal.
 
     value  the form of the values that these readers return
     """
@@ -217,7 +217,7 @@ def _natural(encoding: str) -> encodings.Encoding:
 def table_encodings(
     format: Format, chosen: Mapping[str, str], types: Mapping[str, pa.DataType]
 ) -> dict[str, str]:
-    """Return the encodings of columns; in a typed format, those that describe the Arrow types.
+    """Return the encodings of columns; in a typed format, the encodings that match the Arrow types.
 
     For example, a dataset may store lists as `json`, but the lists of a table are `str[]`.
 
@@ -275,8 +275,8 @@ def restored_batch(
 class ColumnConverter:
     """Converter from batches to the encodings of `columns`.
 
-    Rows that cannot be encoded become failures, and so do rows with nulls, unless `allows_nulls` is
-    set.
+    Rows that cannot be encoded become failures. Rows with nulls also become failures, unless
+    `allows_nulls` is set.
 
     schema  result of `stored_schema`; None: all columns have the types of their encodings
     """

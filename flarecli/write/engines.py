@@ -34,7 +34,7 @@ def run(engine: str, work: Callable[[A], B], items: Iterable[A]) -> Iterator[tup
     engine  `local`: in this process, in order; `ray`: on the cluster at RAY_ADDRESS, or on a new
             cluster that is started on this machine
     raises  MissingLibraryError if ray is not installed; ReachError if the cluster cannot be reached
-            or loses a task too often; errors that `work` raises
+            or repeatedly loses a task; errors that `work` raises
     """
     return (
         _on_ray(work, items)

@@ -47,7 +47,7 @@ __all__ = ["BytesColumnBuilder", "Fetched", "Link", "fetch"]
 MAX_SLICE_ROWS = 1024
 MAX_ROWS_AHEAD = 4096  # maximum rows whose links are requested in advance
 MAX_RUN_ROWS = 128  # maximum rows to process in one step if all links are plain bytes
-# hints if no link could be fetched before
+# hints for a failed link if no earlier link was fetched
 _GONE_HINT = "Check whether the links still exist."
 _NO_LINK_HINT = (
     "Check that --fetch names a column of URLs, or of paths relative to the folder of the source."
@@ -56,8 +56,9 @@ MAX_SHOWN_HINTS = 3  # maximum notes about private addresses, each with a differ
 # Approximate downloaded bytes per output batch. A batch is in memory twice during its conversion,
 # and the last batch of a shard remains in memory.
 _BATCH_BYTES = 4 << 20
-_RELEASE_BYTES = 1 << 20  # freed memory is reported in these steps, as each report wakes the engine
-CHECK_S = 0.2  # interval between checks during a wait for a link: of the spool, and for progress
+# freed memory is reported in these steps, because each report wakes the engine
+_RELEASE_BYTES = 1 << 20
+CHECK_S = 0.2  # interval at which a wait for a link saves the spool and reports progress
 # The first wait for a link ends after this time or when a later link arrives, because waking up for
 # each response would cost more.
 _FIRST_WAIT_S = 0.003
@@ -204,7 +205,7 @@ class _Fetcher:
     ) -> None:
         self._progress = progress
         self._finished_rows = 0  # rows of the slices that are no longer in `slices`
-        self._reported_rows = self._reported_bytes = 0  # counts that `progress` knows
+        self._reported_rows = self._reported_bytes = 0  # counts that were reported to `progress`
         self._links, self._key, self._allow_empty = links, key, allow_empty
         self._obeys_robots_tag, self._robots_hint = not ignore_robots_tag, ""
         self._guard, self._limits, self._spool = guard, limits, spool
@@ -390,8 +391,8 @@ class _Fetcher:
     def _take_run(self, part: _Slice, row: int, max_bytes: int) -> int:
         """Move the next rows whose links are plain bytes to the builders; return the row count.
 
-        The rows end before a link that has not arrived, has failed, is empty or may be a web page,
-        or when their size reaches `max_bytes`.
+        Stop before a link that has not arrived, has failed, is empty or may be a web page, or when
+        the size of the rows reaches `max_bytes`.
         """
         width, begin = len(self._links), row * len(self._links)
         outcomes = part.outcomes[begin : begin + MAX_RUN_ROWS * width]
@@ -521,7 +522,7 @@ class _Fetcher:
         return outcome
 
     def _report_arrived(self) -> None:
-        """Report the rows that arrived before the row that `finish` waits for is complete."""
+        """Report the rows that have arrived while `finish` waits for an earlier row."""
         width, rows, size = len(self._links), self._finished_rows, self._fetched_bytes
         for part in self.slices:
             waiting = set[int]()

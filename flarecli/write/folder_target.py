@@ -1,4 +1,6 @@
-"""A local folder as the target of a pack or an unpack, with a lock and a journal; `claim` also claims buckets.
+"""A local folder as the target of a pack or an unpack, with a lock and a journal.
+
+`claim` also claims folders in buckets.
 
     OUT/.flare/          locked with flock while a process writes; the lock ends with the process
     OUT/.flare/lock      the owner: process id, host, start time
@@ -228,8 +230,9 @@ class FolderTarget(Target):
             self.release()
 
     def _replace(self) -> None:
-        """Rename the new folder to the final name; `overwrite` with `resume` completes an
-        interrupted rename.
+        """Rename the new folder to the final name.
+
+        With `overwrite` and `resume`, this method completes an interrupted rename.
         """
         old = self._sibling("old")
         # a killed process may have left the old folder

@@ -39,7 +39,7 @@ _LOG_MEMORY_BYTES = 4 << 20  # key bytes that are kept in memory before they are
 _FAN_IN = 8  # runs that are merged into one
 _SEARCHED_KEYS = 1024  # maximum keys that are searched together, with one page for each
 _MIN_FILTER_BITS, _MAX_FILTER_BITS = 10, 27  # log2 of the words of the Bloom filter: 8 kB, 1 GiB
-_WORD_KEYS = 4  # maximum average of keys per word of the Bloom filter
+_WORD_KEYS = 4  # maximum average number of keys per word of the Bloom filter
 _HASH_BITS = 64
 
 
@@ -58,7 +58,7 @@ class _MemoryRun:
         return self.records[start:stop]
 
     def find(self, hashes: Hashes) -> tuple[IntArray, Records]:
-        """Return the records with the given hashes, and for each the position of its hash."""
+        """For each record with a given hash, return the position of the hash, and the record."""
         queries, positions = _ranges(
             np.searchsorted(self._hashes, hashes, "left"),
             np.searchsorted(self._hashes, hashes, "right"),
@@ -97,8 +97,8 @@ class _FileRun:
         return np.frombuffer(data, _RECORD)
 
     def find(self, hashes: Hashes) -> tuple[IntArray, Records]:
-        """Return the records with the given hashes, and for each the position of its hash."""
-        # Records with the first hash of a page may begin in the page before.
+        """For each record with a given hash, return the position of the hash, and the record."""
+        # Records with the first hash of a page may begin on the previous page.
         queries, pages = _ranges(
             np.maximum(np.searchsorted(self._fences, hashes, "left") - 1, 0),
             np.searchsorted(self._fences, hashes, "right"),
@@ -148,7 +148,7 @@ def _merged(runs: Sequence[_Run], step: int) -> Iterator[Records]:
             if not len(unmerged[i]) and ends[i] < len(run):
                 unmerged[i] = run.read(ends[i], ends[i] + step)
                 ends[i] += len(unmerged[i])
-        # Unread records of a run are not below the last record that was read.
+        # The hash of an unread record is not lower than the last hash that was read from its run.
         limits = [
             one["hash"][-1]
             for one, end, run in zip(unmerged, ends, runs, strict=True)
@@ -162,7 +162,7 @@ def _merged(runs: Sequence[_Run], step: int) -> Iterator[Records]:
         if not len(part):
             return
         unmerged = [one[count:] for one, count in zip(unmerged, counts, strict=True)]
-        yield part.take(np.argsort(part["hash"]))  # faster than an index
+        yield part.take(np.argsort(part["hash"]))  # `take` is faster than indexing
 
 
 def _joined(parts: Iterable[Records]) -> Records:
@@ -205,7 +205,7 @@ class _Log:
 
 
 class _BloomFilter:
-    """Set of hashes that may report a hash that was not added.
+    """Approximate set of hashes: a search may return True for a hash that was not added.
 
     Each hash sets six bits of one 64-bit word (Putze, Sanders, Singler: "Cache-, Hash- and
     Space-Efficient Bloom Filters", 2007).

@@ -39,8 +39,8 @@ class Appender:
     at          the local folder of the dataset
     columns     columns of the dataset, which must match its spec.json
     shard_rows  rows per shard; shards are filled in order. None if the folder is a single dataset
-    start, step if several writers share a folder: number of the writer's first shard, and step from
-    each of its shards to the next
+    start, step  number of the first shard, and the step to the next shard, if several writers share
+                a folder
     words       column -> type in spec.json; None to derive the types from the encodings
     replay      True compares the records of incomplete rows with the next rows; False removes these
                 records

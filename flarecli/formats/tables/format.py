@@ -532,7 +532,7 @@ class ParquetFormat(TableFormat):
     ) -> Chunk:
         """Write rows as `00000.parquet`, with checksums of pages and a page index.
 
-        The columns of the batches may have other types than those of their encodings.
+        The column types of the batches may differ from the types of their encodings.
         """
         name = f"{number:05d}.parquet"
         types = [encodings.field(one).type for one in columns]
@@ -580,7 +580,7 @@ class TextTable(TableFormat):
     writable = False
 
     def sniff(self, name: str, head: bytes) -> bool:
-        """Return whether the name has a suffix of text tables, and is no index of a dataset."""
+        """Return whether a name has the suffix of a text table and is not the name of an index."""
         last = name.rpartition("/")[2].lower()
         return is_table(last) and last.endswith(self.suffixes)
 

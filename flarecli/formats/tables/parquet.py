@@ -206,7 +206,7 @@ class Parquet(Part):
         all_groups = range(reader.metadata.num_row_groups)
         with _parquet_errors(self.at, file):
             ends = list(accumulate(reader.metadata.row_group(i).num_rows for i in groups))
-            # in a damaged footer, the total may differ from the rows of the row groups
+            # in a damaged footer, the total row count may differ from the sum over the row groups
             expected_rows = self.rows if groups == all_groups else ends[-1]
             check_rows(expected_rows, len(schema), file.size, self.at)
             batches = self._read(reader, schema.names, groups)
@@ -442,7 +442,7 @@ def _longest_entry(file: LocationFile, number: int, chunk: ColumnChunk) -> int:
 
 
 def _dictionary(array: pa.Array) -> pa.Array | None:
-    """Return the values of the dictionary array in a column, which may be nested."""
+    """Return the values of a column's dictionary array, also if the array is nested."""
     kind = array.type
     if pa.types.is_dictionary(kind):
         return array.dictionary

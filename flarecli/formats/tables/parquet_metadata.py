@@ -50,7 +50,8 @@ __all__ = [
 MAX_FOOTER_BYTES = 32 << 20  # larger footers are not checked, because parsing takes seconds
 MAX_DEPTH = 16  # nesting levels of structs and lists
 MAX_VALUES = 1 << 22  # values in a struct; each uses at least 1 byte on disk and 64 in memory
-HEADER_BYTES, MAX_HEADER_BYTES = 1 << 8, 1 << 24  # page header sizes: first read; Arrow's maximum
+# size of the first read of a page header; Arrow's maximum for a page header
+HEADER_BYTES, MAX_HEADER_BYTES = 1 << 8, 1 << 24
 INVALID_FOOTER = (ValueError, IndexError, KeyError, TypeError, AttributeError)
 # type -> size of a value in bytes: BOOLEAN, INT32, INT64, INT96, FLOAT, DOUBLE
 _SIZES = {0: 1, 1: 4, 2: 8, 3: 12, 4: 4, 5: 8}
@@ -192,7 +193,7 @@ def _read_footer(at: Location) -> dict[int, Any]:
 
 
 def read_tail(at: Location) -> bytes:
-    """Return the bytes from the footer to the end of a file; only the last 8 if it is too large."""
+    """Return the bytes from the footer to the end of a file; only 8 bytes for a large footer."""
     size = at.size()
     length = int.from_bytes(at.read(max(0, size - 8), max(0, size - 4)), "little")
     start = size - 8 - length if length <= MAX_FOOTER_BYTES else size - 8
@@ -302,7 +303,7 @@ class LeafSlice(NamedTuple):
 
 
 class Footer:
-    """A footer as raw bytes, from which the footer of a slice is made.
+    """Raw bytes of a footer, from which `slice` builds a footer for some of the pages.
 
     Raises ValueError or IndexError for an invalid footer.
 

@@ -35,7 +35,7 @@ _MAGIC = b"PAR1"
 
 
 class PageRun(NamedTuple):
-    """Rows start..stop of a row group in one column: all rows of some pages of each of its leaves."""
+    """Rows start..stop of a column in a row group, which are stored in complete pages."""
 
     column: str
     start: int
@@ -45,8 +45,8 @@ class PageRun(NamedTuple):
 class SmallFile(NamedTuple):
     """A Parquet file in memory.
 
-    dictionaries  column chunks whose values may expand to too much memory if every value is the
-                  longest value of the dictionary, with the numbers of their values
+    dictionaries  (column chunk, number of values) for each chunk that would need too much memory if
+                  every value were the longest value of its dictionary
     """
 
     at: Location
@@ -78,7 +78,7 @@ class RowGroupPages:
         self._edges: dict[str, list[int]] = {}
 
     def find(self, columns: Sequence[str]) -> bool:
-        """Find the pages of columns; return False if the pages of one of them are unknown."""
+        """Find the pages of columns; return False if the pages of a column are unknown."""
         leaves = [leaf for name in columns for leaf in self._leaves.get(name, [])]
         new = [leaf for leaf in leaves if leaf not in self._pages]
         size = self._at.size()
@@ -125,7 +125,7 @@ class RowGroupPages:
         return [PageRun(column, *edges[i : i + 2]) for i in range(first, last)]
 
     def stored_size(self, runs: Sequence[PageRun]) -> int:
-        """Return the size of the pages of runs in the file."""
+        """Return the total stored size of the data pages in runs."""
         return sum(
             stop - start
             for run in runs
@@ -139,10 +139,11 @@ class RowGroupPages:
         footer: Footer,
         read_file: Callable[[SmallFile, Sequence[str], int], pa.Table | None],
     ) -> list[tuple[PageRun, pa.Array]] | None:
-        """Return the values of runs; None if they may expand to too much memory.
+        """Return the values of runs; None if the values may need too much memory.
 
         footer     footer of the file
-        read_file  function that reads columns of a small file; None if they expand too much
+        read_file  function that reads columns of a small file; it returns None if they need too
+                   much memory
         raises     FormatError for invalid pages
         """
         ranges = {
@@ -187,7 +188,7 @@ class RowGroupPages:
         footer: Footer,
         rows: int,
     ) -> SmallFile | None:
-        """Return a small file with the pages of some leaves; None if it may expand too much."""
+        """Return a small file with the pages of some leaves; None if it may need too much memory."""
         body, place = [_MAGIC], len(_MAGIC)
         dictionaries = list[tuple[ColumnChunk, int]]()
         slices = {}

@@ -25,11 +25,12 @@ from flarecli.formats.tables.base import Part
 
 __all__ = ["TableRows"]
 
-MAX_CACHED_BYTES = 128 << 20  # decoded batches of all tables in the process
-NEAR_ROWS = 8192  # rows that are skipped by decoding them, instead of reading pages
+MAX_CACHED_BYTES = 128 << 20  # maximum bytes of the decoded batches of all tables in the process
+# maximum number of rows to skip by decoding them; to skip more rows, pages are read
+NEAR_ROWS = 8192
 MAX_OPEN_READERS = 2  # open readers of one table, each with its own selection of columns
 Columns = tuple[str, ...]
-# number of a table; the columns of a batch, or the column of a run of pages; its first row
+# cache key: number of the table; columns of a batch, or column of a run of pages; first row
 _Key = tuple[int, Columns | str, int]
 
 
@@ -82,7 +83,7 @@ _numbers = itertools.count()
 
 
 def _forked() -> None:
-    """Replace the cache in a forked child, because a thread that holds its lock is not there."""
+    """Replace the cache in a forked child, because the owner of its lock may be missing there."""
     global _cache
     _cache = _Cache()
 
@@ -111,7 +112,7 @@ class TableRows:
         self._number = next(_numbers)
         self._lock = threading.Lock()
         self._starts: dict[Columns, list[int]] = {}  # first rows of the batches that were decoded
-        # columns -> next row and open reader; the last selection that was read is the last one
+        # columns -> next row and open reader; the most recently used selection is last
         self._ahead: dict[Columns, tuple[int, Iterator[tuple[int, pa.RecordBatch]]]] = {}
         weakref.finalize(self, _end, self._number).atexit = False
 

@@ -126,7 +126,7 @@ def pieces(
 
 
 def _with_last(blocks: Iterator[bytes]) -> Iterator[tuple[bytes, bool]]:
-    """Yield each block, and whether it is the last block. After a full block, do not read ahead."""
+    """Yield each block, and whether it is the last block, which may be empty."""
     block = next(blocks, None)
     while block is not None:
         is_full = len(block) >= decompress.BLOCK_BYTES
@@ -229,7 +229,7 @@ def json_array_pieces(source: Blocks) -> Iterator[Piece]:
         block = slash + read if has_begun else read.removeprefix(BOM).lstrip(_BLANKS)
         if not has_begun:
             has_begun, block = bool(block), block[1:]
-        # keep a backslash that escapes the first byte of the next block for that block
+        # move a backslash that escapes the first byte of the next block to that block
         slash = b"\\" * ((len(block) - len(block.rstrip(b"\\"))) % 2)
         block = block[: len(block) - len(slash)]
         commas, end = brackets.rows(block)

@@ -87,7 +87,7 @@ def belongs_to(extension: str, name: str) -> bool:
 
 
 def extension_of(one: Column) -> str:
-    """Return the extension of a column's members; of a column with several extensions, the default.
+    """Return the extension of a column's members, or the default if there are several extensions.
 
     Characters that are invalid in a file name are escaped, for example as `%2f`.
     """

@@ -126,7 +126,7 @@ class WebDataset(Format):
     }
 
     def original_value(self, encoding: str) -> OriginalValue:
-        """Return what the original's decoder makes of the extension of an encoding."""
+        """Return the form in which the original's decoder returns values of an encoding."""
         value = super().original_value(encoding)
         return {"decimals": "text", "arrays": "bytes"}.get(value, value)  # type: ignore[return-value]
 
@@ -523,7 +523,8 @@ def _members(
             for at, size in zip(starts, sizes, strict=True)
         ]
     out = []
-    for at, size in zip(starts, sizes, strict=True):  # members are far apart, so do not share reads
+    # members are far apart, so they do not share reads
+    for at, size in zip(starts, sizes, strict=True):
         parts = byte_ranges.read(
             shard.chunk,
             [(a, a + b) for a, b in zip(at.tolist(), size.tolist(), strict=True) if a >= 0],

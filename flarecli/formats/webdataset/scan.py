@@ -3,11 +3,11 @@
 In a file, only the headers are read. A stream that cannot seek is read in one pass and in bounded
 memory.
 
-The rules are those of webdataset 1.0.2. The key of `a/b.seg.PNG` is `a/b`, the name up to the first
-dot after the last slash. The extension is `seg.png`, the text after that dot; its case is ignored. A
-member is ignored if its name has no extension, if it is hidden, or if it is in a top-level folder
-such as `__this__`. Unlike webdataset, flare reports a key that occurs again later as an error,
-because the members of its sample are not consecutive.
+The rules are the same as in webdataset 1.0.2. The key of `a/b.seg.PNG` is `a/b`, the name up to the
+first dot after the last slash. The extension is `seg.png`, the text after that dot; its case is
+ignored. A member is ignored if its name has no extension, if it is hidden, or if it is in a
+top-level folder such as `__this__`. Unlike webdataset, flare reports a key that occurs again later
+as an error, because the members of its sample are not consecutive.
 """
 
 from __future__ import annotations
@@ -85,9 +85,9 @@ class Table:
 def split(name: bytes) -> tuple[bytes, bytes] | None:
     """Split the name of a member into key and extension; return None if the member is ignored.
 
-    The result equals that of webdataset's pattern `((?:.*/|)[^.]+)[.]([^/]*)`, but splitting takes
-    linear time. The key of a hidden file is the path of its folder; the file is ignored if the name
-    of the folder contains a dot.
+    webdataset's pattern `((?:.*/|)[^.]+)[.]([^/]*)` has the same result, but splitting takes linear
+    time. The key of a hidden file is the path of its folder; the file is ignored if the name of the
+    folder contains a dot.
     """
     if name[:2] == b"__" and _META.match(name):
         return None
@@ -114,7 +114,7 @@ def key_text(keys: ByteArray, ends: IntArray, start: int = 0, stop: int | None =
 class _Column:
     """The row, data offset and size of each member with a given extension."""
 
-    last: list[int]  # the last row with this extension in any case
+    last: list[int]  # the last row with this extension in upper or lower case
     rows: array[int] = field(default_factory=lambda: array("q"))
     starts: array[int] = field(default_factory=lambda: array("q"))
     sizes: array[int] = field(default_factory=lambda: array("q"))

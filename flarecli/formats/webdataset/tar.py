@@ -1,5 +1,4 @@
-"""tar: a sequence of members. Each member is a 512-byte header and data, zero-padded to 512-byte
-blocks.
+"""tar: a sequence of members, each with a header and data in blocks of 512 bytes.
 
       0  100  name, NUL-terminated unless it fills the field
     100    8  mode
@@ -73,7 +72,8 @@ _SKIPPED = {
 }
 _MAX_META_BYTES = 1 << 20  # maximum size of one member's PAX records; most have a few hundred bytes
 MAX_MEMBER_BYTES = 8**11 - 1  # the largest octal number that the size field can store
-# The low 16 bits of adler32 are (1 + the sum of the bytes) modulo this: a fast way to sum bytes.
+# The low 16 bits of adler32 are (1 + the sum of the bytes) modulo this number, so adler32 is a fast
+# way to sum bytes.
 _ADLER = 65521
 _CHECKED_BYTES = 1 << 20  # block size for the check that only zeros follow the end marker
 
@@ -295,7 +295,7 @@ def _read_meta(
 def _records(data: bytes, where: str) -> Iterator[tuple[bytes, bytes]]:
     """Yield the key and value of each PAX record, `LENGTH KEY=VALUE\\n`.
 
-    The length is that of the complete record, including its own digits.
+    LENGTH is the size of the complete record, including the digits of LENGTH.
     """
     at = 0
     while at < len(data):
@@ -372,10 +372,10 @@ def check_size(size: int, where: object = "") -> None:
 
 
 def header(name: bytes, size: int) -> bytes:
-    """Return the header of a file: one block if ustar can store the name, otherwise three or more
-    blocks with a PAX record.
+    """Return the header of a file: one block, or at least three blocks with a PAX record.
 
-    The header is reproducible: mode 0444, time, uid and gid 0, and no user or group name.
+    A PAX record is used if ustar cannot store the name. The header is reproducible: mode 0444,
+    time, uid and gid 0, and no user or group name.
 
     raises  ValueFitError for a file of 8 GiB or more
     """

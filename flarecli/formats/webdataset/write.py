@@ -125,10 +125,10 @@ def _check_each(keys: pa.Array | pa.ChunkedArray, to: object) -> None:
 
 
 def _check_key(key: str | None, where: Place) -> None:
-    """Raise ValueFitError for a key that would be read back differently, and UnsafeError for a key
-    that is not a plain relative path.
+    """Raise an error for a key that a tar cannot store.
 
-    A key may start with `./`.
+    raises  ValueFitError for a key that would be read back differently; UnsafeError for a key that
+            is not a plain relative path, which may start with `./`
     """
     hint = "Change the keys, or omit the column, so that flare generates a key for each row."
     if key is None:
@@ -231,9 +231,7 @@ def _head_sizes(names: pa.Array) -> IntArray:
 
 
 def _check_sizes(sizes: IntArray, to: object, first: int = 0) -> None:
-    """Raise ValueFitError for a row without members, or with a member that is too large for a tar
-    header.
-    """
+    """Raise ValueFitError for a row without members, or with a member too large for a header."""
     for row in np.flatnonzero((sizes > tar.MAX_MEMBER_BYTES).any(0))[:1].tolist():
         tar.check_size(int(sizes[:, row].max()), Place(to, first + row))
     for row in np.flatnonzero((sizes < 0).all(0))[:1].tolist():
