@@ -1,10 +1,10 @@
 """The `flare` command as a process: signals, streams and the exit code.
 
 SIGINT, SIGTERM and SIGHUP end a run with a one-line message and exit code 130, 143 or 129. The
-handler raises KeyboardInterrupt once, so that `finally` and `with` blocks clean up. An interrupt
-during an import could be swallowed or leave a partial module, so the handler raises it after the
-import. A run that has not ended GRACE_S seconds after the signal is killed. Before this module is
-imported, signals have Python's default actions.
+handler raises KeyboardInterrupt once, so that `finally` and `with` blocks clean up. An exception
+during an import could be swallowed or leave a partial module, so the handler raises
+KeyboardInterrupt only after the import. A run that has not ended GRACE_S seconds after the signal
+is killed. Before this module is imported, signals have Python's default actions.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class _Signals:
 
     number  number of the first signal received, or 0
     armed   True while a signal raises KeyboardInterrupt
-    hint    what a resumed run keeps and repeats; None if unknown, empty if it cannot be resumed
+    hint    text about the work that a resumed run keeps and repeats; None if unknown, empty if the
+            run cannot be resumed
     over    True after the run has ended
     """
 
@@ -95,12 +96,12 @@ class _Signals:
 
     def _kill_after_grace(self) -> None:
         time.sleep(GRACE_S)
-        if not self.over:  # the run is blocked, or the interrupt was swallowed
+        if not self.over:  # the run is blocked, or the exception was swallowed
             if target := sys.modules.get("flarecli.write.folder_target"):
                 target.remove_unfinished_files()
             try:
                 os.write(2, self._line().encode())
-            finally:  # the write fails if the terminal is closed
+            finally:  # also end the process if the write fails, as on a closed terminal
                 os._exit(128 + self.number)
 
     def print_reason(self) -> None:
@@ -128,7 +129,7 @@ def _write_stderr(text: str) -> None:
 
 
 def _is_set(args: Sequence[str], name: str) -> bool:
-    """Return whether a switch is set by a flag or an environment variable; needs no parser."""
+    """Return whether a flag or an environment variable sets a switch, without the option parser."""
     return f"--{name}" in args or os.environ.get(f"FLARE_{name.upper()}", "").lower() in (
         "1",
         "true",
@@ -149,7 +150,7 @@ def _is_importing(frame: FrameType | None) -> bool:
 
 
 def _run(args: Sequence[str], signals: _Signals) -> int:
-    """Run one command line and return its exit code; print one line for a signal."""
+    """Run one command line and return its exit code. If a signal ends the run, print one line."""
     code = 128 + signal.SIGINT
     try:
         try:
@@ -238,7 +239,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 class _NoPandas:
     """Import finder that hides pandas, which no command uses.
 
-    Without this finder, Arrow would import pandas for its first list, which is slow.
+    Without this finder, Arrow would import pandas when it first converts a list. This import is slow.
     """
 
     @staticmethod
@@ -248,8 +249,11 @@ class _NoPandas:
 
 
 def entry() -> NoReturn:
-    """Run `sys.argv` and exit without finalizers, because these could block or print."""
-    # no command uses linear algebra, for which numpy would start one thread per core
+    """Run the command line in `sys.argv`, and exit.
+
+    Finalizers are not run, because they could block or print.
+    """
+    # numpy would start one thread per core for linear algebra, which no command uses
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     gc.set_threshold(20_000, 10, 10)  # collect less often, as imported objects are never freed
     signals = _Signals(sys.argv[1:])
@@ -257,7 +261,7 @@ def entry() -> NoReturn:
     try:
         signals.install()
         sys.meta_path.insert(0, _NoPandas)
-        for fd in range(3):  # without standard streams, files would get these numbers
+        for fd in range(3):  # if a standard stream is closed, a file would get its descriptor
             try:
                 os.fstat(fd)
             except OSError:

@@ -97,7 +97,7 @@ def shown(value: object) -> str:
     """Format a value for a message, as one line of at most 60 characters."""
     try:
         text = " ".join(f"{value!r:.400}".split())
-    except ValueError:  # Python refuses to print integers with more than 4300 digits
+    except ValueError:  # Python cannot print integers with more than 4300 digits
         text = f"{type(value).__name__} with more digits than Python prints"
     return text if len(text) <= 60 else f"{text[:59]}…"
 
@@ -208,7 +208,7 @@ def _alternatives(annotation: str) -> list[str]:
 def _of_class(kind: str, space: Mapping[str, Any]) -> tuple[str, _Converter] | None:
     """Return the description and the converter for an annotation that names a class.
 
-    The result is None if `space` does not contain the class or if the class is a Protocol.
+    The result is None if the class is a Protocol or is not in the namespace `space`.
     """
     if kind.startswith("Mapping["):
         return "a dict", _instance(Mapping)
@@ -330,7 +330,7 @@ class Option:
     is_repeatable  True if the command line may contain the option several times
     shown          default in the help, if it differs from `str(default)`
     is_everyday    whether `-h` shows the option; `--help` shows all options
-    is_hidden      whether no help shows the option, because it is an alias
+    is_hidden      whether the option is an alias, which no help shows
     """
 
     group: str

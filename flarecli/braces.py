@@ -52,7 +52,7 @@ def expand_braces(address: str) -> list[str]:
         elif meaning == "}":
             open_.pop()
             open_[-1].append_each(words.all())
-        else:  # a range, whose text is at the end of words.text
+        else:  # a range: its text, which is at the end of words.text, is replaced with its words
             words.text = words.text[: -len(meaning)]
             words.append_each(_range_words(meaning))
     words = open_[0]
@@ -61,9 +61,10 @@ def expand_braces(address: str) -> list[str]:
 
 
 def _meanings(address: str, marks: Sequence[re.Match[str]]) -> dict[int, str]:
-    """Return index -> meaning for each mark that is part of an expansion.
+    """Return index -> meaning for each brace or comma that is part of an expansion.
 
-    The meaning is the mark itself for alternatives, and `{` with the text of the range for a range.
+    In a list of alternatives, the meaning is the brace or comma itself. The closing brace of a range
+    has the meaning `{` followed by the text of the range.
     """
     out = dict[int, str]()
     open_: list[list[int]] = []  # for each open brace, the indexes of the brace and its commas
@@ -85,10 +86,10 @@ def _meanings(address: str, marks: Sequence[re.Match[str]]) -> dict[int, str]:
 
 
 class _Words:
-    """Builder for the words that braces expand to.
+    """Builder for the words to which braces expand.
 
-    It collects the words of the finished alternatives and those of the current alternative. `text`
-    will be appended to each word of the current alternative.
+    It collects the words of the finished alternatives and the words of the current alternative.
+    `text` is appended to each word of the current alternative when the alternative ends.
     """
 
     def __init__(self, address: str) -> None:
@@ -185,7 +186,7 @@ def compile_pattern(parts: Sequence[str]) -> re.Pattern[str]:
         first, *between = runs
         last = f"[^/]*{between.pop()}" if between else ""
         # Atomic groups prevent backtracking over several stars, which takes exponential time. The
-        # result is the same, because the first match of a run is always sufficient.
+        # result is the same, because the first match of the text between two stars is sufficient.
         out += (
             hidden
             + first

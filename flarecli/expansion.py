@@ -25,14 +25,14 @@ __all__ = [
 ]
 
 MAX_COLUMNS = 10_000
-# pairs: the limit for inputs of any size, and the limit per stored byte
+# each pair: a limit that applies to inputs of any size, and a limit per stored byte
 FREE_BYTES, MAX_RATIO = 256_000_000, 256
 FREE_ROWS, ROWS_PER_BYTE = 1 << 22, 4
 FREE_CELLS, CELLS_PER_BYTE = 1 << 25, 32
-# bytes of one document; its Python objects take up to 25 times as much memory
+# maximum size of one document in bytes; its Python objects take up to 25 times as much memory
 MAX_DECODED_VALUE = 16 << 20
-MAX_TEXT_VALUE = 32 << 20  # bytes of one text value; escaping may lengthen it sixfold
-MAX_PARQUET_VALUE = 64 << 20  # bytes of one value, which Arrow's writer copies several times
+MAX_TEXT_VALUE = 32 << 20  # maximum bytes of one text value; escaping may lengthen it sixfold
+MAX_PARQUET_VALUE = 64 << 20  # maximum bytes of one value; Arrow's writer copies it several times
 BOMB_HINT = "The file may be a decompression bomb; do not trust it."
 
 

@@ -1,8 +1,8 @@
 """Checksums with the names that indexes and playlists use. One pass computes several checksums.
 
-The names are those of hashlib, except the shake family, which has no fixed digest size; xxh32,
-xxh64, xxh128, xxh3_64 and xxh3_128 (seed 0); crc32; and, if awscrt is installed, crc32c and
-crc64nvme. Digests are lowercase hex, big-endian.
+The available hashes are the hashes of hashlib, except the shake family, which has no fixed digest
+size; xxh32, xxh64, xxh128, xxh3_64 and xxh3_128 (seed 0); crc32; and, if awscrt is installed, crc32c
+and crc64nvme. Digests are lowercase hex, big-endian.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DEFAULT", "Sums", "digest", "known", "mix64"]
 
-DEFAULT = "xxh3_128"  # in every playlist; fast, and long enough to prevent accidental collisions
+DEFAULT = "xxh3_128"  # the hash in playlists: fast, and long enough to prevent chance collisions
 _XXHASH = ("xxh128", "xxh32", "xxh3_128", "xxh3_64", "xxh64")
 _AWSCRT = {"crc32c": 8, "crc64nvme": 16}  # checksums that S3 stores -> number of hex digits
 _HASHLIB = (  # listed here because hashlib is slow to import

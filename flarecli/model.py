@@ -79,7 +79,8 @@ Columns: TypeAlias = tuple[Column, ...]
 def joined_columns(first: Columns, others: Iterable[Columns]) -> Columns:
     """Return the columns of concatenated streams, which differ at most in their extensions.
 
-    Different extensions become lower case if they are then equal, and otherwise unknown.
+    Extensions that differ only in letter case become lower case. If they differ otherwise, the
+    extension of the joined column is unknown, which is the empty text.
     """
     out = first
     for columns in others:

@@ -147,8 +147,8 @@ def escape(text: str) -> str:
 def shell_quoted(text: str) -> str:
     r"""Quote text as one word of a shell command on one line.
 
-    The result is that of `shlex.quote`, or has the form `$'a\nb'` if the text contains characters
-    that `escape` replaces.
+    The result is the return value of `shlex.quote`. If the text contains characters that `escape`
+    replaces, the result has the form `$'a\nb'` instead.
     """
     import shlex
 

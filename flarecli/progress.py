@@ -34,13 +34,13 @@ class Progress:
         task         name such as `pack`
         rows, bytes  totals; None: unknown
         done         number of rows that an earlier run finished
-        unit         noun for what is counted, if it is not rows
-        write_share  share of the work that is left when all rows have arrived, from 0 to 1: rows are
-                     compressed and written as shards, which `written` reports
+        unit         singular noun for the counted items; the default is a row
+        write_share  share of the work that remains after all rows were received, from 0 to 1: rows
+                     are compressed and written as shards, which `written` reports
         """
 
     def advance(self, rows: int, bytes: int) -> None:
-        """Report the rows and bytes that arrived or were processed since the last call."""
+        """Report the rows and bytes that were received or processed since the last call."""
 
     def written(self, rows: float) -> None:
         """Report rows that were compressed and written since the last call.
@@ -74,8 +74,8 @@ _counter = _Counter()
 def counted(report: Callable[[int], None]) -> Iterator[None]:
     """Call `report` with the size of each block of bytes that this thread passes to `count_bytes`.
 
-    So a format can report how much of a shard it has written, and a check how much it has read,
-    without a further argument of each function in between.
+    A format can thus report how much of a shard was written, and a check can report how much was
+    read, although the functions between them have no parameter for this purpose.
     """
     before, _counter.report = _counter.report, report
     try:

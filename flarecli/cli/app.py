@@ -231,7 +231,7 @@ def _application() -> Any:
 
 def execute(args: list[str]) -> Any:
     """Run one command line and return its exit code. Raises UsageError for an invalid command line."""
-    if not args and "_FLARE_COMPLETE" not in os.environ:  # else, the shell asks for completions
+    if not args and "_FLARE_COMPLETE" not in os.environ:  # set if the shell requests completions
         printer.write_text(_FIRST_STEPS)
         return 0
     try:
@@ -262,8 +262,8 @@ def _usage_error(error: Any, args: list[str]) -> UsageError:
         and error.param.param_type_name == "argument"
     ):
         message = "missing argument: both SOURCE and OUT are required"
-    # In `xargs --null`, the option has no value and means that names end with NUL. If an address
-    # follows, Typer takes it as the value of --null.
+    # Users who know `xargs --null` may expect a switch for names that end with NUL. Typer would use
+    # the address that follows as the value of --null.
     is_null = type(error).__name__ == "BadOptionUsage" and error.option_name == "--null"
     if is_null or (type(error).__name__ == "MissingParameter" and "--null" in args):
         hint = "Use -0 or --from0 for addresses on stdin that end with NUL."

@@ -93,7 +93,7 @@ def command(line: Line) -> int:
 
 
 def _without_bar(batches: Iterator[pa.RecordBatch], bar: ProgressBar) -> Iterator[pa.RecordBatch]:
-    """Yield the batches, and remove the bar before rows are printed on the same terminal."""
+    """Yield the batches. Remove the progress bar first, because rows use the same terminal."""
     for batch in batches:
         bar.end()
         yield batch

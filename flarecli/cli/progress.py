@@ -1,6 +1,6 @@
 """Progress of a command on stderr: a bar on a terminal; elsewhere, one line a minute.
 
-A thread prints both, so that the time passes on the screen while no row arrives.
+A thread prints both, so the elapsed time is updated even while no row is received.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _WINDOW_S = 30.0  # rates are averages over at least this time, if the task runs
 
 
 class Sample(NamedTuple):
-    """The counts at a time."""
+    """Counts of rows and bytes at one time."""
 
     time: float
     rows: int
@@ -71,7 +71,7 @@ class ProgressBar(Progress):
             self._thread = threading.Thread(target=self._run, name="flare-progress", daemon=True)
             try:
                 self._thread.start()
-            except RuntimeError:  # without a further thread, the command runs without progress
+            except RuntimeError:  # no thread can be started, so no progress is printed
                 self._thread = None
         return self
 
@@ -135,7 +135,7 @@ class ProgressBar(Progress):
 
     @contextmanager
     def hidden(self) -> Iterator[None]:
-        """Clear the bar, and do not draw it during the block, in which other output is printed."""
+        """Clear the bar, and do not draw it while the `with` block prints other output."""
         with self._printing:
             if self._bar is not None:
                 self._bar.clear()
@@ -149,7 +149,7 @@ class ProgressBar(Progress):
             with self._counting:
                 now = self._sample()
                 samples = self._samples
-                # the first sample is the youngest that is at least _WINDOW_S old
+                # keep one sample that is at least _WINDOW_S old, as the start of the average
                 while len(samples) > 1 and samples[1].time <= now.time - _WINDOW_S:
                     samples.popleft()
                 snapshot = Snapshot(
@@ -215,7 +215,7 @@ class ProgressBar(Progress):
 
 
 class Snapshot(NamedTuple):
-    """The facts that the bar or a line shows.
+    """Values that the progress bar or a progress line displays.
 
     elapsed_s  seconds since the command started
     before     earlier counts, from which the rates are computed
@@ -235,7 +235,7 @@ class Snapshot(NamedTuple):
 
     @property
     def fraction(self) -> float | None:
-        """The finished share of the work from 0 to 1; None if the total is unknown."""
+        """Return the finished share of the work, from 0 to 1; None if the total is unknown."""
         if self.total_bytes:
             return min(1.0, self.now.bytes / self.total_bytes)
         if not self.total:
@@ -254,7 +254,7 @@ class Snapshot(NamedTuple):
 
     @property
     def left_s(self) -> float | None:
-        """The estimated seconds to the end of the task; None if unknown."""
+        """Return the estimated seconds to the end of the task; None if unknown."""
         if self.total_bytes:
             return self._seconds(self.total_bytes, self.before.bytes, self.now.bytes)
         arrival = self._seconds(self.total or 0, self.before.rows, self.now.rows)
@@ -263,11 +263,11 @@ class Snapshot(NamedTuple):
         writing = self._seconds(self._to_write, self.before.written, self.now.written)
         if self._has_all_rows:
             return writing
-        # until the first shard is written, the time to write is not known
+        # the time to write is unknown until the first shard is written
         return arrival if arrival is None or writing is None else max(arrival, writing)
 
     def _seconds(self, total: float, before: float, now: float) -> float | None:
-        """Return the seconds until a count reaches its total; None if the count stands still."""
+        """Return the seconds until a count reaches its total; None if the count does not grow."""
         if now >= total:
             return 0.0
         rate = self._rate(before, now)

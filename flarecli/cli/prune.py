@@ -38,5 +38,5 @@ def command(line: Line) -> int:
             f"{format_count(pruned.files, 'file')}, {format_size(pruned.bytes)}"
         )
     for name in pruned.busy:
-        printer.note(f"{name}: kept, because another process is writing it")
+        printer.note(f"{name}: kept, because another process is writing this fragment")
     return 0

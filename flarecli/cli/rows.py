@@ -76,7 +76,7 @@ class ValueStyle:
 def check_terminal(form: str, raw: str | None) -> None:
     """Raise UsageError for binary output to a terminal.
 
-    form  one of FORMS
+    form  output format, one of FORMS
     raw   column whose stored bytes are the only output, or None
     """
     if raw is not None:
@@ -94,7 +94,7 @@ def write(
 ) -> None:
     """Write batches to stdout.
 
-    form    one of FORMS
+    form    output format, one of FORMS
     raw     column whose stored bytes are the only output, or None; replaces `form`
     style   text form of bytes and pickles
     raises  ValueFitError for invalid values of a `json` column

@@ -90,7 +90,10 @@ def command(line: Line) -> int:
 
 
 def _print_finding(printer: Printer, finding: Finding, github: bool, hints: set[str]) -> None:
-    """Print a finding, and its hint unless the hint is in `hints`, the hints printed so far."""
+    """Print a finding, and its hint unless the hint was already printed.
+
+    hints  hints that were printed so far; updated
+    """
     from flarecli.report import annotation, byte_range, finding_fields
 
     if printer.as_json:
@@ -121,7 +124,7 @@ def _print_summary(printer: Printer, result: Verification, is_quick: bool) -> No
         more = len(result.unprotected) - MAX_NOTES
         printer.note(f"and {more:,} more files without checksums; --json lists all of them")
     for name in result.extra:
-        printer.note(f"{name}: not listed, so not checked", verbose=True)
+        printer.note(f"{name}: not checked, because no list names this file", verbose=True)
     parts = [
         format_count(result.files, "file"),
         format_count(result.shards, "shard"),

@@ -81,7 +81,7 @@ def cat(options: CatOptions) -> Iterator[pa.RecordBatch]:
         options.rank,
     )
     first, last = 0, len(order)
-    if where is None:  # without a condition, only the requested rows are read
+    if where is None:  # without a condition, the rows outside the limits need not be read
         last = min([last, *(one for one in (limit, head) if one is not None)])
         first = max(0, last - tail) if tail is not None else 0
     read = columns_to_read(data.schema.names, columns, where)
@@ -112,7 +112,7 @@ def _limited(
 
 
 def _reported(batches: Iterator[pa.RecordBatch], progress: Progress) -> Iterator[pa.RecordBatch]:
-    """Yield the batches, and report their rows before the condition is applied."""
+    """Yield the batches, and report their rows as progress before the condition selects rows."""
     for batch in batches:
         progress.advance(batch.num_rows, batch.nbytes)
         yield batch

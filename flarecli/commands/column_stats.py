@@ -20,8 +20,8 @@ from flarecli.units import format_count, format_size
 
 __all__ = ["statistics", "stats_table"]
 
-_MAX_DISTINCT, _MAX_DISTINCT_BYTES = 10_000, 64 << 20  # distinct values counted per column
-_MAX_ROWS, _MAX_BYTES = 10_000, 256 << 20  # sample size for byte columns
+_MAX_DISTINCT, _MAX_DISTINCT_BYTES = 10_000, 64 << 20  # limits on distinct values per column
+_MAX_ROWS, _MAX_BYTES = 10_000, 256 << 20  # limits on the sample for byte columns
 _TABLE_COLUMNS = (
     "rows",
     "nulls",
@@ -82,7 +82,7 @@ def _stats_of_values(
             array, facts = batch.column(name), out[name]
             facts["rows"] += len(array)
             facts["nulls"] += array.null_count
-            # the values of tables are described as they would be packed
+            # convert table values to the types that `pack` would store, to describe those types
             array, _ = encodings.coerce(
                 array,
                 encodings.lookup(encoded[name]),

@@ -54,13 +54,13 @@ class Changed:
 
 @from_options(DropOptions)
 def drop(options: DropOptions) -> Changed:
-    """Remove rows or a column from a dataset: shards that contain them are rewritten without them.
+    """Remove rows or a column from a dataset, and rewrite the shards that contain them.
 
     The rows are selected by a condition, by number, or by the values of a key column in a file. With
     `erase`, the replaced files and the versions that list them are deleted.
 
-    raises  UsageError unless the options select rows or a column, or if a pin lists a file to
-            erase; the errors of `rewrite`
+    raises  UsageError unless exactly one option selects rows or a column, and if a pin lists a file
+            to erase; the errors of `rewrite`
     """
     out, progress = address_text(options.out), options.progress or Progress()
     guard = options.guard([out])
@@ -102,7 +102,7 @@ def drop(options: DropOptions) -> Changed:
 
 @dataclass(frozen=True)
 class DropStream(versions.Change):
-    """The change that no longer lists a stream."""
+    """The change that removes a stream from the list."""
 
     name: str
     erases: tuple[str, ...] = ()
@@ -123,10 +123,10 @@ class DropStream(versions.Change):
 
 @dataclass(frozen=True)
 class _Selection:
-    """What `drop` removes.
+    """The rows, or the column, to remove.
 
     groups   number of a stream -> its shards that are replaced
-    facts    what determines the groups
+    facts    values that determine the groups
     rows     number of removed rows
     columns  number of a stream -> the columns that it keeps
     stream   name of the stream that is removed as a whole; empty: none
@@ -140,7 +140,7 @@ class _Selection:
 
 
 def _selected(options: DropOptions, base: Version) -> _Selection | None:
-    """Return what the options select; None for no row."""
+    """Return the selection that the options describe; None if no row is selected."""
     chosen = [
         name
         for name, value in (
@@ -169,7 +169,10 @@ def _selected(options: DropOptions, base: Version) -> _Selection | None:
 
 
 def _column(name: str, base: Version) -> _Selection:
-    """Return the selection of a column. Raises UsageError for an unknown column, or the only column."""
+    """Return the selection of a column.
+
+    raises  UsageError for an unknown column, and for the only column of the dataset
+    """
     known = list[str]()
     for number, stream in enumerate(base.streams):
         names = [column.name for column in stream.columns or ()]
@@ -224,7 +227,7 @@ def _complete_erasures(at: Location, options: DropOptions, progress: Progress) -
 def _erases(at: Location, number: int) -> tuple[str, ...]:
     try:
         return versions.read_version(at, number).erases
-    except MissingError:  # pruned in the meantime
+    except MissingError:  # another process has removed this version
         return ()
 
 
@@ -235,13 +238,13 @@ def _erase(at: Location, files: Sequence[str], options: DropOptions, progress: P
         count, busy = removal.erase(at, files, number, options.break_pins)
     for name in busy:
         progress.note(
-            f"{name}: another process is writing it, and it may contain the rows; "
-            "run `flare prune` after this process ends"
+            f"{name}: not erased, because another process is writing this fragment, which may contain "
+            "the rows; run `flare prune` after this process has ended"
         )
     if count:
         progress.note(
-            "erased from this folder; caches of readers, earlier versions of objects in the bucket, "
-            "and backups are not erased"
+            "erased the rows from this folder; caches of readers, earlier versions of objects in the "
+            "bucket, and backups may still contain them"
         )
 
 
@@ -301,7 +304,7 @@ def _keys(options: DropOptions, name: str) -> pa.Array:
 
 
 def _without(stream: Stream, dropped: IntArray) -> list[Group]:
-    """Return a group for each shard that contains a dropped row."""
+    """Return one group for each shard that contains a dropped row, with the other rows."""
     counts = row_counts(stream)
     ends = np.cumsum(counts)
     groups = []

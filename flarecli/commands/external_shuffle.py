@@ -22,7 +22,7 @@ from flarecli.storage.local import temporary_file_error
 __all__ = ["shuffled"]
 
 _MEMORY_BYTES = 32 << 20  # maximum size of rows sorted in memory
-_PART_BITS, _KEY_BITS = 8, 62  # sort key bits: those that select a part of the file; total
+_PART_BITS, _KEY_BITS = 8, 62  # number of sort key bits: to select a part of the file; in total
 _BATCH_ROWS = 8192
 _SORT_KEY = "place in the order"  # name of the last column
 
@@ -66,7 +66,7 @@ def shuffled(
 def _joined(buffered: list[pa.RecordBatch]) -> pa.Table:
     """Combine batches into one contiguous table, and release the batches.
 
-    With a chunked table, each call of `take` would copy the table.
+    If the table were chunked, each call of `take` would copy it.
     """
     table = pa.Table.from_batches(buffered)
     buffered.clear()
@@ -92,13 +92,13 @@ def _sorted(buffered: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 class _SortFile:
-    """An unnamed temporary file for batches, in parts that the first bits of the sort key select.
+    """An unnamed temporary file for batches. The first bits of a row's sort key select its part.
 
-    Each call of `write` appends a segment for each part: an IPC stream, or nothing.
+    Each call of `write` appends one segment per part: an IPC stream, or nothing if the part is empty.
     """
 
     def __init__(self) -> None:
-        # for each call of `write`: int64 [parts + 1], the offset of each segment, and the end
+        # for each call of `write`: the offset of each segment, and the end: int64 [parts + 1]
         self._offsets: list[IntArray] = []
         try:
             self._file = tempfile.TemporaryFile(prefix="flare-")  # noqa: SIM115 - closed by `close`
@@ -140,5 +140,5 @@ class _SortFile:
 
     def close(self) -> None:
         """Remove the file."""
-        with contextlib.suppress(OSError):  # of a failed write, which was raised already
+        with contextlib.suppress(OSError):  # the failed write has already raised this error
             self._file.close()

@@ -48,7 +48,7 @@ class VersionInfo:
 
 @dataclass(frozen=True)
 class Restore(versions.Change):
-    """The change that lists the shards of an earlier version again."""
+    """The change that restores the list of shards of an earlier version."""
 
     at: Location
     version: Version
@@ -83,7 +83,7 @@ def log(options: LogOptions) -> tuple[VersionInfo, ...]:
         names.setdefault(pinned.checksum, []).append(name)
     found = []
     for number in versions.numbers(at):
-        with contextlib.suppress(MissingError):  # pruned in the meantime
+        with contextlib.suppress(MissingError):  # another process has removed this version
             found.append(versions.read_version(at, number))
     return tuple(
         VersionInfo(
@@ -107,7 +107,7 @@ def _pin(at: Location, name: str) -> None:
             file.create(data)
         elif file.read() != data:
             raise UsageError(
-                f"a pin {name!r} of another version exists",
+                f"the pin {name!r} already exists, and keeps another version",
                 where=file,
                 hint="Choose another name.",
             )
@@ -164,7 +164,7 @@ def prune(options: PruneOptions) -> Pruned:
     """
     if options.keep is None:
         raise UsageError(
-            "--keep is required", hint="Name the number of versions, such as --keep 10."
+            "--keep is required", hint="Add the number of versions to keep, such as --keep 10."
         )
     out = address_text(options.out)
     at, _ = open_for_change(out, options.guard([out]), dry_run=options.dry_run)

@@ -727,7 +727,7 @@ class _Row(NamedTuple):
 
     @property
     def folder(self) -> str | None:
-        """The first folder in the key; None if the files are not in a folder."""
+        """Return the first folder in the key; None if the files are not in a folder."""
         folder, slash, _ = self.key.partition("/")
         return folder if slash and self.files else None
 

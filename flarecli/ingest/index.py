@@ -91,7 +91,7 @@ class Index:
 
     @property
     def dictionaries(self) -> dict[str, pa.DataType]:
-        """Column -> dictionary type, for columns with the same dictionary type in every file."""
+        """Return column -> dictionary type, for columns that have the same type in every file."""
         first, *others = (part.dictionaries for part in self.parts)
         return {
             name: kind
@@ -101,7 +101,7 @@ class Index:
 
     @property
     def is_local(self) -> bool:
-        """Whether the index files are local. Rows in local files may name local files."""
+        """Return whether the index files are local. Rows in local files may name local files."""
         return self.at.is_local
 
     def batches(

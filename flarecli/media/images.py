@@ -90,12 +90,12 @@ class Resize:
 
     @property
     def box(self) -> tuple[int, int] | None:
-        """Width and height of the box in pixels, or None."""
+        """Return the width and height of the box in pixels, or None."""
         return (self.size, self.size) if isinstance(self.size, int) else self.size
 
     @property
     def is_noop(self) -> bool:
-        """True if these options neither change nor reject any image."""
+        """Return whether these options neither change nor reject any image."""
         return (
             self.size is None
             and self.quality is None

@@ -299,8 +299,8 @@ def _is_file(at: Location) -> bool:
 def open_for_change(out: str, guard: Guard, dry_run: bool = False) -> tuple[Location, Version]:
     """Return the folder of a dataset, and its newest version.
 
-    If the process that created this version was killed after the commit, its last steps are
-    completed first, unless `dry_run` is set: then nothing is written.
+    The process that created this version may have been killed after the commit. In this case, its
+    remaining steps are completed first. With `dry_run`, nothing is written.
 
     raises  UsageError if the folder cannot be written to, or contains no dataset with a playlist
     """
@@ -318,7 +318,7 @@ def open_for_change(out: str, guard: Guard, dry_run: bool = False) -> tuple[Loca
         if (at / f"{name}/{SCRATCH}/journal").exists():
             with contextlib.suppress(
                 BusyError
-            ):  # the process that committed it is about to finish it
+            ):  # the process that committed this fragment will complete it
                 target = claim(f"{out.rstrip('/')}/{name}", resume=True, guard=guard)
                 if not target.is_done:
                     target.finish()

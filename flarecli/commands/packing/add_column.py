@@ -38,7 +38,7 @@ _BATCH_ROWS = 1 << 14
 class AddColumn(versions.Change):
     """The change that adds a stream with one column, or replaces this stream.
 
-    urls  shards of the first stream of the list for which the column was packed
+    urls  addresses of the shards in the first stream, when the column was packed
     """
 
     at: Location
@@ -142,11 +142,11 @@ def _pack(task: PackTask, plan: Plan, at: Location, base: Version, name: str) ->
 def _matched(task: PackTask, base: Version, name: str, folder: str, progress: Progress) -> PackTask:
     """Return a task whose source is a file with the rows in the order of the dataset.
 
-    raises  FormatError for a key that the source contains twice, or lacks
+    raises  FormatError for a key that is missing in the source, or that occurs there twice
     """
     plan = planned(task, progress)
     key = task.key or ""
-    facts = [plan.source.sum(), task.recorded_options()]  # the options select rows of the source
+    facts = [plan.source.sum(), task.recorded_options()]  # both determine the rows to pack
     checksum = digest(json.dumps(facts, sort_keys=True).encode())
     data = base.dataset
     if key not in data.schema.names:

@@ -61,8 +61,8 @@ class Append(versions.Change):
     def apply(self, base: Version) -> tuple[Stream, ...]:
         if len(base.streams) != len(self.parts):
             raise BusyError(
-                f"the dataset has {len(base.streams)} streams now, "
-                f"and had {len(self.parts)} when the rows were packed",
+                f"the dataset has {len(base.streams)} streams; "
+                f"it had {len(self.parts)} when the rows were packed",
                 where=base.at,
                 hint="Run the same command again.",
             )
@@ -74,7 +74,7 @@ class Append(versions.Change):
         )
 
     def _check_keys(self, key: str, base: Version) -> None:
-        """Raise BusyError if a shard that was added since then has a key of the new rows."""
+        """Raise BusyError if a shard that was added after version `since` has a key of the new rows."""
         has_key = [key in [one.name for one in part.columns or ()] for _, part in self.parts]
         number = has_key.index(True)
         known, stream = set(self.since.streams[number].urls), base.streams[number]
@@ -116,7 +116,7 @@ def append_rows(task: PackTask, progress: Progress) -> Packed:
         if (done := _appended(at, record)) is not None:
             progress.note(f"version {done.number} already contains these rows")
             return _packed(task, done)
-        if task.key is None:  # keys are compared with the newest version
+        if task.key is None:  # with a key, the rows must be compared with the newest version
             base = _unfinished_base(at, task, base)
     try:
         return _pack_streams(task, plan, at, base, record)
@@ -126,9 +126,9 @@ def append_rows(task: PackTask, progress: Progress) -> Packed:
 
 
 class _NoNewRows(Exception):
-    """All rows have keys of existing rows.
+    """Error: each row has the key of an existing row.
 
-    duplicates  number of rows
+    duplicates  number of rows with existing keys
     """
 
     def __init__(self, duplicates: int) -> None:
@@ -165,7 +165,7 @@ def _pack_streams(
         one = _stream_task(task, base, number)
         options = replace(one.options, out=f"{task.out.rstrip('/')}/{name}")
         one = replace(one, options=options)
-        # a plan for all columns serves only a dataset with one stream
+        # `plan` contains all columns, so it can be used only if the dataset has one stream
         own = plan if len(base.streams) == 1 else planned(one, plan.progress)
         try:
             return pack_task(one, plan.progress, own, head, commit)
@@ -192,7 +192,7 @@ def _stream_task(task: PackTask, base: Version, number: int) -> PackTask:
         return task
     names = [column.name for column in base.streams[number].columns or ()]
     present = [name for name in names if name not in task.null_columns]
-    if not present:  # the rows are counted by any other column, which is not written
+    if not present:  # any other column provides the number of rows; this column is not written
         present = [name for name in task.encodings or () if name not in task.null_columns][:1]
     return replace(
         task,
@@ -330,9 +330,9 @@ def _appended(at: Location, record: Mapping[str, Any]) -> Version | None:
     for number in reversed(versions.numbers(at)):
         try:
             one = versions.read_version(at, number)
-        except MissingError:  # pruned in the meantime
+        except MissingError:  # another process has removed this version
             continue
-        if record["options"].encode() not in one.data:  # parsing a list takes milliseconds
+        if record["options"].encode() not in one.data:  # faster than parsing the list
             continue
         source = one.header.get("source")
         if isinstance(source, Mapping) and all(

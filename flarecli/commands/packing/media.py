@@ -69,12 +69,12 @@ class MediaOptions:
 
     @property
     def is_noop(self) -> bool:
-        """Whether all options have default values. Mismatches are counted in any case."""
+        """Return whether all options have default values. Mismatches are counted in any case."""
         return self == MediaOptions()
 
     @property
     def option(self) -> str | None:
-        """The first option in use that needs a file column; None if there is none."""
+        """Return the first option in use that needs a file column; None if there is none."""
         resize, options = self.resize, [("--media-info", self.info)]
         options += [
             ("--resize", resize.size is not None),
@@ -316,7 +316,7 @@ class _Task(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Size of the values in bytes."""
+        """Return the size of the values in bytes."""
         size: int = self._array().nbytes
         return size
 

@@ -101,67 +101,67 @@ class PackTask:
 
     @cached_property
     def sources(self) -> list[str]:
-        """The addresses of the source."""
+        """Return the addresses of the source."""
         return address_texts(self.options.sources)
 
     @property
     def out(self) -> str:
-        """The address of the target."""
+        """Return the address of the target."""
         return address_text(self.options.out)
 
     @property
     def playlist(self) -> str:
-        """The address of the playlist in the target."""
+        """Return the address of the playlist in the target."""
         return f"{self.out.rstrip('/')}/{PLAYLIST}"
 
     @property
     def format(self) -> Format:
-        """The format of the shards."""
+        """Return the format of the shards."""
         return find(self.options.format)
 
     @property
     def key(self) -> str | None:
-        """The column that identifies a row."""
+        """Return the column that identifies a row."""
         return self.options.key or None
 
     @cached_property
     def columns(self) -> list[str] | None:
-        """The columns to pack; None: all."""
+        """Return the columns to pack; None: all."""
         return None if self.options.columns is None else name_list(self.options.columns)
 
     @property
     def encode(self) -> Mapping[str, str]:
-        """The encodings that the user chose."""
+        """Return the encodings that the user chose."""
         return self.options.encode or {}
 
     @cached_property
     def links(self) -> tuple[fetch_links.Link, ...]:
-        """The link columns to fetch."""
+        """Return the link columns to fetch."""
         return tuple(parse_link(text, self.encode) for text in name_list(self.options.fetch))
 
     @cached_property
     def nulls(self) -> NullValues:
-        """The values that replace nulls."""
+        """Return the values that replace nulls."""
         return NullValues.parse(self.options.null)
 
     @cached_property
     def dialect(self) -> Dialect:
-        """The dialect of CSV files."""
+        """Return the dialect of CSV files."""
         return Dialect.parse(self.options.csv)
 
     @cached_property
     def guard(self) -> Guard:
-        """The guard, which defines the addresses that data may name."""
+        """Return the guard, which defines the addresses that data may name."""
         return self.options.guard(self.sources)
 
     @cached_property
     def limits(self) -> Limits:
-        """The limits for transfers."""
+        """Return the limits for transfers."""
         return self.options.limits()
 
     @cached_property
     def settings(self) -> Settings:
-        """The shard settings. Raises UsageError for an option that the format does not support."""
+        """Return the shard settings. Raises UsageError for an option that the format does not support."""
         options, format = self.options, self.format
         if options.newline != "\n" and "newline" not in format.options:
             raise UsageError(
@@ -310,12 +310,12 @@ class Plan:
 
     @cached_property
     def places(self) -> Places:
-        """The source row numbers of the rows that are being packed."""
+        """Return the source row numbers of the rows that are being packed."""
         return Places(self.source.place, start=self.start if self.is_run else None)
 
     @property
     def is_run(self) -> bool:
-        """Whether the packed rows are consecutive rows of the source."""
+        """Return whether the packed rows are consecutive rows of the source."""
         drops_rows = self.options.where is not None or (
             self.key is not None and self.options.on_duplicate == "first"
         )
@@ -323,7 +323,7 @@ class Plan:
 
     @property
     def known_rows(self) -> int | None:
-        """The number of rows to which the condition is applied; None if unknown."""
+        """Return the number of rows to which the condition is applied; None if unknown."""
         known = self.source.rows
         if known is None:
             return None
@@ -331,24 +331,24 @@ class Plan:
 
     @property
     def row_name(self) -> str | None:
-        """The column that identifies rows in failures; None if downloads replace the key column."""
+        """Return the column that identifies rows in failures; None if downloads replace the key column."""
         key = self._source_key
         return None if key is None else self.task.format.key_column or key
 
     @property
     def _source_key(self) -> str | None:
-        """The column of the source that identifies rows."""
+        """Return the column of the source that identifies rows."""
         key = self.key or (None if self.is_statement else self.source.key)
         return None if any(link.source == key for link in self.links) else key
 
     @property
     def is_statement(self) -> bool:
-        """Whether `where` is a SELECT statement, which may return any columns."""
+        """Return whether `where` is a SELECT statement, which may return any columns."""
         return self.options.where is not None and sql.is_statement(self.options.where)
 
     @cached_property
     def condition_files(self) -> list[str]:
-        """The file columns whose contents the condition reads."""
+        """Return the file columns whose contents the condition reads."""
         where = self.options.where
         if where is None or not self.source.files:
             return []
@@ -357,7 +357,7 @@ class Plan:
 
     @cached_property
     def extensions(self) -> dict[str, str]:
-        """Packed column -> `Column.extension`, for columns with unchanged contents of files."""
+        """Return packed column -> `Column.extension`, for columns of unchanged file contents."""
         if self.is_statement:
             return {}
         links = {link.name for link in self.links}

@@ -60,7 +60,7 @@ class Output(ABC):
 
     @property
     def reasons(self) -> Mapping[str, int]:
-        """Error kind -> number of failed rows."""
+        """Return error kind -> number of failed rows."""
         return dict(sorted(self._failures.items()))
 
     def start_batch(self, names: Sequence[str]) -> None:  # noqa: B027  needed only by Folder
@@ -162,7 +162,7 @@ class Folder(Output):
 
     @property
     def reasons(self) -> Mapping[str, int]:
-        """Error kind -> number of failed rows."""
+        """Return error kind -> number of failed rows."""
         return dict(sorted(self._failed.counts.items()))
 
     def _load(self, head: Mapping[str, Any]) -> Mapping[str, Any]:

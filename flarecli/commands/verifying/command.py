@@ -83,7 +83,7 @@ class _Settings:
 
     @property
     def reads_all_rows(self) -> bool:
-        """Whether every row of every shard is read."""
+        """Return whether every row of every shard is read."""
         return self.choice.is_all and not self.depth.quick
 
 

@@ -130,12 +130,12 @@ class OtherList:
 
     @property
     def places(self) -> Collection[str]:
-        """The addresses of the listed shards."""
+        """Return the addresses of the listed shards."""
         return self._positions.keys()
 
     @cached_property
     def folders(self) -> frozenset[str]:
-        """The folders of the listed shards."""
+        """Return the folders of the listed shards."""
         return frozenset(place.rpartition("/")[0] for place in self._positions)
 
     def find(self, place: str, chunk: Chunk) -> int | None:
@@ -257,7 +257,7 @@ class OtherLists:
 
     @property
     def known_paths(self) -> set[str]:
-        """The paths of these lists, and of the shards in the lists of parts."""
+        """Return the paths of these lists, and of the shards in the lists of parts."""
         top = place_of(self.stream.at)
         parts = (one.places for one in self.lists if place_of(one.at.folder) != top)
         return self.read_paths.union(*parts)

@@ -74,12 +74,12 @@ class Plan:
 
     @property
     def list_at(self) -> Location | None:
-        """The address of the list, or None for shards without a list."""
+        """Return the address of the list, or None for shards without a list."""
         return None if self.playlist is None else self.playlist.at
 
     @property
     def is_list(self) -> bool:
-        """Whether this is a plan for a list or a folder rather than for individual shards."""
+        """Return whether this is a plan for a list or a folder rather than for individual shards."""
         is_listed = self.list_at is not None or self.is_folder
         return is_listed and any(len(stream) for stream in self.streams)
 
@@ -604,7 +604,7 @@ class Choice:
 
     @property
     def is_all(self) -> bool:
-        """Whether all shards are selected."""
+        """Return whether all shards are selected."""
         return self.part is None and self.sample is None
 
     def of(self, count: int) -> Collection[int]:

@@ -125,7 +125,7 @@ class VerifyState:
 
     @property
     def count(self) -> int:
-        """Number of files whose results the state contains."""
+        """Return the number of files whose results the state contains."""
         return self._count
 
     def close(self, is_done: bool) -> None:
