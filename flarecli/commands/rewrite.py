@@ -45,7 +45,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Run:
-    """Consecutive shards of a list, and the stream with the shards in their place; None: no shard."""
+    """Consecutive shards of a list, and the stream that replaces them; None: they are removed."""
 
     urls: tuple[str, ...]
     new: Stream | None
@@ -93,7 +93,7 @@ class Rewrite(versions.Change):
             if sum(map(len, pieces)) != sum(map(len, new)):
                 raise _changed(base)
             pieces = [_with_columns(versions.sliced(stream, 0, 0), self.columns[number]), *new]
-        # files of fragments are listed as long as one of their shards is
+        # keep the other files of a fragment in the list while one of its shards is listed
         return versions.without_unused_files(versions.concatenated(self.at, pieces))
 
 
@@ -104,7 +104,7 @@ def _changed(base: Version) -> BusyError:
 
 
 def _with_columns(stream: Stream, columns: Columns) -> Stream:
-    """Return a stream with other columns, and with their types only."""
+    """Return a stream whose columns are replaced, and remove the types of all other columns."""
     names = {column.name for column in columns}
     headers = dict(stream.headers)
     schema = headers.pop(SCHEMA, None)
@@ -114,7 +114,10 @@ def _with_columns(stream: Stream, columns: Columns) -> Stream:
 
 
 def row_counts(stream: Stream) -> IntArray:
-    """Return the number of rows in each shard: int64 [shards]. Raises UsageError if it is unknown."""
+    """Return the number of rows in each shard: int64 [shards].
+
+    raises  UsageError if the playlist does not list all of these numbers
+    """
     if stream.rows is None or (stream.rows < 0).any() or stream.columns is None:
         raise UsageError(
             "the playlist does not list the columns and the rows",
@@ -144,7 +147,7 @@ def rewrite(
 
     out          address of the dataset, as the user typed it
     groups       number of a stream -> its groups, in the order of its list, without overlaps
-    facts        what determines the groups, for the names of the fragments
+    facts        values that determine the groups, and thus the names of the fragments
     shard_bytes  maximum size of a new shard; None: one shard for each group
     columns      number of a stream -> the columns to keep; its groups then contain all shards
     erases       names of the files that are deleted after the commit

@@ -2,7 +2,8 @@
 
 rows -> sample -> shuffle -> rank -> head or tail
 
-An order maps steps to rows by arithmetic, one block of steps after another.
+An order maps each step, which is a position in the order, to a row number. The row numbers are
+computed for one block of steps at a time.
 """
 
 from __future__ import annotations
@@ -107,7 +108,8 @@ def select_rows(
         raise UsageError(f"invalid rank {own_rank} of {ranks}: ranks are counted from 0")
     if min(seed, epoch, shuffle or 0) < 0 or (sample is not None and not sample >= 0):
         raise UsageError(
-            f"sample {sample}, seed {seed}, shuffle {shuffle}, epoch {epoch}: expected at least 0"
+            f"expected numbers of at least 0, got sample {sample}, seed {seed}, shuffle {shuffle}, "
+            f"epoch {epoch}"
         )
     if epoch and shuffle is None:
         raise UsageError("--epoch needs --shuffle", hint="Add --shuffle SEED.")

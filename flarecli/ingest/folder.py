@@ -8,17 +8,17 @@ dot. A compound extension such as `meta.json` starts with a letter, and most key
 must also have a file with a plain extension. Therefore, `IMG_2024.01.02.jpg` has the key
 `IMG_2024.01.02`.
 
-The extensions of images are the column `image`, and those of audio, video and text files are the
-columns `audio`, `video` and `text`. If a key has two files of one of these categories, such as
-`a.jpg` and `a.png`, both extensions are separate columns. Any other extension, in lower case, is a
-column. If the files of a column have several extensions (or one in several spellings), an
-additional column such as `image_extension` contains the extension of each row.
+Image files are the column `image`, and audio, video and text files are the columns `audio`, `video`
+and `text`. If a key has two files of one of these categories, such as `a.jpg` and `a.png`, both
+extensions are separate columns. Any other extension, in lower case, is a column. If the extensions
+of the files in a column differ, even if only in letter case, an additional column such as
+`image_extension` contains the extension of each row.
 
-Every data file is part of a row. If a key has no file for a column, the value is null. A file whose
-extension is not a column becomes a row that has the file name as its key and only null values. So
-does a key without a metadata row, and a metadata row without a file (`folder_metadata.py`).
-`flare pack` reports all of these rows as failed. Hidden files, desktop files such as Thumbs.db, and
-README and LICENSE files in a media folder are not data; `notes` lists how many were skipped.
+Every data file is part of a row. If a key has no file for a column, the value is null. A row without
+any values represents a file whose extension is not a column, a metadata row without a file, or a key
+that lacks a required metadata row (`folder_metadata.py`). `flare pack` reports rows without values
+as failed. Hidden files, desktop files such as Thumbs.db, and README and LICENSE files in a media
+folder are not data; `notes` contains the number of skipped files.
 
 Columns contain file names; a file is read when its row is needed. The folder is listed once to find
 the columns and the number of rows, and again to read the rows. Compound extensions require an
@@ -49,7 +49,7 @@ __all__ = ["Folder", "FolderOptions", "Group", "Rules", "data_among", "groups"]
 
 _ROWS = 8192
 _MEDIA = frozenset({"image", "audio", "video"})
-_VERSION = b"columns of categories\n"  # part of the checksum; changed whenever the columns change
+_VERSION = b"columns of categories\n"  # part of the checksum; change it if the column rules change
 MAX_COLUMNS = 1000
 MAX_COMBINATIONS = 10_000  # maximum number of distinct extension sets
 MAX_COMPOUNDS = 10_000  # maximum number of compound extension candidates in memory
@@ -60,7 +60,7 @@ _METADATA = "metadata file"
 
 
 class Skipped:
-    """For each reason, the number of skipped files and the first of their names."""
+    """Number of skipped files and their first names, for each reason to skip files."""
 
     def __init__(self) -> None:
         self.counts, self.names = Counter[str](), dict[str, list[str]]()
@@ -419,8 +419,8 @@ class FolderOptions(NamedTuple):
     columns        columns to read; None: columns that at least half of the keys with the main
                    column have
     folder_column  name of a column with the first folder of each file; empty: no such column
-    allow_missing  whether incomplete rows have nulls instead of being failures; every extension is
-                   then a column
+    allow_missing  whether incomplete rows are valid, with nulls for missing files; every extension
+                   is then a column
     by_extension   whether each extension is a column, instead of each category of files
     used           columns that are used besides `columns`, such as the key
     where          condition on the rows; its columns are used, too
@@ -526,7 +526,7 @@ class Folder(Part):
         return survey, columns
 
     def _uses_metadata(self) -> bool:
-        """Return whether a column of the metadata is used, so that each key needs a metadata row."""
+        """Return whether the options use a metadata column, which requires a row for each key."""
         if self._options.columns is None:
             return bool(self._metadata)
         where, names = self._options.where, self._metadata.schema.names

@@ -131,7 +131,7 @@ class Rows:
         self.problems: list[Problem] = []
         self._count = 0
         self._rows: dict[str, int] = {}  # file -> row in `table`
-        self._places: list[tuple[int, str, int]] = []  # (first row, metadata file, its row)
+        self._places: list[tuple[int, str, int]] = []  # (row in `table`, metadata file, row in it)
 
     def add(self, metadata: str, first: int, names: Sequence[str | None]) -> None:
         """Add the file names in rows `first`, `first` + 1, … of a metadata file."""
@@ -161,10 +161,10 @@ class Rows:
         return f"{metadata}[{at + row - first}]"
 
     def take(self, files: Sequence[str]) -> list[int]:
-        """Return the rows that describe these files, and remove them from the rows to take."""
+        """Return the rows that describe these files. Each row is returned only once."""
         return [row for file in files if (row := self._rows.pop(file, -1)) >= 0]
 
     def unused(self) -> Iterator[Problem]:
-        """Yield the rows that were not taken, because their files do not exist or are not data."""
+        """Yield the rows that `take` did not return: their files do not exist or are not data."""
         for file, row in self._rows.items():
             yield Problem(self.place(row), "metadata", f"no data file {escape(file)!r:.80}")

@@ -190,7 +190,7 @@ class Index:
     ) -> Iterator[tuple[pa.RecordBatch, list[Flaw]]]:
         """Yield rows with the contents of linked files, and the files that could not be read.
 
-        The values of unreadable files are null. The arguments are those of `batches` and `filled`.
+        The values of unreadable files are null. `batches` and `filled` describe the parameters.
         """
         return self.filled(
             self.batches(columns, where, start=start, stop=stop),
@@ -288,7 +288,7 @@ def _numbered_batches(
     known = set(part.schema.names)
     if part.rows is not None and any(bound.column not in known for bound in bounds):
         return  # the column is null in every row, and comparisons with null are never true
-    # read at least one column, because the rows of a batch without columns cannot be counted
+    # read at least one column, because a batch without columns has no row count
     names = [name for name in columns if name in known] or part.schema.names[:1]
     stored: int | None = None
     size = rows = 0
@@ -457,7 +457,8 @@ def _kind(
 def _base_folder(files: Sequence[ListedFile | Spool], guard: Guard) -> Location:
     """Return the folder for relative links in the rows: the folder of the first file.
 
-    Streams alone are trusted like the command line, so their links may be any local files.
+    If all sources are streams, their links may name any local files, because streams are trusted
+    like the command line.
     """
     for file in files:
         if isinstance(file, ListedFile):

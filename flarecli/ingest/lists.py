@@ -120,7 +120,7 @@ def _has_rows(source: TextFile, dialect: Dialect) -> bool:
     if b"\t" in line:
         return True
     text = line.decode("utf-8", "replace")
-    # a question mark starts the query of a URL, or is a wildcard
+    # check the text after a question mark too, which may be a wildcard instead of a URL query
     if line.startswith(b"#") or any(map(_is_named_like_index, (text, text.rpartition("?")[2]))):
         return False
     if dialect.delimiter:

@@ -81,7 +81,7 @@ class PythonRows:
 
 @contextlib.contextmanager
 def _disk_errors() -> Iterator[None]:
-    """Report errors of writing; an OSError that the object itself raises is not one of them."""
+    """Convert an OSError in the block, which writes the file, to an error about the file."""
     try:
         yield
     except OSError as error:
@@ -221,21 +221,27 @@ def _column(name: str, values: list[Any], kind: pa.DataType | None, first: int) 
 
 
 def _is_shallow(value: Any, depth: int = 0) -> bool:
-    """Return whether a value has at most MAX_DEPTH levels. Arrow crashes for a list in itself."""
+    """Return whether a value has at most MAX_DEPTH levels.
+
+    Arrow crashes if a list contains itself.
+    """
     if isinstance(value, Mapping):
         value = value.values()
     elif isinstance(value, np.ndarray):
         value = list(value.flat) if value.dtype == object else ()
     elif not isinstance(value, _CONTAINERS):
         return True
-    # the set of types is found much faster than each item is checked
+    # creating the set of types is much faster than checking each item
     if not any(issubclass(kind, _CONTAINERS) for kind in set(map(type, value))):
         return True
     return depth < MAX_DEPTH and all(_is_shallow(item, depth + 1) for item in value)
 
 
 def _array(values: list[Any], kind: pa.DataType | None) -> pa.Array:
-    """Convert values; `kind` is the type of earlier rows. Raises one of _ARROW_ERRORS."""
+    """Convert values to the type `kind` of earlier rows; None for the first rows.
+
+    raises  one of _ARROW_ERRORS
+    """
     if any(isinstance(value, np.ndarray) and value.ndim > 1 for value in values):
         array = _tensors(values)
     elif isinstance(kind, pa.FixedShapeTensorType) and values.count(None) == len(values):
@@ -248,7 +254,7 @@ def _array(values: list[Any], kind: pa.DataType | None) -> pa.Array:
 
 
 def _check_zones(values: list[Any]) -> None:
-    """Raise ArrowInvalid for values with and without a time zone, which Arrow mixes silently."""
+    """Raise ArrowInvalid if only some values have a time zone, which Arrow would accept silently."""
     if len({value.tzinfo is None for value in values if isinstance(value, datetime)}) > 1:
         raise pa.ArrowInvalid("some values have a time zone, and others have none")
 

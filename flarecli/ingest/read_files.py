@@ -24,7 +24,7 @@ __all__ = ["Flaw", "contents", "filled"]
 SLICE_ROWS, READ_AHEAD_ROWS = 512, 1024
 _BATCH_BYTES = 4 << 20
 GROUP_ROWS, MAX_GROUP_BYTES = 16, 16 << 20  # per call: number of rows, maximum size of their files
-MAX_READERS = 8  # more threads do not increase the speed
+MAX_READERS = 8  # more threads are not faster
 
 
 class Flaw(NamedTuple):
@@ -97,7 +97,7 @@ _Queue = OrderedQueue[tuple[int, Sequence[_Names]], list[list[_Value]] | None]
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reader for the files of a group of rows. A call for each small file would be slow.
+    """Reader for the files of a group of rows. One call per file would be slow for small files.
 
     max_bytes        maximum size of a file
     max_group_bytes  maximum size of a group that is read ahead

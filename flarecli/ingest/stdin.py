@@ -107,7 +107,9 @@ def open_streams(
             continue
         shown = STDIN if is_stdin(address) else address
         if shown in names:
-            raise UsageError("a stream can be read only once", where=shown, hint="Name it once.")
+            raise UsageError(
+                "a stream can be read only once", where=shown, hint="Name the stream only once."
+            )
         names.add(shown)
         opened.append(_open_stream(shown, stdin, is_opaque))
     return opened
@@ -250,11 +252,11 @@ class _SpoolStore(LocalStore):
     @contextlib.contextmanager
     def opened(self, path: str, flags: int = os.O_RDONLY) -> Iterator[int]:
         if path != _FILE:
-            with super().opened(path) as fd:  # raises MissingError, because the root is empty
+            with super().opened(path) as fd:  # raises MissingError, because the store has no files
                 yield fd
             return
         fd = self._spool.copied()
-        # some systems duplicate the descriptor, with its position, when /dev/fd/N is opened
+        # on some systems, opening /dev/fd/N duplicates the descriptor with its position
         os.lseek(fd, 0, os.SEEK_SET)
         yield fd
 
@@ -318,7 +320,7 @@ def _sniff_binary(head: bytes) -> str | None:
         return "parquet"
     if head.startswith((b"ARROW1", b"FEA1")):
         return "arrow"
-    if head.startswith(b"\xff\xff\xff\xff"):  # the continuation mark of Arrow messages
+    if head.startswith(b"\xff\xff\xff\xff"):  # each Arrow message starts with this marker
         return "arrow"
     return "tar" if _is_tar(head) else None
 
@@ -338,7 +340,7 @@ def _is_tar(head: bytes) -> bool:
 
 
 def _is_list(head: bytes) -> bool:
-    """Return whether the first line is an address, and at least half of the first lines are."""
+    """Return whether the first line and at least half of the first lines are addresses."""
     lines = [line.strip(b" \t\r") for line in head.split(b"\n")]
     if len(lines) > 1 and lines[-1]:
         lines.pop()  # the line may be incomplete

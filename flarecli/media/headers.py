@@ -1,14 +1,14 @@
 """Read image size, frame count and duration from file headers, and check these headers.
 
 No pixels or samples are decoded. The numbers are returned as they are in the file, so callers must
-check them before they allocate memory. Width and height are those of the stored pixels, before the
-EXIF orientation is applied.
+check them before they allocate memory. Width and height describe the stored pixels, without the
+EXIF orientation.
 
 `ffprobe` adds numbers that are missing in some headers:
 
-    WebM, Matroska      frames            the header has no count
-    fragmented MP4      frames, duration  both are spread over the file
-    Ogg                 duration          of codecs other than Vorbis and Opus
+    WebM, Matroska      frames            the header contains no frame count
+    fragmented MP4      frames, duration  each fragment contains only its own numbers
+    Ogg                 duration          only for codecs other than Vorbis and Opus
 
 `ffprobe` uses FFmpeg through PyAV (the extra `media`) to count packets without decoding them. The
 demuxer is chosen by the magic number, so FFmpeg never uses a demuxer that opens other files.
@@ -333,7 +333,10 @@ _XING = re.compile(b"Xing|Info|VBRI")  # tags in a first frame without audio
 
 
 def _mp3(data: bytes, header: MediaInfo) -> None:
-    """Add the durations of all frames, and compare the number of frames with that in the Xing or Info tag."""
+    """Add the durations of all frames.
+
+    raises  ValueFitError if the Xing or Info tag states more frames than the file contains
+    """
     frames, duration, stated = 0, 0.0, None
     for number, (begin, end, seconds) in enumerate(mp3_frames(data)):
         tag = None if number else _XING.search(data, begin, min(end, begin + 64))
@@ -349,7 +352,7 @@ def _mp3(data: bytes, header: MediaInfo) -> None:
 
 
 def _ogg(data: bytes, header: MediaInfo) -> None:
-    """Read the position of the last page, which is the number of samples in Vorbis and Opus."""
+    """Read the position of the last page: in Vorbis and Opus, this is the number of samples."""
     vorbis, opus = data.find(b"\x01vorbis", 0, 512), data.find(b"OpusHead", 0, 512)
     rate, skipped = 0, 0
     if vorbis >= 0:
@@ -441,17 +444,17 @@ def ffprobe(data: bytes, use_ffmpeg: bool) -> MediaInfo:
 
 
 def _claimed_samples(data: bytes) -> int:
-    """Return the sum of all sample counts in an MP4; a huge number if its header is compressed."""
+    """Return the sum of all sample counts in an MP4; a huge number if the header is compressed."""
     return sum(
         1 << 40 if match[2] else int.from_bytes(match[1]) for match in _SAMPLE_COUNTS.finditer(data)
     )
 
 
 def _count_packets(container: Any, info: MediaInfo) -> MediaInfo:
-    """Add missing facts about the first video track, or about the first audio track if there is no video.
+    """Add missing facts about the first video track; without video, about the first audio track.
 
-    The frame count is the number of packets. The duration is that of the container or, if missing, the time from the
-    first packet to the last.
+    The frame count is the number of packets. The duration is the duration of the container. If this
+    is missing, the duration is the time from the first packet to the end of the last packet.
     """
     streams = container.streams.video or container.streams.audio
     if not streams:

@@ -24,7 +24,7 @@ __all__ = ["Sandbox"]
 MEMORY_BYTES = 1 << 30  # address space of a child, including Python and Pillow
 MAX_PIXELS = 1 << 27  # limit per frame, because a file of 17 kB can decode to 400 MB
 TIMEOUT_S = 30.0  # per image
-CPU_S, CPU_S_PER_BYTE = 8, 8e-6  # CPU budget for all images together
+CPU_S, CPU_S_PER_BYTE = 8, 8e-6  # CPU limit for all images together: constant, and per byte
 MAX_MESSAGE_BYTES = 1 << 12
 END_S = 0.2  # time for a child to end by itself after its pipes were closed; then it is killed
 
@@ -118,9 +118,9 @@ def _exit_reason(code: int) -> str:
 
 
 def _is_confined(memory: int) -> bool:
-    """Return whether the memory limit of this process is lower than that of a child.
+    """Return whether the memory limit of this process is lower than the limit of a child.
 
-    With a lower limit, running out of memory does not indicate a damaged image.
+    With a lower limit, an image that exhausts the memory is not necessarily damaged.
     """
     try:
         import resource

@@ -269,7 +269,7 @@ def test_a_duplicate_key_in_another_file_is_reported_with_both_files(tmp_path, k
         commands.pack([one, one], str(tmp_path / "out"), key="id", **chosen)
     assert (str(caught.value), caught.value.hint) == (
         f"{one}[0]: key '1' was used in row 0 of the same file, which is listed more than once",
-        f"List it once. {hint}",
+        f"List the file only once. {hint}",
     )
 
 

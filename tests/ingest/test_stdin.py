@@ -568,7 +568,7 @@ def test_a_stream_is_named_once():
         open_streams(["-", "/dev/stdin"], Pipe(CSV))
     assert (str(caught.value), caught.value.hint) == (
         "-: a stream can be read only once",
-        "Name it once.",
+        "Name the stream only once.",
     )
 
 

@@ -50,7 +50,7 @@ def pack(options: PackOptions) -> Packed:
     media = MediaOptions(resize, options.media_info, options.strict)
     rows, sources = ingest.rows_of(options.sources)
     if rows is None:
-        # a task reads the sources several times, but an iterator can be read only once
+        # a task reads the addresses several times, but an iterator can be read only once
         return _pack(replace(options, sources=address_texts(sources)), media)
     if options.engine != "local":
         raise UsageError(
@@ -61,7 +61,7 @@ def pack(options: PackOptions) -> Packed:
         raise UsageError("--input: a Python object is not a file")
     columns = None
     if isinstance(sources, Dataset):
-        exact = options.where is None  # as for the address of a dataset
+        exact = options.where is None  # same rule as for a dataset that is given by its address
         columns = StoredColumns(
             sources.exact if exact else sources.schema,
             {column.name: column.encoding for column in sources.columns},
@@ -96,8 +96,8 @@ def _pack(
 ) -> Packed:
     """Pack the sources.
 
-    object_name     class of a Python object whose rows were saved
-    object_columns  the columns of a flare dataset whose rows were saved
+    object_name     class of the Python object whose rows were saved to a file; empty: no object
+    object_columns  columns of the object if the object is a flare dataset
     """
     task = PackTask(options, media, object_name=object_name, object_columns=object_columns)
     # check these options before anything is read or removed

@@ -64,7 +64,7 @@ class MediaOptions:
     uses_ffmpeg: bool | None = None
 
     def __post_init__(self) -> None:
-        if self.uses_ffmpeg is None:  # detected once, because the search takes time
+        if self.uses_ffmpeg is None:  # search for FFmpeg only once, because this takes time
             object.__setattr__(self, "uses_ffmpeg", self.info and has_ffmpeg())
 
     @property
@@ -142,8 +142,8 @@ def _is_bytes(kind: pa.DataType) -> bool:
 def info_names(columns: Sequence[MediaColumn], used: Sequence[str]) -> dict[str, dict[str, str]]:
     """Return the names of media info columns: file column -> measure -> name.
 
-    A name is a measure such as `width` if only one column is measured, and otherwise has the file
-    column as prefix, such as `image_width`.
+    If only one column is measured and no other column has the name of a measure, the names are
+    measures such as `width`. Otherwise, the file column is a prefix, as in `image_width`.
 
     used    names of the other columns
     raises  UsageError if a name is already used
@@ -225,7 +225,7 @@ def _should_be_image(head: bytes, name: str, column: MediaColumn) -> bool:
 
 
 class _Mismatches:
-    """For each mismatch of content and extension: number of values, and first file names."""
+    """Mismatches of content and extension, with the number of values and the first file names."""
 
     def __init__(self) -> None:
         self._counts, self._names = Counter[tuple[str, str]](), dict[tuple[str, str], list[str]]()

@@ -86,8 +86,8 @@ _MAX_NOTES = 20  # maximum number of reported notes about parts
 class _Outcome:
     """Result of packing a part: the counts or the error, and the notes.
 
-    reported  rows and bytes, and written rows, that the progress of the pack already knows
-    failed    failed rows that the progress of the pack already knows
+    reported  rows, bytes and written rows that were already reported to the progress of the pack
+    failed    failed rows that were already reported to the progress of the pack
     """
 
     packed: Packed | None
@@ -98,7 +98,10 @@ class _Outcome:
 
 
 class _PartProgress(Progress):
-    """Progress of one part, which collects the notes and reports everything else to `whole`."""
+    """Progress of one part.
+
+    It collects the notes, and reports rows and failures to `whole`, the progress of the pack.
+    """
 
     def __init__(self, whole: Progress) -> None:
         self.notes: list[str] = []
@@ -387,7 +390,7 @@ def _no_parts(out: Location) -> UnfinishedError:
 
 
 def _packed_part(plan: Plan, task: PackTask, progress: Progress) -> Packed:
-    """Return the result of a packed part. Complete a part whose process was killed at its end.
+    """Return the result of a packed part. Complete a part if its process was killed at the end.
 
     raises  UsageError if the part was packed from another source or with other options
     """
@@ -412,7 +415,7 @@ def _part_number(options: PackOptions) -> tuple[int, int]:
 
 
 def _divided(plan: Plan, count: int) -> _Division:
-    """Divide the selected rows into N parts of the same size, except the last parts."""
+    """Divide the selected rows into N parts of the same size. The last parts may be smaller."""
     options = plan.options
     is_selection = options.where is not None or options.shuffle is not None
     if options.where is None:
@@ -457,7 +460,7 @@ def _prepare(plan: Plan, division: _Division, progress: Progress) -> tuple[Locat
 
 
 def _claim_and_wait(task: PackTask, progress: Progress) -> Target:
-    """Lock the target of a task, and wait for other jobs, which lock it only for a moment."""
+    """Lock the target of a task. Wait for other jobs, which lock the target only briefly."""
     stop, is_noted = time.monotonic() + _MAX_WAIT_S, False
     while True:
         try:
@@ -505,8 +508,8 @@ def _hints_without_overwrite(task: PackTask, division: _Division) -> Iterator[No
 def _from_first_row(task: PackTask, source: Source) -> PackTask:
     """Return a task that reads its range of the selected rows from the first row of the range.
 
-    Only the columns in the condition are read before this row. If the rows before it must be read
-    anyway, because they are shuffled or selected by a query, return the task unchanged.
+    Only the columns in the condition are read to find this row. The task is returned unchanged if
+    all earlier rows must be read anyway, because a shuffle or a query needs them.
     """
     span, options = task.selection, task.options
     if span is None or options.where is None or options.shuffle is not None:
@@ -575,7 +578,7 @@ def _columns(journal: Journal) -> Columns:
 def _common_task(
     task: PackTask, record: Mapping[str, str], journal: Journal | None = None
 ) -> PackTask:
-    """Return the task for all rows with what all parts share, such as the recorded columns."""
+    """Return the task for all rows, with the values that all parts share, such as the columns."""
     columns = None if journal is None else journal.columns
     schema = None if journal is None else journal.schema
     return replace(
@@ -660,7 +663,7 @@ def _check_options(plan: Plan) -> None:
 
 
 def _check_source_rows(plan: Plan) -> None:
-    """Raise UsageError for options that need rows of several parts if the source rows are divided."""
+    """Raise UsageError for options of --part-rows that need rows of several parts."""
     options = plan.options
     if options.shuffle is not None:
         raise UsageError(
@@ -690,7 +693,7 @@ def _count(plan: Plan) -> int:
 
 def _sample(plan: Plan) -> Estimate:
     """Infer the columns from the first rows of the source, so that all parts agree."""
-    # Notes are discarded here, because the parts report them.
+    # Discard the notes here, because the parts report the same notes.
     sample = estimate(Plan(plan.task, plan.source, Progress()))
     note_addresses(sample.addresses, plan.progress)
     for note in reader_notes(plan.task.format, sample.columns, sample.types):
@@ -781,10 +784,12 @@ def _change_folder(folder: str | None) -> None:
 
 
 def pack_part(task: PackTask, progress: Progress | None = None) -> _Outcome:
-    """Pack one part, on any engine. In this process, report its rows to the progress of the pack.
+    """Pack one part, on any engine.
 
-    This process or its driver has locked the target. If another process packs the same part, that
-    process is a worker of a lost driver or node, and ends soon.
+    The target is locked by this process or by its driver. If another process packs the same part,
+    that process is a worker of a lost driver or node, and will end soon.
+
+    progress  progress of the pack; None in another process, whose rows the engine reports
     """
     stop = time.monotonic() + _MAX_BUSY_S
     while True:
@@ -793,7 +798,7 @@ def pack_part(task: PackTask, progress: Progress | None = None) -> _Outcome:
             part = _PartProgress(progress or Progress())
             packed = pack_task(task, part)
             notes = tuple(part.notes[:_MAX_NOTES])
-            if progress is None:  # the process that runs the engine reports the rows
+            if progress is None:  # the process that runs the engine reports these rows
                 return _Outcome(packed, None, notes)
             return _Outcome(packed, None, notes, part.reported, part.failures)
         except NoRowsError:

@@ -151,7 +151,7 @@ class PackTask:
 
     @cached_property
     def guard(self) -> Guard:
-        """Return the guard, which defines the addresses that data may name."""
+        """Return the guard, which determines the addresses that data may contain."""
         return self.options.guard(self.sources)
 
     @cached_property
@@ -161,7 +161,10 @@ class PackTask:
 
     @cached_property
     def settings(self) -> Settings:
-        """Return the shard settings. Raises UsageError for an option that the format does not support."""
+        """Return the shard settings.
+
+        raises  UsageError for an option that the format does not support
+        """
         options, format = self.options, self.format
         if options.newline != "\n" and "newline" not in format.options:
             raise UsageError(
@@ -231,7 +234,7 @@ class PackTask:
             access["allow_hosts"] = sorted(self.guard.allow_hosts)
         if options.ignore_robots_tag:
             access["ignore_robots_tag"] = True
-        if options.user_agent:  # its words are names that X-Robots-Tag may address
+        if options.user_agent:  # X-Robots-Tag headers may apply to a word of the User-Agent
             access["user_agent"] = options.user_agent
         streams, span = name_list(options.streams), self.selection
         return {
@@ -331,7 +334,7 @@ class Plan:
 
     @property
     def row_name(self) -> str | None:
-        """Return the column that identifies rows in failures; None if downloads replace the key column."""
+        """Return the column that identifies rows in failures; None if downloads replace it."""
         key = self._source_key
         return None if key is None else self.task.format.key_column or key
 
@@ -416,12 +419,12 @@ def _checked_names(plan: Plan) -> list[str]:
         names.append(folder_column)
     key = task.format.key_column
     if key and plan.row_name in after and plan.row_name not in names:
-        names = [key, *names]  # the format needs a key for each sample
+        names = [key, *names]  # the format requires a key for each sample
     infos = [name for columns in _media(plan, names)[1].values() for name in columns.values()]
     known = pa.schema([pa.field(name, pa.null()) for name in (*after, *infos)])
     check_names(known, [plan.renamed(name) for name in task.encode], "--encode")
     filled = [plan.renamed(name) for name in task.nulls.values]
-    if task.existing is not None:  # a column that the source lacks may be filled
+    if task.existing is not None:  # the source may lack a column of the dataset
         filled = [name for name in filled if name not in task.existing.schema.names]
     check_names(known, filled, "--null")
     check_names(known, names, "--columns")
@@ -542,7 +545,7 @@ def _with_files(
 ) -> Iterator[pa.RecordBatch]:
     """Replace file names with contents; raise the error of the first file that cannot be read.
 
-    is_complete  whether a missing file is an error; otherwise, the condition reads a null
+    is_complete  whether a missing file is an error; otherwise, its content is null
     """
     if not plan.source.files or not columns:
         yield from batches
@@ -558,7 +561,7 @@ def _with_files(
                 raise FormatError(
                     f"{key}{message}",
                     where=plan.source.address,
-                    hint="Complete the folder, or use a condition instead of a SELECT in --where.",
+                    hint="Add the missing file, or use a condition instead of a SELECT in --where.",
                 )
         yield batch
 
@@ -599,7 +602,7 @@ def _distinct(batches: Iterator[pa.RecordBatch], plan: Plan) -> Iterator[pa.Reco
             )
             row += batch.num_rows
             compared = column
-            if plan.task.existing is not None:  # keys are compared as values of one type
+            if plan.task.existing is not None:  # only values of one type can be compared
                 name = plan.renamed(plan.key or "")
                 compared = column.cast(plan.task.existing.schema.field(name).type)
             earlier = np.where(is_empty_key(column), -1, keys.seen(compared, rows + before))
@@ -658,10 +661,10 @@ def _duplicate(plan: Plan, key: str, row: int, earlier: int, are_source_rows: bo
             "Make the keys unique, or pack all parts with --on-duplicate keep into another folder."
         )
     if earlier_file == file and row - earlier != at - earlier_at:
-        # Rows of a file are consecutive, so a different distance means that a file is listed twice.
+        # A file has consecutive rows. If the two distances differ, the file is listed twice.
         place, hint = (
             f"{place} of the same file, which is listed more than once",
-            f"List it once. {hint}",
+            f"List the file only once. {hint}",
         )
     message = f"key {key!r} was used in {place}"
     return FormatError(message, where=file, row=at, hint=hint)
@@ -810,7 +813,7 @@ def _read_files(
         problems = list[tuple[int, str, str, str, str, bool]]()
         for row, column, error in flaws:
             name = str(batch.column(_NAME_OF + column)[row])
-            is_key = keys is not None and str(keys[row]) == name  # in a list of files
+            is_key = keys is not None and str(keys[row]) == name  # true for a list of files
             hint = error.hint if error.kind == "unsafe" else ""
             problems.append((row, column, error.kind, f"{name}: {error.message}", hint, is_key))
         missing = _missing_files(plan, batch, [*names_of, *read_already], plan.row_name)

@@ -119,10 +119,11 @@ class Packed:
 
 
 class Kept(NamedTuple):
-    """What an interrupted pack keeps for a resume.
+    """Work that an interrupted pack keeps for a resumed pack.
 
-    rows, shards  rows in finished shards, and number of these shards; None if nothing is kept
-    fetched       number of further rows whose downloads are saved
+    rows     number of rows in finished shards; None if nothing is kept
+    shards   number of finished shards
+    fetched  number of further rows whose downloads are saved
     """
 
     rows: int | None
@@ -130,7 +131,7 @@ class Kept(NamedTuple):
     fetched: int
 
     def texts(self) -> list[str]:
-        """Return what is kept, as phrases for a list."""
+        """Return phrases that describe the kept work, such as `10 rows in 2 shards`."""
         parts = []
         if self.shards:
             shards = format_count(self.shards, "shard")
@@ -144,10 +145,10 @@ class Kept(NamedTuple):
 
 
 class PackInterrupt(KeyboardInterrupt):
-    """An interrupt of a pack, with the hint that says what a resume keeps and repeats.
+    """An interrupt of a pack, with a hint about the work that a resumed pack keeps and repeats.
 
-    kept   what the pack keeps
-    parts  finished parts, if the pack writes several parts
+    kept   work that the pack keeps
+    parts  text about the finished parts; empty if the pack does not write parts
     """
 
     def __init__(self, options: PackOptions, kept: Kept, parts: str = "") -> None:
@@ -227,7 +228,7 @@ def pack_task(
     """Pack the rows of a task. Raises the errors of `pack`.
 
     plan    plan of the task, if the source is already open
-    head    further facts that a resumed pack must repeat
+    head    further values that must be equal in a resumed pack
     commit  see `Writer.close`
     """
     plan, options = plan or planned(task, progress), task.options
@@ -236,7 +237,7 @@ def pack_task(
         check_target(task.out, resume=options.resume, overwrite=options.overwrite, guard=task.guard)
         return dry_run(plan)
     checksum = None
-    # A checksum that is updated during the pack avoids reading the source an additional time.
+    # If the checksum is updated during the pack, the source need not be read a second time.
     if task.source_digest is None and options.where is None and options.shuffle is None:
         checksum = source.source_checksum()
     if checksum is not None:
@@ -302,7 +303,10 @@ def pack_task(
 def _write(
     plan: Plan, writer: Writer, spool: Spool | None, checksum: SourceChecksum | None
 ) -> None:
-    """Convert the rows to typed columns and write them. List failures or raise the first error."""
+    """Convert the rows to typed columns, and write them.
+
+    Failed rows are listed, or the error of the first failed row is raised.
+    """
     progress, skips, total = plan.progress, plan.options.on_error == "skip", _expected_rows(plan)
     if writer.rows:
         kept_shards = format_count(writer.shards, "shard")
@@ -337,7 +341,7 @@ def _write(
                 for failure in failures:
                     progress.failed(failure.key or failure.where, failure.reason)
                     writer.fail(plan.source.name.listed(failure))
-            elif failures and batch is not None:  # write earlier rows for a resume
+            elif failures and batch is not None:  # keep the earlier rows for a resumed pack
                 kept = int(np.searchsorted(rows, failures[0].row))
                 batch, rows = batch.slice(0, kept), rows[:kept]
             if batch is not None and batch.num_rows:
@@ -350,7 +354,7 @@ def _write(
             if spool is not None:
                 spool.until = part.until
                 spool.save()
-            if not plan.links:  # downloads are counted when they arrive
+            if not plan.links:  # the rows of links are counted when their downloads end
                 count = part.batch.num_rows + len(part.failures)
                 progress.advance(count, writer.written_bytes - written_bytes)
                 written_bytes = writer.written_bytes
@@ -363,14 +367,14 @@ def failed_row(plan: Plan, failure: Failure) -> FlareError:
     """Return the error that ends a pack at its first failed row."""
     encoding = plan.task.encode.get(failure.column)
     is_first_value = failure.kind == "value" and failure.row == 0 and not failure.hint
-    if is_first_value and encoding is not None:  # perhaps no row fits
+    if is_first_value and encoding is not None:  # the encoding may be wrong for the whole column
         option = shell_quoted(f"{failure.column}={encoding}")
         failure = replace(failure, hint=f"Choose another encoding than --encode {option}.")
     return error_of(failure, plan.source.address)
 
 
 def write_share(options: PackOptions) -> float:
-    """Return a guess of the share of a pack's time after all rows have arrived, for progress.
+    """Estimate the share of a pack's time that remains after all rows were received.
 
     Compression takes long if the rows need no downloads.
     """
@@ -441,7 +445,7 @@ class _InferredColumns(NamedTuple):
 def _inferred(plan: Plan, part: fetch_links.Fetched) -> _InferredColumns:
     encode, source = plan.task.encode, plan.source
     extensions = {name: one.lower() for name, one in plan.extensions.items() if one[0] != "{"}
-    # the first file must not determine the encoding if the first files have several types
+    # use `bytes` if the files have several types, so that the first file does not decide
     mixed = {
         name: "bytes"
         for name in source.files
@@ -581,7 +585,7 @@ def estimate(plan: Plan, part_rows: int | None = None) -> Estimate:
     """Convert the first rows, and estimate the total size from these rows."""
     format, settings = plan.task.format, plan.task.settings
     rows = count_selected(plan)
-    duplicates = plan.duplicates  # in all rows; `fetched` adds duplicates in the first rows again
+    duplicates = plan.duplicates  # saved here, because `fetched` counts the first rows again
     typed: ColumnConverter | None = None
     columns: Columns = ()
     types: Mapping[str, pa.DataType] = {}
@@ -622,7 +626,7 @@ def estimate(plan: Plan, part_rows: int | None = None) -> Estimate:
         largest = max(largest, int(sizes.max(initial=0)))
         failures += [*unfit, *unstorable]
     limit = max((settings.shard_bytes or SHARD_LIMIT) - base, 1)
-    # a condition may select any rows of a part, so the number of rows per part is not known
+    # with a condition, the number of selected rows per part is unknown
     has_all = sampled >= rows and (part_rows is None or plan.options.where is None)
     shards = 0
     if has_all:

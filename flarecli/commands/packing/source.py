@@ -111,7 +111,7 @@ class Source:
         return None
 
     def count(self, where: str) -> int | None:
-        """Return the number of rows that match a condition; None if all rows must be read."""
+        """Return the number of matching rows, read from few columns; None if this is impossible."""
         return None
 
     def filled(
@@ -346,7 +346,7 @@ def open_source(
             )
         source: Source
         if object_name:
-            # relative paths and local files are allowed, as in code that uses the object
+            # allow relative paths and local files, which the user's code can also read
             index = replace(index, at=locate(".", replace(guard, allow_local=True)))
             source = saved = _ObjectSource(object_name, replace(name, folder=""), index, guard)
             if object_columns is not None:

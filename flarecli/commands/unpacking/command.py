@@ -78,10 +78,11 @@ def unpack(options: UnpackOptions) -> Unpacked:
     """Write the values of a dataset, or the downloads of an index, as files, and list the files.
 
     Byte columns and columns that were packed from files become files; other number and text columns
-    are written to the index. If all columns are text, they become files. File names are checked
-    before any file is written; for remote rows, before each batch is written. `out` is a folder that is empty or does not exist, or `-` for a
-    tar archive on `stream` (default: stdout). Raises UsageError, ReachError, FormatError or
-    UnsafeError, each of which has an exit code.
+    are written to the index. If all columns are text, they become files. All file names are checked
+    before the first file is written; the names for remote rows are checked before each batch is
+    written. `out` is a folder that is empty or does not exist, or `-` for a tar archive on `stream`
+    (default: stdout). Raises UsageError, ReachError, FormatError or UnsafeError, each of which has
+    an exit code.
     """
     sources, out = address_texts(options.sources), address_text(options.out)
     guard, progress = options.guard(sources), options.progress or Progress()
@@ -196,7 +197,7 @@ class _Unpacking:
         check_names(columns_after, columns or ())
         chosen = columns_after if columns is None else list(dict.fromkeys(columns))
         extensions = {name: one for name, one in source.extensions.items() if name not in renamed}
-        if columns is None:  # these columns become part of the file names
+        if columns is None:  # columns of extensions become part of the file names
             parts_of_names = set(map(column_of, extensions.values()))
             chosen = [name for name in chosen if name not in parts_of_names]
         types = dict(zip(columns_after, schema.types, strict=True))
@@ -354,7 +355,7 @@ class _Unpacking:
                     output.write(name, data)
                     row["files"][column] = (name, len(data))
                     size += len(data)
-                if not self.links:  # downloads are counted when they arrive
+                if not self.links:  # the rows of links are counted when their downloads end
                     self.progress.advance(int(i == len(columns)), len(data or b""))
         output.rows += len(index_rows)
         output.files += sum(len(row["files"]) for row in index_rows)

@@ -159,7 +159,7 @@ class NamePattern:
     def names(self, batch: pa.RecordBatch, where: Where, whole: bool = True) -> list[list[str]]:
         """Return the checked file names: for each file column, a list with one name per row.
 
-        whole   whether the bytes are known; if not, an extension that depends on them is `*`
+        whole   whether the bytes are known; otherwise, `*` replaces an extension that depends on bytes
         raises  UnsafeError for a name outside the folder, ValueFitError for a null in a name; both
                 errors contain the row
         """
@@ -254,9 +254,9 @@ def _fixed(schema: pa.Schema, name: str) -> str | None:
 
 
 def _is_extension(column: str, extension: str) -> bool:
-    """Return whether a column name is, or ends in, an extension equivalent to that of its files.
+    """Return whether a column name ends in an extension that means the same as `extension`.
 
-    For files with the extension `jpg`, examples are `jpeg` and `image.jpg`.
+    For the extension `jpg`, examples are the names `jpeg` and `image.jpg`.
     """
     own = column.rpartition(".")[2].lower()
     kind = kind_of(f"x.{own}")

@@ -71,7 +71,10 @@ class RowSource:
 
 
 class RowAddress(Place):
-    """The address of a row, in its file if known. The address is determined when it is printed."""
+    """Address of a row: its file and its row number in this file, if they are known.
+
+    The address is determined only when it is printed.
+    """
 
     def __init__(self, source: RowSource, row: int) -> None:
         self._source, self._row = source, row
@@ -256,7 +259,7 @@ def _read_files(
 def _unused_columns(
     schema: pa.Schema, options: UnpackOptions, text_columns: Collection[str]
 ) -> set[str]:
-    """Return the columns that are not text and not used before `--max-object` is checked."""
+    """Return the columns, except text columns, that are not used before `--max-object` is checked."""
     pattern = options.name or ""
     return {
         field.name

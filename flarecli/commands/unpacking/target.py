@@ -1,16 +1,16 @@
 """Outputs of an unpack: a folder that can be resumed, a finished folder, or a tar on a stream.
 
-    OUT/.flare/journal   one JSON line with the source and the options, then one for each row, and
-                         one after each batch: {"files": {column: [name, bytes]}, "values": {…}},
+    OUT/.flare/journal   JSON lines: first the source and the options; for each row,
+                         {"files": {column: [name, bytes]}, "values": {…}}; after each batch,
                          {"next": …, "failed": {…}}
-    OUT/.flare/begun     one JSON line before the files of each batch are written: {"next": …,
-                         "names": […]}; {"others": […]} for files that another process created
+    OUT/.flare/begun     JSON lines: before the files of a batch are written, {"next": …,
+                         "names": […]}; for files that another process created, {"others": […]}
 
 `next` is the position in the selection at which the next batch begins. Files are not synced one by
 one, so a resumed unpack keeps a batch only if its files exist with the recorded sizes. A name is
-written to `begun` only if no file has this name, and is synced before the file is created. So flare
-did not write a file that neither log names, and never removes or replaces such a file. An
-incomplete last line is ignored, because none of its files were created.
+written to `begun` only if no file has this name, and is synced before the file is created. If
+neither log contains the name of a file, another program wrote the file, and flare never removes or
+replaces it. An incomplete last line is ignored, because none of its files were created.
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ class Output(ABC):
         """Write the index, finish the output, and return the path of the index."""
 
     def resume_hint(self, fetches: bool) -> str:
-        """Return what a resume of the abandoned unpack keeps and repeats; empty without a resume.
+        """Return a hint about the work that a resumed unpack keeps and repeats.
+
+        The hint is empty if the unpack cannot be resumed.
 
         fetches  whether the unpack downloads links
         """

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Verification", "verify"]
 
-_MIN_REMOTE_JOBS = 8  # may exceed the CPU count, since network jobs mostly wait
+_MIN_REMOTE_JOBS = 8  # may exceed the CPU count, because network jobs mostly wait
 _REPAIR = "fetch it again, or pack it again with `flare pack … --overwrite`."
 # kinds of findings that packing again cannot repair
 _NOT_REPAIRED = ("reach", "listing", "streams", "unsafe")
@@ -117,7 +117,7 @@ class Verification:
 
     @property
     def resume_hint(self) -> str:
-        """What an interrupted check keeps and repeats; empty without a state file."""
+        """Return a hint about the work that an interrupted check keeps; empty without a state file."""
         state = self._settings.state
         if state is None:
             return ""
@@ -125,7 +125,7 @@ class Verification:
         return f"run the same command again: the state file {kept}, and all other files are checked"
 
     def __iter__(self) -> Iterator[Finding]:
-        # only the caller has a reference, so the iterator is closed when the caller's loop ends
+        # keep no reference, so that the iterator is closed when the caller's loop ends
         results, self._results = self._results, iter(())
         return results
 
@@ -190,7 +190,7 @@ class Verification:
         settings = self._settings
         note_sources([playlist], settings.progress)
         yield from self._check_list(playlist)
-        # a state file does not store keys
+        # keys are not in a state file, so they cannot be compared after a resume
         compares_keys = (
             settings.reads_all_rows
             and len(plan.streams) > 1
@@ -276,7 +276,7 @@ class Verification:
         engine = "local" if depth.quick else settings.engine  # a quick check does not use a cluster
         tasks = chunk_tasks(playlist, stream, others, depth, chosen, only)
         for finding in self._run(tasks, engine, add):
-            if finding not in others.findings:  # not yet reported for the other lists
+            if finding not in others.findings:  # those findings were already reported
                 yield finding
         yield from others.additional_shards(plan.address)
         if hashes:
@@ -290,7 +290,7 @@ class Verification:
         protected  number of shards whose only checksum is stored by the object store
         """
         form = formats.facts(stream.format)
-        if form.record_checksums or form.typed:  # tables have a note of their own
+        if form.record_checksums or form.typed:  # another note reports tables without checksums
             return
         tables = (*stream.hashes.values(), *stream.raw_hashes.values())
         count = sum(not any(values[i] for values in tables) for i in shards) - protected

@@ -140,7 +140,7 @@ def _bytes_fault(data: bytes, named_kind: str | None, decoder: Sandbox) -> str:
     Bytes that do not begin like a media file are invalid only if their name has a media extension.
     """
     kind = sniff(data[:512])
-    # random bytes sometimes begin like an MP3 frame
+    # other data may begin like an MP3 frame by chance
     is_chance = kind == "mp3" and named_kind != "mp3" and not data.startswith(b"ID3")
     if not is_media(kind) or is_chance:
         return _other_kind(str(named_kind), kind, data) if is_media(named_kind) else ""

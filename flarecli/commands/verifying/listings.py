@@ -91,7 +91,7 @@ def check_own_checksum(playlist: Playlist) -> tuple[int, list[Finding], bool]:
 
 
 def _derived_index(playlist: Playlist, stream: Stream) -> str:
-    """Return the path of the index that lists another version, or another stream; empty: there is none.
+    """Return the path of an index that lists another version or stream; empty if there is none.
 
     The index in the folder of a changed dataset lists the first stream of the newest version.
     """
@@ -257,7 +257,7 @@ class OtherLists:
 
     @property
     def known_paths(self) -> set[str]:
-        """Return the paths of these lists, and of the shards in the lists of parts."""
+        """Return the paths of the other lists, and of the shards in the lists of parts."""
         top = place_of(self.stream.at)
         parts = (one.places for one in self.lists if place_of(one.at.folder) != top)
         return self.read_paths.union(*parts)
@@ -285,7 +285,7 @@ class OtherLists:
             if k is not None:
                 entry = other.stream.chunk(k)
                 entries.append((other, entry))
-                # without a list in use, the entry is compared with the file itself
+                # without a list in use, the check of the shard compares the entry with the file
                 if self._has_list or other.is_against:
                     findings += self._differences(other, k, entry, i, chunk)
             elif other.must_match and must_list:
@@ -299,8 +299,8 @@ class OtherLists:
     def _lists_for(self, place: str) -> Iterator[tuple[OtherList, bool]]:
         """Yield each list that may name a shard, and whether a `must_match` list must name it.
 
-        Among lists with the same file name, the list nearest to the shard must name the shard. A
-        list in a folder above must do so only if it contains other shards in the shard's folder.
+        Among lists with the same file name, the list nearest to the shard must name the shard. The
+        lists in folders above must name it only if they name other shards in the shard's folder.
         """
         for other in self._by_folder.get("", ()):
             yield other, True
@@ -447,7 +447,9 @@ def _compare_entries(
         elif isinstance(ours[key], dict) and isinstance(theirs[key], dict):
             for name, our_value in ours[key].items():
                 their_value = theirs[key].get(name)
-                if name == "basename":  # may start with the folder of a part
+                if (
+                    name == "basename"
+                ):  # the name in a merged index starts with the folder of a part
                     our_value, their_value = (
                         str(one).rpartition("/")[2] for one in (our_value, their_value)
                     )
@@ -460,7 +462,7 @@ def _compare_fact(name: str, ours: Any, theirs: Any) -> Iterator[tuple[str, str]
 
 
 def _have_same_columns(one: Stream, other: Stream) -> bool:
-    """Return whether two lists have the same columns, as far as the lists contain column types."""
+    """Return whether two lists have the same columns; true if a list contains no columns."""
     if not one.columns or not other.columns:
         return True
     try:

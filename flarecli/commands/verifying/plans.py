@@ -79,7 +79,7 @@ class Plan:
 
     @property
     def is_list(self) -> bool:
-        """Return whether this is a plan for a list or a folder rather than for individual shards."""
+        """Return whether the plan is for a list or a folder, and not for individual shards."""
         is_listed = self.list_at is not None or self.is_folder
         return is_listed and any(len(stream) for stream in self.streams)
 
@@ -396,7 +396,7 @@ def _with_lists_of_files(
     Such a plan is restricted to the named files, and files in the same list share a plan. Plans of
     files without a list are kept.
     """
-    read: dict[str, _NearList | None] = {}  # each list is read only once
+    read: dict[str, _NearList | None] = {}  # path -> list, to read each list only once
     reported = set[Finding]()
     result, by_list = list[Plan](), dict[str, int]()
     whole = {place for plan in plans if not _is_of_files(plan) for place in _list_places(plan)}
@@ -428,7 +428,10 @@ def _is_of_files(plan: Plan) -> bool:
 
 
 def _list_places(plan: Plan) -> tuple[str, ...]:
-    """Return the path of the list; if it is unreadable, the paths in the address and finding."""
+    """Return the path of the list of a plan.
+
+    If the list is unreadable, return the path in the address and the path in the finding.
+    """
     if plan.playlist is None:
         return link_address(plan.address), link_address(plan.findings[0].address)
     return (place_of(plan.list_at),) if plan.list_at is not None else ()
@@ -452,7 +455,7 @@ def _split_by_list(plan: Plan, near: Sequence[_NearList], whole: Collection[str]
         findings += [finding_of(one.error, one.at) for one in naming if one.error is not None]
         named |= {place_of(one.at): one.at for one in naming if one.error is None}
         read = [(one.playlist, one) for one in naming if one.playlist is not None]
-        if read:  # prefer a playlist, which has checksums, to the nearest list
+        if read:  # prefer a playlist, which has checksums, even if another list is nearer
             playlist, first = min(read, key=lambda pair: is_index(pair[0]))
             in_use.setdefault(place_of(first.at), (playlist, first, []))[2].append(place)
         else:

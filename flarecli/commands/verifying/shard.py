@@ -172,7 +172,7 @@ def check_chunk(
         ):
             _check_in_one_pass(form, chunk, entries, columns, rows, result)
             return result
-        # bytes whose values are decoded later count as checked only then
+        # do not count the bytes here if their values are decoded later, which counts them
         with counted(_ignore) if depth.needs_rows else nullcontext():
             hashed = _hash_chunk(chunk, entries, compression, rows, result)
         if hashed is not None:
@@ -196,7 +196,7 @@ def _errors_as_findings(
         raise
     except FlareError as error:
         finding = finding_of(error, at)
-        # the file itself is missing, and not a companion file
+        # replace the message only if the shard itself is missing, and not a companion file
         if error.kind == "missing" and error.address in ("", str(at)):
             listed = f", {entries[0].by} lists it" if entries else ""
             finding = Finding(
@@ -211,7 +211,7 @@ def _errors_as_findings(
 
 
 def _ignore(size: int) -> None:
-    """Do not count these bytes."""
+    """Ignore the bytes, so that progress does not count them."""
 
 
 def _of_size(chunk: Chunk, size: int | None, at: Location | None = None) -> Chunk:
@@ -227,7 +227,10 @@ def _open(
     entries: Sequence[ListEntry],
     result: FileResult,
 ) -> Shard:
-    """Open a shard; compare the listed rows, and note missing checksums. Raises FlareError."""
+    """Open a shard, compare its number of rows with the lists, and note missing checksums.
+
+    raises  FlareError if the shard is damaged or cannot be read
+    """
     shard = form.open_shard(chunk, columns)
     result.rows = len(shard)
     for entry in entries:
@@ -248,7 +251,7 @@ def _check_in_one_pass(
     rows: str,
     result: FileResult,
 ) -> None:
-    """Hash a shard while its structure is checked; findings about checksums come first."""
+    """Hash a shard while its structure is checked. Findings about checksums are listed first."""
     at, structure = chunk.at, FileResult()
     sums = Sums(_hash_names(at, entries, result))
     with _errors_as_findings(structure, at, entries):
@@ -268,7 +271,7 @@ def _check_in_one_pass(
 def _check_structure(
     form: formats.Format, shard: Shard, decoder: Sandbox | None, is_changed: bool
 ) -> list[Finding]:
-    """Check the structure of a shard and, with a decoder, its values; report each row once.
+    """Check the structure of a shard and, with a decoder, its values. Report each row only once.
 
     is_changed  whether a checksum differs, so that damaged values were changed after packing
     """

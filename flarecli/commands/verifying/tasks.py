@@ -222,7 +222,7 @@ def run_on_engine(
 ) -> Iterator[tuple[Task, FileResult]]:
     """Check files on a cluster, and yield the results in the order of the tasks.
 
-    Each task has the listed facts about a file, and returns counts and findings.
+    Each task contains the list entries for a file, and returns counts and findings.
 
     raises  the errors of `engines.run`
     """
@@ -245,7 +245,7 @@ def run_on_engine(
         while next_position in results:
             yield waiting.pop(next_position), results.pop(next_position)
             next_position += 1
-    for position in sorted(results):  # known results after the last task
+    for position in sorted(results):  # results of an earlier run, after the last checked file
         yield waiting.pop(position), results[position]
 
 
