@@ -309,7 +309,7 @@ class _NullBytes:
         """Raise ValueFitError if `count` null values exceed the memory limit."""
         self._left -= count * _fixed_bytes(kind)
         if self._left < 0:
-            raise ValueFitError(f"the null values of {kind} take too much memory", row=0)
+            raise ValueFitError(f"the null values of {kind} need too much memory", row=0)
 
 
 def _fixed_bytes(kind: pa.DataType) -> int:

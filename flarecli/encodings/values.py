@@ -102,7 +102,7 @@ def encode(encoding: Encoding, value: Any) -> Any:
         raise ValueFitError(f"{_describe(value)} cannot be stored as {name}") from None
     if name == "pkl":
         raise UnsafeError(
-            "pkl refuses to pickle the value, because reading a pickle runs code",
+            "cannot store the value as pkl, because reading a pickle runs code",
             hint="Pass a pickle as bytes, or use json.",
         )
     raise ValueFitError(f"{type(value).__name__} cannot be stored as {name}")

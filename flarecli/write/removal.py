@@ -54,7 +54,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What a removal deletes.
+    """The lists and the files that a removal deletes.
 
     lists  names of the lists
     files  (name, size) of each file that no remaining list names; the size is None if unknown
@@ -65,14 +65,14 @@ class Removal:
 
     @property
     def bytes(self) -> int:
-        """The total size of the files, as far as it is known."""
+        """Total size in bytes of the files whose size is known."""
         return sum(size or 0 for _, size in self.files)
 
 
 def plan_removal(at: Location, lists: Sequence[str]) -> Removal:
-    """Return what the removal of lists deletes.
+    """Return the lists and the files that the removal of lists deletes.
 
-    raises  the error of a remaining list that cannot be read: its files are unknown
+    raises  the error of a remaining list that cannot be read, because its files are unknown
     """
     kept = listed_in_versions(at, lists)
     named: dict[str, int | None] = {}
@@ -92,7 +92,7 @@ def lists_of(at: Location, files: Collection[str], newest: int) -> tuple[list[st
     """
     kept, found = (PLAYLIST, version_name(newest)), list[str]()
     for name in list_names(at):
-        with contextlib.suppress(MissingError):  # pruned in the meantime
+        with contextlib.suppress(MissingError):  # another process has pruned the version
             if name not in kept and not listed_files(at, name).keys().isdisjoint(files):
                 found.append(name)
     numbered = [name for name in found if version_number(name) is not None]
@@ -111,16 +111,16 @@ def refuse_pins(at: Location, files: Collection[str], newest: int) -> None:
 
 
 def copies(at: Location, lists: Sequence[str], files: Collection[str]) -> set[str]:
-    """Return the files that may contain rows of `files`: the files, and what they were rewritten from or to.
+    """Return the files that may contain rows of `files`, including earlier and later copies.
 
-    If two consecutive lists differ, each file that only the first one names may have been rewritten
-    as each file that only the second one names.
+    If two consecutive lists differ, any file that only the first list names may have been rewritten
+    as any file that only the second list names.
 
     lists  names of all lists, in the order of their versions
     """
     named = []
     for name in lists:
-        with contextlib.suppress(MissingError):  # pruned in the meantime
+        with contextlib.suppress(MissingError):  # another process has pruned the version
             named.append(listed_files(at, name).keys())
     pairs = [(old - new, new - old) for old, new in itertools.pairwise(named)]
     out, count = set(files), 0
@@ -146,7 +146,7 @@ def erase(
     at = confined(at)
     if not listed_files(at, version_name(newest)).keys().isdisjoint(files):
         raise BusyError(
-            f"version {newest} lists files to erase again",
+            f"version {newest} again lists files to erase",
             where=at,
             hint="Run the same command again.",
         )

@@ -181,7 +181,7 @@ class Target(ABC):
     def _check_finished(self, at: Location, is_allowed: bool) -> None:
         """Raise UsageError unless a nonempty folder contains finished output.
 
-        is_allowed  True if `resume` or `overwrite` is set; False: refuse finished output too
+        is_allowed  True if `resume` or `overwrite` is set; False: also refuse finished output
         """
         if not (is_allowed and self.contents.is_finished(at)):
             raise UsageError("output folder is not empty", where=self.shown, hint=self.hint)
@@ -215,7 +215,7 @@ class Target(ABC):
 
     @abstractmethod
     def run_finalizer(self, call: Callable[[], None]) -> None:
-        """Run a finalizer in such a way that it cannot wait for a lock that the interrupted code holds."""
+        """Run a finalizer, which must not wait for a lock that the interrupted code holds."""
 
     @abstractmethod
     def release(self) -> None:

@@ -4,16 +4,16 @@
     OUT/playlist.000001.yaml     one list per version, created once and never changed
     OUT/playlist.NAME.yaml       a pin: a copy of a list under another name
     OUT/index.000001.json        the format's index before the first change, if changes replace it
-    OUT/fragment.1f3a…/          rows that a change added: a dataset of its own
+    OUT/fragment.1f3a…/          rows that a change added: a separate dataset
     OUT/.flare-commit            the lock of a commit
 
 A file that was ever listed never changes, and its name is never used again. The creation of the
-next numbered list is the commit: only one process can create it, so no lock is needed for its
-correctness. `playlist.yaml` and the format's index are derived from the newest list afterwards. If a
+next numbered list is the commit: only one process can create it, so correctness does not depend on
+a lock. `playlist.yaml` and the format's index are derived from the newest list afterwards. If a
 process is killed before that, readers see the previous version until the next commit.
 
-A change is applied to the newest list. It raises BusyError if this list no longer contains what the
-change was computed from.
+A change is applied to the newest list. It raises BusyError if this list no longer contains the
+shards from which the change was computed.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ REQUIRES = 1  # version of the playlist format that a reader must support
 _PARTIAL = re.compile(r"\.(?:playlist|index|shardindex|\.flare-removal)\..*\.part")
 MAX_WAIT_S = 600.0  # for the lock of a commit
 _POLL_S = 0.02, 1.0  # shortest and longest wait between two attempts
-_MAX_ATTEMPTS = 8  # attempts to write a list whose outcome is unknown
+_MAX_ATTEMPTS = 8  # maximum attempts to commit a change, and to write a list after an error
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class Version:
 
     @property
     def rows(self) -> int:
-        """The number of rows; 0 if the list does not contain it."""
+        """The number of rows; 0 if the list does not contain the number."""
         streams = self.playlist.streams
         rows = streams[0].rows if streams else None
         return 0 if rows is None else int(rows.sum())
@@ -178,7 +178,7 @@ class Version:
 class Change(ABC):
     """A change to a dataset.
 
-    verb       what was done, such as `append`
+    verb       kind of change, such as `append`
     fragments  names of the folders with the new rows; there may be none
     source     record of the source of the new rows; None if there is none
     erases     names of the files that are deleted after the commit
@@ -193,13 +193,13 @@ class Change(ABC):
     def apply(self, base: Version) -> tuple[Stream, ...]:
         """Return the streams of the next version.
 
-        raises  BusyError if `base` no longer contains what the change replaces; FormatError if the
-                new rows do not match the columns of `base`
+        raises  BusyError if `base` no longer contains the shards that the change replaces;
+                FormatError if the new rows do not match the columns of `base`
         """
 
 
 def fragment_name(parts: Sequence[Any]) -> str:
-    """Return the folder name of a fragment, which is a digest of all that determines its rows."""
+    """Return the folder name of a fragment, a digest of all inputs that determine its rows."""
     text = json.dumps(list(parts), sort_keys=True)
     return FRAGMENT + hashlib.sha256(text.encode()).hexdigest()[:32]
 
@@ -412,7 +412,7 @@ def commit(at: Location, change: Change, base: Version) -> Version:
     with CommitLock(at) as lock:
         current = newest(at)
         if current.data == base.data:
-            current = base  # which is parsed already
+            current = base  # `base` is already parsed
         for number in range(base.number + 1, current.number + 1) if change.fragments else ():
             with contextlib.suppress(MissingError):  # pruned
                 one = read_version(at, number)
@@ -550,7 +550,7 @@ def is_published(at: Location, version: Version) -> bool:
 def publish(at: Location, version: Version, before: Version | None = None) -> None:
     """Derive the format's index and `playlist.yaml` from a version, unless they are already newer.
 
-    before  a version before this one, which need not be parsed again
+    before  an earlier version that is already parsed
     """
     current = _stored(at / PLAYLIST)
     if current == version.data:
@@ -601,7 +601,7 @@ def moved(folder: str, stream: Stream) -> Stream:
 
 
 def concatenated(at: Location, streams: Sequence[Stream]) -> Stream:
-    """Return the shards of several streams as one stream with the headers of the first."""
+    """Return the shards of several streams as one stream with the headers of the first stream."""
     first = streams[0]
     names = sorted({name for one in streams for name in one.hashes})
     headers = dict(first.headers)

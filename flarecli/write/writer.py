@@ -323,8 +323,8 @@ class Writer:
         """Write a table. Each column is cast to its encoding, and every value is checked.
 
         Columns are matched by name. If the Writer has no columns yet, they are inferred from the
-        first batch. If a value cannot be stored, no row of the table is written; of a stream, which
-        is read batch by batch, no row of the same batch.
+        first batch. If a value cannot be stored, no row of the table is written. A stream is
+        written batch by batch, so earlier batches remain written.
 
         batch   a pyarrow RecordBatch or Table, or a stream: any other object with the method
                 `__arrow_c_stream__` or `__arrow_c_array__`, such as a pandas or Polars DataFrame, a

@@ -252,7 +252,7 @@ def test_null_rows_of_large_fixed_size_lists_are_not_allocated():
     with pytest.raises(ValueFitError) as caught:
         restore(array, pa.list_(pa.int8(), 1 << 24), lookup("int[]"))
     assert caught.value.message == (
-        "the null values of fixed_size_list<item: int8>[16777216] take too much memory"
+        "the null values of fixed_size_list<item: int8>[16777216] need too much memory"
     )
 
 
@@ -396,7 +396,7 @@ def test_null_values_of_many_columns_share_one_limit():
     with pytest.raises(ValueFitError) as caught:
         restore(array, pa.struct(fields), lookup("json"))
     assert caught.value.message == (
-        "the null values of fixed_size_list<item: int8>[16777216] take too much memory"
+        "the null values of fixed_size_list<item: int8>[16777216] need too much memory"
     )
 
 

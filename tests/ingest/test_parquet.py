@@ -370,7 +370,7 @@ def test_a_local_file_that_shrinks_while_it_is_read_is_an_error(tmp_path):
         list(batches)
     assert (str(caught.value), caught.value.hint) == (
         f"{path}: file is 6000000 bytes; it was {size} bytes when it was opened",
-        "Another process truncated the file.",
+        "Another process truncated the file; open it again.",
     )
 
 

@@ -85,7 +85,7 @@ class PathStore(Store):
     ) -> Written:
         at, sums = self._at(path), Sums(hashes)
         if not replace and at.exists():
-            raise UsageError("the file exists", where=self.show(path))
+            raise UsageError("file already exists", where=self.show(path))
         self._at(path.rpartition("/")[0]).mkdir(parents=True, exist_ok=True)
         with at.open("wb") as file:
             for part in parts:
@@ -101,7 +101,7 @@ class PathStore(Store):
             raise BusyError(
                 f"file is {actual} bytes; expected {size}",
                 where=self.show(path),
-                hint="Another process is writing to this file.",
+                hint="Make sure that no other process writes to this file.",
             )
         with self._at(path).open("ab") as file:
             for part in parts:

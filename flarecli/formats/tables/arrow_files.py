@@ -115,7 +115,7 @@ def arrow_errors(at: Location, file: LocationFile, kind: str) -> Iterator[None]:
             raise FormatError(
                 f"file is {size} bytes; it was {file.size} bytes when it was opened",
                 where=at,
-                hint="Another process truncated the file.",
+                hint="Another process truncated the file; open it again.",
             ) from None
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         reason = redact_text(lines[0] if lines else type(error).__name__)[:200]
