@@ -53,7 +53,7 @@ _HINTS = {  # (parameter, expected type) -> hint with the Python syntax of the p
     ("rank", "a whole number"): "Use rank=R, ranks=N for rank R of N.",
     ("rank", "two whole numbers"): "Use rank=(R, N) for rank R of N.",
     ("ranks", "a whole number"): "Use rank=R, ranks=N for rank R of N.",
-    ("rows", "text"): "Write rows like '5', '10:20', '-5:', '::100' or '3,1,4'.",
+    ("rows", "text"): "Use a form such as '5', '10:20', '-5:', '::100' or '3,1,4'.",
     ("weights", "a dict"): "Use {dataset: weight}, such as {a: 0.7, b: 0.3}.",
 }
 

@@ -44,7 +44,7 @@ class FlareSource(Datasource):
     columns  columns to read (default: all)
     where    SQL condition on these columns, or a SELECT statement without sorting, grouping or
              limits
-    allow_private, allow_local, allow_host  addresses that data may access, as in `flarecli.open`
+    allow_private, allow_local, allow_host  as in `flarecli.open`
     raises   errors of `flarecli.open`; UsageError for an unknown column, and for a SELECT
              statement that sorts, groups, counts or limits rows
     """

@@ -16,7 +16,7 @@ from flarecli.model import Settings
 
 RANK = "Use rank=R, ranks=N for rank R of N."
 PAIR = "Use rank=(R, N) for rank R of N."
-ROWS = "Write rows like '5', '10:20', '-5:', '::100' or '3,1,4'."
+ROWS = "Use a form such as '5', '10:20', '-5:', '::100' or '3,1,4'."
 MIX = "Use {dataset: weight}, such as {a: 0.7, b: 0.3}."
 WEIGHTS = "Pass a dict, as in flare.mix({a: 0.7, b: 0.3})."
 OPEN = "Pass a dataset that flare.open or flare.mix returned."

@@ -113,7 +113,7 @@ class Folder:
         """The file descriptor of the folder, or -1 if the folder cannot be used."""
         if self._pid != os.getpid():
             with self._threads:
-                # The parent's descriptors are not closed, because other threads may still use them.
+                # Descriptors that a fork inherited remain open, because other threads may use them.
                 if self._pid != os.getpid():
                     self._reserved_fd, self._reserved_bytes = -1, 0
                     self._presence = Presence(self._host)
@@ -154,7 +154,7 @@ class Folder:
                 self._fd, self._pid = -1, 0
 
     def is_alone(self) -> bool:
-        """Return whether no other running process is known to use the folder."""
+        """Return whether this is the only process that is known to use the folder."""
         fd = self.fd
         return self._presence.is_alone(fd)
 
@@ -289,7 +289,7 @@ class Folder:
             return True
         used, copies = self._scan()
         has_many = len(copies) > MANY_COPIES
-        # With many small copies, more space is reserved than needed, which saves listings for the next copies.
+        # With many small copies, more space is reserved than needed, so that the next copies need no listing.
         extra = 0
         if has_many and size < self.limit // _RESERVE_SHARE:
             reserve = min(_RESERVE_BYTES, self.limit // _RESERVE_SHARE)
@@ -438,7 +438,7 @@ class Part:
                 os.rename(self._name, identity.name, src_dir_fd=folder, dst_dir_fd=folder)
                 self._folder.prefixes.add(identity.name)
         except OSError as error:
-            # No warning if another process removed the part.
+            # Issue no warning if another process removed the part.
             if not isinstance(error, FileNotFoundError):
                 self._folder.warn(_reason(error))
             self.drop()
@@ -486,10 +486,10 @@ class KnownPrefixes:
                 self._known.add(name[:PREFIX_DIGITS])
 
     def may_have(self, folder: int, prefix: str, is_alone: bool) -> bool:
-        """Return whether a copy of any version with a name prefix may exist.
+        """Return whether the folder may contain a copy whose name starts with `prefix`.
 
         folder    file descriptor of the folder
-        is_alone  whether no other process uses the folder
+        is_alone  whether this is the only process that uses the folder
         """
         with self._lock:
             changes = self._changes

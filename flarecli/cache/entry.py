@@ -81,7 +81,7 @@ class Entry(NamedTuple):
     """The identity of a copy.
 
     name  file name
-    size  bytes of the data
+    size  size of the data in bytes
     note  JSON note that follows the data in the file
     """
 
@@ -328,7 +328,10 @@ class OpenCopies:
             self._transient_bytes += len(view)
 
     def release(self, prefix: str) -> None:
-        """Release the transient object with a prefix (any version), or the memory that is reserved for it."""
+        """Release a transient object (any version), or the memory reserved for it.
+
+        prefix  see `name_prefix`
+        """
         with self._lock:
             self._release(prefix)
 

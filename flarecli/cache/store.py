@@ -43,7 +43,7 @@ _FULL_S = 1.0
 class Cache:
     """A cache folder with a size limit in bytes, used as the `keeper` of a Guard.
 
-    note  function that receives the warnings of this process; None issues them as `CacheWarning`
+    note  function that receives the warnings of this process; if None, they are issued as `CacheWarning`
 
     `close`, or the end of a `with` block, releases the maps and handles of this process. The copies remain in the
     folder.
@@ -213,7 +213,7 @@ class CachedStore(Store):
         )
 
     def _blocks(self, path: str, needed: Sequence[int]) -> dict[int, Piece]:
-        """Return number -> block; fetch and cache the missing blocks, with a single request for adjacent blocks."""
+        """Return a dict from block number to block. Fetch and cache the missing blocks."""
         entries = {k: self._block(path, k) for k in needed}
         blocks = self._kept_blocks(entries)
         missing = [k for k in needed if k not in blocks]
@@ -261,7 +261,10 @@ class CachedStore(Store):
                     part.drop()
 
     def map(self, path: str) -> memoryview | None:
-        """Map an object that is cached as one file; fetch it if it is small or more than half of its blocks were used."""
+        """Map an object that is cached as one file, or return None.
+
+        The whole object is first fetched if it is small, or if more than half of its blocks were used.
+        """
         if not self._maps:
             return None
         return self._retry_if_changed(path, lambda: self._mapped(path))

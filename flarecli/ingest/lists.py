@@ -160,7 +160,7 @@ def _expand_address(folder: Location, address: str) -> Iterator[Location]:
         elif is_web:
             raise UsageError(
                 "an HTTP address cannot be listed",
-                hint="Name the files, or use braces such as {00000..00127}.",
+                hint="Pass the address of each file, or use braces such as {00000..00127}.",
             )
         else:
             yield from _matching_files(folder, expanded)

@@ -184,6 +184,6 @@ def _compute_sums(
         raise IntegrityError(
             f"checksum mismatch: {', '.join(different)} of {sums.size} bytes",
             where=at,
-            hint="Run `flare verify` to find the damaged files, and repair the files first.",
+            hint="Find the damaged files with `flare verify`, and repair them first.",
         )
     return sums

@@ -67,7 +67,9 @@ def batch_rows(
     workers: int = 1,
     drop_last: bool = False,
 ) -> Iterator[IntArray]:
-    """Yield the row numbers of a worker's batches in order: int64 [k] per one or more batches.
+    """Yield the row numbers of a worker's batches in order.
+
+    Each array, int64 [k], contains the rows of one or more batches.
 
     One batch on every rank uses `batch * ranks` steps. Worker w of W makes batches w, w + W, … of
     its rank.

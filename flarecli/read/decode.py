@@ -66,7 +66,7 @@ class Decoder:
 
     @property
     def copies(self) -> bool:
-        """True if decoding only copies bytes, as for bytes, text, numbers and arrays of one shape."""
+        """True if decoding only copies bytes: for bytes, text, numbers, and arrays of one shape."""
         if self.rule is True:
             is_plain = self.encoding.name in ("bytes", "str") and self.kind is None
             return is_plain or self._has_fixed_shape
@@ -106,7 +106,7 @@ class Decoder:
         return self.rule(data)
 
     def _packed(self, value: Any) -> Any:
-        """Return a decoded value as a value of `kind`. Raises ValueFitError."""
+        """Convert a decoded value to the type `kind`. Raises ValueFitError."""
         convert = encodings.packed_value(self.encoding, self.kind)
         try:
             return value if value is None or convert is None else convert(value)
@@ -224,7 +224,7 @@ def stack_values(values: list[Any], dtype: str | None = None) -> Any:
 
 
 def _number_array(values: list[Any], dtypes: Sequence[str | None]) -> Any:
-    """Return an array of the first dtype that can represent all numbers, else the list."""
+    """Return numbers as an array of the first suitable dtype, or the list if no dtype is suitable."""
     for dtype in dtypes:
         try:
             with np.errstate(over="raise"):

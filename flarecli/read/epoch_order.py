@@ -141,7 +141,8 @@ def _permuted(numbers: _UInt64Array, a: Any, b: Any, keys: Iterable[Any]) -> _UI
         np.multiply(mixed, size, out=mixed)
         np.right_shift(mixed, _HALF, out=mixed)
         np.add(other, mixed, out=other)
-        # compute other % size: if other < size, the difference wraps to a huge number
+        # Compute other % size. If other < size, the difference wraps to a huge number, and the
+        # minimum is `other`.
         np.subtract(other, size, out=spare)
         np.minimum(other, spare, out=other)
     np.multiply(left, low, out=left)
@@ -174,7 +175,8 @@ class Epoch:
         if order == "windows":
             chunks = len(edges) - 1
             self._chunks = positions(np.arange(chunks), chunks, seed, epoch)
-            # for the chunks in permuted order: the first row, and the first step before mixing
+            # first row of each chunk, in permuted order; first step of each chunk if the rows of a
+            # window were not mixed
             self._firsts = edges[:-1][self._chunks]
             self._starts = np.concatenate([[0], np.cumsum(np.diff(edges)[self._chunks])])
             # the first step of each window

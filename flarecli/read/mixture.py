@@ -30,7 +30,7 @@ __all__ = ["Mix", "mix"]
 
 BLOCK = 10_000  # steps per block; weights are rounded to 1 / BLOCK
 _MAX_STEPS = 1 << 62  # limit for the total steps of all epochs, because steps are int64
-_FIRST_BLOCK_KEY = 1 << 40  # keys from this number on permute blocks; lower keys are epochs
+_FIRST_BLOCK_KEY = 1 << 40  # keys of block permutations start here; lower keys are epochs
 
 
 @checked

@@ -151,7 +151,7 @@ def _serve(pipe: Connection, call: Callable[[Any], Any], custom: dict[str, Custo
             try:
                 _send(pipe, response)
             except (pickle.PicklingError, AttributeError, TypeError, ValueError) as error:
-                # `_send` pickles before sending, so the pipe is still usable
+                # `_send` pickles the response before it writes, so the pipe is still usable.
                 failure = TransformError(f"cannot send the batch to another process: {error}")
                 _send(pipe, ("error", failure, ""))
     except (EOFError, OSError):

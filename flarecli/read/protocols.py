@@ -76,7 +76,7 @@ class Rows(Protocol):
     def locate(self, rows: IntArray, least: int) -> LocatedBatches | None:
         """Locate the first rows of `rows` in memory: at least `least` rows.
 
-        The result is None if `collated` reads the rows as fast.
+        The result is None if `collated` is equally fast.
         """
 
     @property

@@ -46,7 +46,7 @@ __all__ = [
 
 _UNFINISHED = (".flare/journal", ".flare/lock")  # until a pack is finished, one or both exist
 _CHECKSUMS = (".md5", ".sha1", ".sha256", ".sha512")
-_MAX_LISTED = 1 << 20  # files per listing
+_MAX_LISTED = 1 << 20  # maximum number of files in a listing
 
 
 def expand(address: str, guard: Guard | None = None) -> list[str]:
@@ -81,7 +81,7 @@ def _expanded(address: str, guard: Guard | None) -> list[tuple[str, bool]]:
             raise UsageError(
                 "an HTTP address cannot be listed",
                 where=redact(text),
-                hint="Name the files, or use braces such as {00000..00127}.",
+                hint="Pass the address of each file, or use braces such as {00000..00127}.",
             )
     return out
 
@@ -114,7 +114,7 @@ def resolve(
               or index names a different format
     maps      map local files into memory; pass False if files may be truncated during reading
     expanded  True if `expand` returned the addresses, so that braces and globs are literal
-    table     headers for tables that no playlist lists: `input` and `csv`, the values of the options
+    table     headers for tables without a playlist: the values of the options `input` and `csv`
     opened    streams that the caller opened, by address: standard input and FIFOs
     return    one Playlist per source, in order; consecutive shards in one folder share a Playlist
     raises    MissingError if nothing exists at an address; UnfinishedError for an unfinished pack;
@@ -363,7 +363,7 @@ def _is_hidden(name: str) -> bool:
 
 
 def _is_checksum(name: str, tables: Collection[str]) -> bool:
-    """Return whether a file has the checksum of one of the tables, such as `t.csv.md5`."""
+    """Return whether a file, such as `t.csv.md5`, contains the checksum of one of the tables."""
     table, dot, suffix = name.rpartition(".")
     return dot + suffix.lower() in _CHECKSUMS and table in tables
 
@@ -420,7 +420,7 @@ def parts_hint(at: Location) -> str:
     The hint is empty for any other folder.
     """
     count = first_entry(at / _UNFINISHED[0]).get("parts")
-    if type(count) is not int:  # a bool is an int, too
+    if type(count) is not int:  # `isinstance` would accept a bool
         return ""
     return f"Run `flare pack … --part K/{count}` for each missing part, then `flare pack … --join`."
 

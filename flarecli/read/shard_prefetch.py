@@ -74,7 +74,7 @@ class Prefetch:
             while self._fetched and self._fetched[0][0] <= step:
                 ended.append(heapq.heappop(self._fetched))
                 self._bytes -= ended[-1][3]
-            if ended or is_next_window:  # otherwise, the threads cannot download more shards
+            if ended or is_next_window:  # the threads may now download more shards
                 self._wake.notify_all()
         for _, start, stop, _ in ended:
             self._shards.release(start, stop)

@@ -30,7 +30,7 @@ __all__ = ["GatheredRows", "Series", "keep_freed"]
 
 Ranges: TypeAlias = Mapping[str, tuple[int, int]]
 
-MAX_OPEN_SHARDS = 512  # per process; the row table of each shard is in memory
+MAX_OPEN_SHARDS = 512  # limit per process, because each open shard keeps its row table in memory
 _MAX_FILES = 1024  # maximum number of mapped files; lower if the limit on open files is low
 _BATCH_BYTES = 16 << 20  # approximate bytes per batch in a scan
 _MIN_SHARD_ROWS = 8  # with fewer rows per shard, reading single rows is faster than reading columns
@@ -477,7 +477,7 @@ class GatheredRows:
     ) -> None:
         self.rows = len(order)
         self._has_views = any(isinstance(part.source, memoryview) for part in parts)
-        # column name -> array of voids, or (buffer, start, stop) for each value
+        # column name -> numpy array of dtype void, or (buffer, start, stop) for each value
         self._columns: dict[str, Any] = {}
         is_single = len(parts) == 1
         if not is_single:
@@ -499,8 +499,8 @@ class GatheredRows:
     def columns(self, start: int, stop: int) -> dict[str, Any]:
         """Copy the stored bytes of rows start..stop.
 
-        return  column -> array of voids [rows] if all values have the same size, else a list of
-                bytes
+        return  column -> numpy array [rows] of dtype void if all values have the same size,
+                otherwise a list of bytes
         """
         return {name: self._copied(column, start, stop) for name, column in self._columns.items()}
 

@@ -39,7 +39,7 @@ def row_hashes(rows: int, seed: int) -> UInt64Array:
     """Return a keyed hash of each row number: uint64 [rows]."""
     with np.errstate(over="ignore"):
         mixed = np.arange(rows, dtype=np.uint64) + np.uint64(seed % (1 << 64)) * _GOLDEN
-        for _ in range(2):  # the second pass separates adjacent seeds
+        for _ in range(2):  # one pass would return related hashes for adjacent seeds
             mixed = mix64(mixed + _GOLDEN)
     return mixed
 

@@ -26,7 +26,8 @@ _PART = re.compile(
 def row_numbers(indices: Sequence[int] | IntArray) -> IntArray:
     """Return row numbers as int64 [k], without checking their range.
 
-    raises  UsageError unless `indices` is a flat list of integers; RowsError for a row above int64
+    raises  UsageError unless `indices` is a flat list of integers; RowsError for a row number that
+            exceeds int64
     """
     try:
         rows = np.asarray(indices)
@@ -57,7 +58,7 @@ def parse_rows(spec: str, rows: int) -> list[range]:
         match = _PART.fullmatch(part)
         if not match:
             raise UsageError(
-                f"invalid rows: {spec!r}", hint="Write rows like 5, 10:20, -5:, ::100 or 3,1,4."
+                f"invalid rows: {spec!r}", hint="Use a form such as 5, 10:20, -5:, ::100 or 3,1,4."
             )
         if match[1] is not None:
             row = int(match[1])

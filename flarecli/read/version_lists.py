@@ -41,8 +41,8 @@ __all__ = [
 ]
 
 FRAGMENT = "fragment."  # prefix of the folder names of fragments
-COMMIT_LOCK = ".flare-commit"  # the lock of a commit
-REMOVAL = ".flare-removal"  # the files that a removal deletes
+COMMIT_LOCK = ".flare-commit"  # lock file of a commit
+REMOVAL = ".flare-removal"  # list of the files that a removal deletes
 _FRAGMENT_NAME = re.compile(r"fragment\.[0-9a-f]{32}", re.ASCII)
 
 
@@ -67,7 +67,7 @@ def confined(at: Location) -> Location:
 
 
 def is_version_file(name: str) -> bool:
-    """Return whether a name in the folder of a dataset belongs to its versions."""
+    """Return whether a name in a dataset's folder is the name of a file of its version history."""
     is_index = name in map(first_index, INDEX_FILES)
     return (
         name in (COMMIT_LOCK, REMOVAL) or pin_of(name) is not None or is_fragment(name) or is_index

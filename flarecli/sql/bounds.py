@@ -48,7 +48,7 @@ class Bound:
     def excludes(self, low: Any, high: Any, kind: pa.DataType) -> bool:
         """Return whether the comparison is false for every value from `low` to `high`.
 
-        The result is False if this is uncertain.
+        The result is False if the comparison may be true for one of these values.
 
         kind  type of the column
         """
@@ -77,7 +77,7 @@ def bounds(expression: str, names: Sequence[str]) -> tuple[Bound, ...]:
 
 
 def _bounds(node: Any, known: dict[str, str]) -> Iterator[Bound]:
-    """Yield the bounds in a condition, including those on both sides of an AND."""
+    """Yield the bounds in a condition. If the condition is an AND, yield the bounds in each operand."""
     kind = node_type(node)
     if kind == "CONJUNCTION_AND":
         for child in node.get("children", ()):
@@ -110,7 +110,7 @@ def _bound(
 
 
 def _value(node: Any) -> Literal | None:
-    """Return the value of an integer, decimal, text, date or timestamp literal, or else None."""
+    """Return the value of an integer, decimal, text, date or timestamp literal; otherwise None."""
     if not isinstance(node, dict):
         return None
     if node_type(node) == "OPERATOR_CAST" and not node.get("try_cast"):
@@ -150,7 +150,7 @@ def _parse_cast(text: str, kind: str) -> Literal | None:
 
 
 class _Comparison(NamedTuple):
-    """The rounded ranges of a literal and of the values of a column, which are compared.
+    """Ranges for the comparison of a literal with the values of a column.
 
     value    smallest and largest value that the literal may have after rounding
     column   smallest and largest value that the column may have after rounding

@@ -165,7 +165,7 @@ class FileLog(AppendLog):
         self.create()
         try:
             os.ftruncate(self._fd, size)
-            self._sync()  # a later `append`, which would also sync, is not guaranteed
+            self._sync()  # there may be no later `append` that would sync the file
         except OSError as error:
             raise self._store.error(error, self._at.path) from None
 

@@ -71,8 +71,8 @@ class Limits:
     deadline_s   maximum time per object, including redirects, retries and delays
     max_bytes    maximum size of an object
     ahead_bytes  maximum number of bytes in flight or fetched ahead of use; a single object may exceed this limit
-    per_host     maximum number of parallel transfers from one host; None: `jobs`
-    user_agent   User-Agent of HTTP requests; empty: flare and its version
+    per_host     maximum number of parallel transfers from one host; None means `jobs`
+    user_agent   User-Agent of HTTP requests; if empty, the name and version of flare
     """
 
     jobs: int = 32

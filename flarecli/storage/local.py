@@ -498,7 +498,7 @@ class LocalStore(Store):
 
     def _fill(self, fd: int, parts: Iterable[Part], sums: Sums) -> None:
         """Write, hash and sync a new file."""
-        from flarecli.storage.direct_io import FileWriter  # not needed to read
+        from flarecli.storage.direct_io import FileWriter  # imported on the first write
 
         writer = FileWriter(fd, self.durable)
         for data in parts:
@@ -727,7 +727,10 @@ def _is_loop(path: str) -> bool:
 
 
 def _scanned(entry: os.DirEntry[str]) -> tuple[str, bool, int | None]:
-    """Return the name of an entry, whether the entry is a folder, and its size if it is a regular file, or None."""
+    """Return the name of an entry, whether the entry is a folder, and its size.
+
+    The size is None unless the entry is a regular file.
+    """
     with contextlib.suppress(OSError):  # the entry was deleted in the meantime
         if entry.is_file(follow_symlinks=False):
             return entry.name, False, entry.stat(follow_symlinks=False).st_size
@@ -759,7 +762,7 @@ def flock(fd: int, operation: int, where: str, hint: str) -> None:
 def temporary_file_error(error: OSError, purpose: str) -> ReachError:
     """Return the error for temporary files that cannot be written, such as on a full disk.
 
-    purpose  what the files are for, such as "the shuffle"
+    purpose  purpose of the files, such as "the shuffle"
     """
     reason = os.strerror(error.errno) if error.errno else str(error)  # Arrow's message is long
     hint = "Set TMPDIR to a folder on a larger disk."

@@ -70,8 +70,8 @@ def use_large_pages(view: memoryview) -> None:
 def needs_read_ahead(view: memoryview) -> bool:
     """Return whether `read_ahead` may be useful for a map.
 
-    Once read-ahead has been requested for as many bytes as the map has, the page cache contains as much of the file as
-    memory allows, and another request would only cost system calls.
+    After read-ahead was requested for all bytes of a map, the page cache contains all bytes that fit into memory, and
+    another request would only cost system calls.
     """
     map_ = view.obj
     return (

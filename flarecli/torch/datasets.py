@@ -183,7 +183,10 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
         self.data.close()
 
     def __len__(self) -> int:
-        """Return the number of batches per epoch on this rank, or of rows if `collated` is False."""
+        """Return the number of batches per epoch on this rank.
+
+        If `collated` is False, return the number of rows.
+        """
         rank, ranks = self._share()
         batch_steps = self._batch * ranks
         if not self._collated:

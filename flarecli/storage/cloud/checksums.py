@@ -52,7 +52,7 @@ class StoredChecksums(NamedTuple):
 
 
 def stored_checksums(at: Location) -> StoredChecksums:
-    """Return the checksums that S3 stores for an object; they are empty for other stores. Never raises an error."""
+    """Return the checksums that S3 stores for an object, or no checksums for other stores. Raise no errors."""
     store = at.store
     if not isinstance(store, ObjectStore) or store.scheme != "s3":
         return StoredChecksums()

@@ -79,7 +79,7 @@ class Clients:
     def use_next_source(self, denied: Any) -> bool:
         """Switch to the next credential source after a client was denied access.
 
-        denied  the client without access
+        denied  the client that was denied access
         return  False if there are no more sources
         """
         library = fork_safety.compiled()
@@ -192,7 +192,7 @@ class Outage:
     The library itself retries for several seconds. After that, `wait` allows further attempts if the service has
     responded before.
 
-    retries     0 for no further attempts
+    retries     0 disables further attempts
     deadline_s  maximum time from the first attempt to the last
     """
 

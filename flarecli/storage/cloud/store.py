@@ -80,7 +80,7 @@ def parse_address(address: str) -> tuple[str, str, str]:
         raise UsageError(
             "the address has no bucket",
             where=redact(address),
-            hint=f"Example: {scheme}://bucket/folder.",
+            hint=f"Use an address such as {scheme}://bucket/folder.",
         )
     return scheme.lower(), bucket, key.strip("/")
 
@@ -202,7 +202,7 @@ class ObjectStore(Store):
             if errors.is_denied(error) and self._clients.use_next_source(client):
                 return
             raise self._converted(error, path) from None
-        if type(error).__name__ != "PanicException":  # raised for a Rust panic; not an Exception
+        if type(error).__name__ != "PanicException":  # a Rust panic, which is not an Exception
             raise error
         raise errors.converted(RuntimeError("panic"), self.show(path), "", "") from None
 

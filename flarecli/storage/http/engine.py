@@ -71,7 +71,7 @@ class Sockets:
         self._poll = select.poll()
         self._poll.register(wakeup, select.POLLIN)
         self._wakeup = wakeup
-        self._watched: dict[int, int] = {}  # socket -> index of its action, plus the events
+        self._watched: dict[int, int] = {}  # socket -> index in `_actions` for its events
         self._actions: list[SocketAction] = []
         self._released = set[int]()  # libcurl adds most of these sockets again before the next wait
 
@@ -80,7 +80,8 @@ class Sockets:
         watched, released, number = self._watched, self._released, len(self._actions)
         self._actions += [action] * (pycurl.POLL_REMOVE + 1)
 
-        def watch(what: int, fd: int, multi: Any, data: Any) -> None:  # called twice per transfer
+        # This function is called twice per transfer, so it makes as few system calls as possible.
+        def watch(what: int, fd: int, multi: Any, data: Any) -> None:
             if what in (pycurl.POLL_REMOVE, pycurl.POLL_NONE):
                 released.add(fd)
                 return
@@ -147,7 +148,7 @@ class Pool:
     def due(self) -> float | None:
         """Return the seconds until libcurl's next timer, or None without a timer.
 
-        The engine polls the timer once per turn, because a timer callback would cost two calls per transfer.
+        The engine calls this method once per loop, because a timer callback would cost two calls per transfer.
         """
         milliseconds = self._timeout() if self.active else -1
         return None if milliseconds < 0 else milliseconds / 1000
@@ -498,7 +499,7 @@ class Engine:
         pool.free.append(handle)
 
     def _collect(self, pool: Pool, now: float) -> bool:
-        """Handle all finished transfers of a pool; return whether there were any."""
+        """Handle all finished transfers of a pool; return whether any transfer was finished."""
         waiting, any_ended, handles = 1, False, pool.handles
         while waiting:
             waiting, complete, failed = pool.results()

@@ -38,7 +38,7 @@ __all__ = [
 # Cloud metadata services return credentials to any client, so a permit for a network or for all private addresses
 # never includes them.
 METADATA = (ipaddress.ip_network("169.254.0.0/16"), ipaddress.ip_network("fd00:ec2::254/128"))
-_HINT = "Examples: data.example.com:8080, [::1]:8080, 10.1.0.0/16."
+_HINT = "Use a value such as data.example.com:8080, [::1]:8080 or 10.1.0.0/16."
 _ENTRY = re.compile(r"(\[[^\[\]]+\]|[^:\[\]]+)(?::(\d{1,5}))?", re.ASCII)
 _TYPED = re.compile(r"(?i)(?:[^/:?=]+=)?(https?://.+)", re.DOTALL)  # SOURCE or NAME=SOURCE
 
@@ -300,7 +300,10 @@ def reserved(ip: str) -> str:
 
 
 def unwrapped(ip: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Parse an IP address; return the embedded IPv4 address of an IPv6 address, if any, or None for invalid text."""
+    """Parse an IP address; return None for invalid text.
+
+    If an IPv6 address contains an IPv4 address, return the IPv4 address.
+    """
     try:
         address = ipaddress.ip_address(ip.partition("%")[0])
     except ValueError:

@@ -98,7 +98,7 @@ class Request:
 
     @property
     def address(self) -> Address:
-        """The current address. Its fields are separate attributes, which saves an object per request."""
+        """The current address. Its fields are separate attributes, so that a request needs no Address object."""
         return Address(self.url, self.origin, self.user)
 
     @address.setter

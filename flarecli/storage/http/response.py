@@ -145,7 +145,7 @@ class Response:
             name, value = (
                 _field(line) if len(line) <= _MAX_CACHED_LINE else _field.__wrapped__(line)
             )
-            if name == "HTTP":  # may follow an interim response, such as 100 Continue
+            if name == "HTTP":  # an interim response, such as 100 Continue, may precede this line
                 headers.clear()
                 self.version, _, code = value.partition(" ")
                 code = code[:3]
@@ -281,7 +281,7 @@ def header_values(lines: Sequence[bytes], name: str) -> list[str]:
     values: list[str] = []
     for line in lines:
         one, value = _field.__wrapped__(line)
-        if one == "HTTP":  # may follow an interim response
+        if one == "HTTP":  # an interim response may precede this line
             values.clear()
         elif one == name:
             values.append(value)

@@ -353,7 +353,7 @@ class HttpStore(Store):
         self, path: str, parts: Iterable[Part], hashes: Iterable[str] = (), replace: bool = True
     ) -> Written:
         raise UsageError(
-            "an http address is read-only", where=self.show(path), hint="Write to a local folder."
+            "an HTTP address is read-only", where=self.show(path), hint="Write to a local folder."
         )
 
     def list(self, path: str) -> Iterator[Entry]:
@@ -364,7 +364,7 @@ class HttpStore(Store):
         )
 
     def delete(self, path: str) -> None:
-        raise UsageError("an http address is read-only", where=self.show(path))
+        raise UsageError("an HTTP address is read-only", where=self.show(path))
 
 
 def _is_final(request: Request) -> bool:

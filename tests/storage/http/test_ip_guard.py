@@ -77,7 +77,7 @@ def test_an_invalid_host_is_a_usage_error(text, capfd, tmp_path):
     with pytest.raises(UsageError):
         parse_host(text)
     assert main(["cat", str(tmp_path), "--allow-host", text]) == 2
-    assert "hint: Examples: data.example.com:8080, [::1]:8080, 10.1.0.0/16." in (
+    assert "hint: Use a value such as data.example.com:8080, [::1]:8080 or 10.1.0.0/16." in (
         capfd.readouterr().err
     )
 
