@@ -92,7 +92,7 @@ class EpochCounter:
         return count >= workers and not any_samples
 
     def advance(self, epoch: int) -> None:
-        """Record that an epoch has begun, unless a later epoch has begun."""
+        """Record that an epoch has begun, unless a later epoch is already recorded."""
         with self._state() as state:
             state["next"] = max(state["next"], epoch + 1)
 

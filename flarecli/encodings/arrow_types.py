@@ -99,7 +99,7 @@ _NANOSECONDS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 
 
 def without_variants(kind: pa.DataType) -> pa.DataType:
-    """Return a type with one layout for text, one for bytes, one for lists, and no extensions.
+    """Return a type without extensions, and with the standard layouts for text, bytes and lists.
 
     The index of a dictionary has at least 32 bits. The types of nested fields are also replaced. Names
     of list items and metadata are removed.
@@ -137,7 +137,7 @@ def without_dictionaries(kind: pa.DataType) -> pa.DataType:
 
 
 def type_header(kind: pa.DataType) -> Any:
-    """Return the header of a type that `without_variants` returned.
+    """Return the playlist header for a type that `without_variants` returned.
 
     The result is None if the type has no header, or if its header exceeds the limits of
     `parse_type`.
@@ -182,7 +182,7 @@ def _header(kind: pa.DataType) -> Any:
 
 
 def parse_type(header: Any) -> pa.DataType:
-    """Parse the header of a type. Raises UsageError if it is invalid."""
+    """Parse a type from its playlist header. Raises UsageError if the header is invalid."""
     return _Parser().parse(header, 0)
 
 
@@ -512,7 +512,7 @@ def _parsed_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _python_value(kind: pa.DataType) -> Callable[[Any], Any] | None:
-    """Return a function that converts a document's value for Arrow; None if not necessary.
+    """Return a function that converts a document's value for Arrow; None if not needed.
 
     Maps, times and durations require a conversion.
     """

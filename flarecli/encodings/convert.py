@@ -477,7 +477,7 @@ def _to_text(array: pa.Array) -> pa.Array:
 
 
 def _exact_offsets(array: pa.Array, text: pa.Array) -> pa.Array:
-    """Replace text whose UTC offset is not exact with text in UTC.
+    """Replace timestamps in text whose UTC offset is not exact with timestamps in UTC.
 
     Arrow writes offsets in whole minutes. Until 1972, offsets of local mean time had seconds.
     """

@@ -48,7 +48,8 @@ _FLOAT = r"^-?(?:[0-9][0-9.eE+-]*|nan|inf|NaN|Infinity)$"
 _PLAIN = r'^"[^"\\\x00-\x1f]*"$'  # JSON text without an escape
 _ESCAPED = r"[^ !#-\[\]-~]"  # characters that json.dumps escapes
 _INT64 = pa.int64()
-MAX_JSON_TEXT_BYTES = 300_000_000  # limit for one value; text and value are both in memory
+# limit for one value, because its text and the value are both in memory
+MAX_JSON_TEXT_BYTES = 300_000_000
 _LARGE_TEXT_BYTES = 1 << 20  # values above this size are escaped in chunks of this size
 
 

@@ -228,7 +228,7 @@ class MappedSource:
 
 
 class RangeSource:
-    """Source that reads a file in ranges; ranges are shorter after bytes were skipped."""
+    """Source that reads a file in ranges, with shorter ranges after the caller skips bytes."""
 
     def __init__(self, at: Location, size: int) -> None:
         self.size = size
@@ -248,7 +248,7 @@ def source_of(chunk: Chunk) -> MappedSource | RangeSource:
 
 
 def sliceable(view: memoryview | None) -> bytes | mmap.mmap | None:
-    """Return the map or bytes object of which a view shows the complete file; None for other views.
+    """Return the map or bytes object behind a view of a complete file; None for a partial view.
 
     A slice of such an object is bytes, and is faster than copying a slice of a view.
     """

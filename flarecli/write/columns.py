@@ -82,7 +82,8 @@ def chosen_encodings(
         if name not in encode and pa.types.is_uint64(
             encodings.value_type(types.get(name, field.type))
         ):
-            # an integer stored as text becomes an int in other formats, which may be too small
+            # in other formats, an integer stored as text becomes an int, which may be too small for
+            # the value
             encoding = "uint64" if encoding in _INTEGER_TEXTS else encoding
         out[name] = encoding
     return out

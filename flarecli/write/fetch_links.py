@@ -59,8 +59,8 @@ _BATCH_BYTES = 4 << 20
 # freed memory is reported in these steps, because each report wakes the engine
 _RELEASE_BYTES = 1 << 20
 CHECK_S = 0.2  # interval at which a wait for a link saves the spool and reports progress
-# The first wait for a link ends after this time or when a later link arrives, because waking up for
-# each response would cost more.
+# Maximum duration of the first wait for a link, which also ends when a much later link arrives. To
+# wake up for each response would be slower.
 _FIRST_WAIT_S = 0.003
 # kinds of files for which a web page is a valid value
 _TEXT_KINDS = frozenset({"html", "xml", "json", "str"})
@@ -456,7 +456,7 @@ class _Fetcher:
             return outcome
         if isinstance(outcome, Fault):
             if outcome.kind == "bug":
-                raise RuntimeError(outcome.message)  # a bug must not become a failed row
+                raise RuntimeError(outcome.message)  # a bug must not be recorded as a failed row
             if outcome.kind == "unsafe" and outcome.hint and len(self._hints) < MAX_SHOWN_HINTS:
                 self._hints[outcome.hint] = None
             if outcome.kind == "robots":

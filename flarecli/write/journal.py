@@ -179,7 +179,8 @@ def _checked(lines: list[LogLine], at: Location) -> list[dict[str, Any]]:
 def _start_again_hint(at: Location) -> str:
     """Return the hint for a journal that cannot be continued.
 
-    For parts by `--part`, the hint is not --overwrite, which would remove the parts of other jobs.
+    For parts by `--part`, the hint does not name --overwrite, which would remove the parts of other
+    jobs.
     """
     return parts_hint(at) or "Use --overwrite to start again."
 

@@ -226,7 +226,7 @@ class _BloomFilter:
         self._words[words[firsts]] |= np.bitwise_or.reduceat(_word_bits(hashes), firsts)
 
     def contains(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
-        """Return False for hashes that were not added, and True for hashes that were added."""
+        """Return whether each hash may have been added; False means that it was not added."""
         bits = _word_bits(hashes)
         found: npt.NDArray[np.bool_] = self._words[hashes >> self._shift] & bits == bits
         return found

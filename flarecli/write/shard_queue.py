@@ -55,8 +55,8 @@ class ShardQueue:
     def add(self, write: Callable[[], Chunk], next: int, size: int, record: Record) -> None:
         """Write a shard of `size` bytes, and record the finished shards.
 
-        raises  the error of this or an earlier shard; no later shard is then recorded;
-                UsageError if an earlier call raised
+        raises  the error of this or an earlier shard; no later shard is then recorded; UsageError
+                if an earlier call raised an error
         """
         self._run(lambda: self._queue.put(_Task(write, next, size)), record)
 

@@ -54,7 +54,7 @@ class Contents(ABC):
     """Policy for one kind of output: which folders are finished, and which may be replaced.
 
     noun  command that writes the output, for messages
-    hint  hint for a folder that contains anything else
+    hint  hint for a folder that contains other files
     """
 
     noun: str
@@ -162,7 +162,7 @@ class Target(ABC):
     shown    the address as the user typed it
     at       folder to which files are written; with `overwrite`, not the final folder
     is_done  True if the folder contains finished output and `resume` is set; no lock is then taken
-    raises   UsageError if the folder contains anything else; UnfinishedError for unfinished output
+    raises   UsageError if the folder contains other files; UnfinishedError for unfinished output
              without `resume`; BusyError with the owner if another process writes to the folder;
              ReachError if the folder cannot be created
     """

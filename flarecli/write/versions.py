@@ -94,7 +94,7 @@ __all__ = [
 
 REQUIRES = 1  # version of the playlist format that a reader must support
 _PARTIAL = re.compile(r"\.(?:playlist|index|shardindex|\.flare-removal)\..*\.part")
-MAX_WAIT_S = 600.0  # for the lock of a commit
+MAX_WAIT_S = 600.0  # maximum wait for the lock of a commit
 _POLL_S = 0.02, 1.0  # shortest and longest wait between two attempts
 _MAX_ATTEMPTS = 8  # maximum attempts to commit a change, and to write a list after an error
 
@@ -326,7 +326,9 @@ def open_for_change(out: str, guard: Guard, dry_run: bool = False) -> tuple[Loca
 
 
 class CommitLock:
-    """A context manager that waits for the lock.
+    """Lock that a commit briefly holds on a dataset: `flock` in a folder, a lease in a bucket.
+
+    The `with` statement waits for the lock.
 
     raises  BusyError if another process holds the lock for MAX_WAIT_S; ReachError if the file system
             supports no locks
@@ -346,7 +348,8 @@ class CommitLock:
             except BusyError:
                 if time.monotonic() > stop:
                     raise
-            time.sleep(wait * (0.5 + random.random()))  # so that waiting processes do not collide
+            # random, so that waiting processes do not retry at the same time
+            time.sleep(wait * (0.5 + random.random()))
             wait = min(wait * 1.5, _POLL_S[1])
 
     def _acquire(self) -> None:

@@ -1,7 +1,7 @@
-"""ffrecord's FileWriter and FileReader: numbered byte records in the ffrecord file format.
+"""ffrecord's FileWriter and FileReader, which write and read numbered byte records.
 
-A packed folder has the files of a folder as records, and a last record of file names. The names are
-pickled, and are parsed without running code.
+A packed folder stores each file of a folder as one record; its last record lists the file names.
+The names are pickled, and are parsed without running code.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ Batch = dict[str, Any]
 
 
 class Loader:
-    """An endless iterator over batches: dicts of arrays, [batch, …] per key.
+    """An endless iterator over batches; each batch is a dict: key -> array [batch, …].
 
     source    function from a step to a datapoint; all values of a key have the dtype and shape of
               the first value
@@ -89,7 +89,7 @@ class Loader:
         return batch
 
     def save(self) -> dict[str, int]:
-        """Return the position after the last batch that was returned."""
+        """Return the position after the last batch that the iterator returned."""
         return {"step": self.consumed}
 
     def load(self, d: dict[str, int]) -> None:

@@ -113,8 +113,8 @@ class StreamOptions:
     """Options of one dataset in a mix.
 
     ratio             share of the batches; 0 means that the dataset is unused
-    mixing_group_id   all ranks use the same group for a batch, and each rank draws a stream of
-                      the group
+    mixing_group_id   group of the dataset: all ranks use the same group for a batch, and each rank
+                      draws a dataset of the group
     dataloader_kwargs  additional arguments for torch's DataLoader
     is_main           True for the loader's `main_stream`
     batch_size, batch_gpu  samples per batch on all ranks, and per rank; None for both disables

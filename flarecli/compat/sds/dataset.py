@@ -251,7 +251,7 @@ class StreamingDataset:
         return min(workers, -(-(len(self) - step) // ranks()[1]))
 
     def _all_failed(self, epoch: int, first: FlareError) -> FlareError:
-        """Return the error for an epoch in which all rows failed, from the first row's error."""
+        """Return the error for an epoch in which all rows failed, based on the first row's error."""
         error = type(first)(
             f"all rows of epoch {epoch} failed; first error: {first}",
             where=self.src,

@@ -179,7 +179,7 @@ def _edges(starts: Sequence[int], count: int) -> IntArray:
 
 
 class Batching:
-    """The stream of each step, where rank s % ranks reads step s.
+    """Assignment of streams to steps; rank s % ranks reads step s.
 
     A global batch consists of batch × ranks consecutive steps.
 

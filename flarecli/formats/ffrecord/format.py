@@ -74,7 +74,7 @@ __all__ = ["FFRecord"]
 
 # Limits for the records that are checked together; a larger record is read in blocks.
 _STEP_ROWS, _STEP_BYTES = 8192, 4 << 20
-_WRITE_BYTES = 1 << 20  # bytes per write; small enough to be hashed from the CPU cache
+_WRITE_BYTES = 1 << 20  # bytes per write; small enough to be hashed while they are in the CPU cache
 
 
 class FFRecord(Format):
@@ -99,7 +99,7 @@ class FFRecord(Format):
     }
 
     def original_value(self, encoding: str) -> OriginalValue:
-        """Return bytes: the original returns a record as it is stored."""
+        """Return "bytes", because the original returns each record as it is stored."""
         return "bytes"
 
     open_shard = staticmethod(ffrecord_table.open_shard)

@@ -45,7 +45,8 @@ class Appender:
     replay      True compares the records of incomplete rows with the next rows; False removes these
                 records
     raises      UsageError if `shard_rows` does not match the structure of the folder, or if the
-                folder has a playlist; IntegrityError if the columns differ from the dataset's
+                folder has a playlist; IntegrityError if the columns differ from the columns of the
+                dataset
 
     Attributes: `columns`, sorted by name, and `rows`, the number of complete rows in the shards.
     """

@@ -77,7 +77,7 @@ MAX_STEP_ROWS, MAX_STEP_BYTES = 8192, 64 << 20  # limits for rows that are verif
 
 
 class Granular(Format):
-    """Granular datasets of all generations; new datasets have the newest generation."""
+    """Granular datasets of all generations; flare writes the newest generation."""
 
     name = "granular"
     suffixes: ClassVar[tuple[str, ...]] = (".bag",)

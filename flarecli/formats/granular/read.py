@@ -28,7 +28,7 @@ __all__ = ["REFS_TABLE", "batch", "large_values", "rows", "record_runs", "unfit"
 REFS_TABLE = "refs"  # layout key for the table of refs.bag; no column may have this name
 _STEP_RECORDS = 1 << 16  # number of records whose sizes are checked together
 _STEP_ROWS = 1 << 13  # number of rows whose record numbers are parsed together
-MAX_OPEN_BAGS = 64  # a limit, because each open bag maps a file
+MAX_OPEN_BAGS = 64  # limited, because each open bag maps a file
 _memos: list[dict[Any, Any]] = []  # memos of the shards that have open bags
 
 

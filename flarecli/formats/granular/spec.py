@@ -56,7 +56,7 @@ __all__ = [
 
 SPEC = "spec.json"
 REFS = "refs.bag"
-_MAX_PROBED_SHARDS = 1 << 17  # a limit, because a server may return a spec.json for every name
+_MAX_PROBED_SHARDS = 1 << 17  # limited, because a server may return a spec.json for every name
 MAX_SPEC_BYTES = 1 << 24  # about 500,000 columns
 _ENCODINGS = {  # type in spec.json -> encoding
     "bytes": "bytes",

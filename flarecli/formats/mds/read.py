@@ -20,7 +20,7 @@ __all__ = ["find_columns", "is_large", "large_values", "read_rows", "row_reader"
 # A hostile config may declare many or large columns; the next two limits bound the memory use.
 _MAX_HEAD_COLUMN_BYTES = 1 << 12  # maximum size of a column that is unpacked with the lengths
 _MAX_LENGTH_BYTES = 1 << 12  # if the lengths in a row are larger, the row size is checked first
-MAX_WHOLE_ROW_BYTES = 16 << 20  # of larger rows, only the requested columns are read
+MAX_WHOLE_ROW_BYTES = 16 << 20  # for larger rows, only the requested columns are read
 
 
 class Ready(NamedTuple):

@@ -1,4 +1,4 @@
-"""Create an `index.json` of MosaicML Streaming: rebuild, merge, or list the shards of a version.
+"""Rebuild and merge indexes of MosaicML Streaming (`index.json`), and list changed datasets.
 
 A lost index is rebuilt from the configs, row counts, sizes and checksums of the shards. For shards
 that the original wrote, the result has the same bytes as the lost index.

@@ -29,7 +29,7 @@ def is_default(column: Column, kind: pa.DataType) -> bool:
 
 
 def typed_field(column: Column, kind: pa.DataType) -> pa.Field:
-    """Return the field of a column in a batch; an encoding that is not the default is metadata."""
+    """Return the field of a column; its metadata names an encoding that is not the default."""
     from flarecli.lazy import pa
 
     field = pa.field(column.name, kind)

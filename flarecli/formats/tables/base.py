@@ -55,7 +55,7 @@ class Part(ABC):
         """
 
     def start_before(self, row: int) -> int:
-        """Return the last row at or before a row from which `batches_from` can read."""
+        """Return the last row, not after a given row, from which `batches_from` can start."""
         return 0
 
     def facts(self) -> dict[str, int | str]:
@@ -136,7 +136,7 @@ class TextPart(Part):
     ) -> Iterator[tuple[Piece, Iterator[pa.RecordBatch]]]:
         """Yield each piece of the file with the batches of its rows.
 
-        after  start at the position of this piece, which has no data
+        after  piece at whose position to start; its data is not used
         """
         raise NotImplementedError
 

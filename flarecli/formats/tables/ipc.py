@@ -159,7 +159,7 @@ class Ipc(Part):
     def _checked_messages(self) -> list[Message]:
         """The messages of the file.
 
-        raises  FormatError if they declare more data than the size of the file allows
+        raises  FormatError if the messages declare more data than the size of the file allows
         """
         size, stored, rows, found = 0, self.at.size(), 0, list[Message]()
         for message in messages(self.at.read, stored):

@@ -349,7 +349,7 @@ class Parquet(Part):
             return found.read(runs, self._footer, read_file)
         except FlareError:
             raise
-        except INVALID_FOOTER:  # Arrow reports the error, if the row group cannot be read either
+        except INVALID_FOOTER:  # if Arrow cannot read the row group either, Arrow reports the error
             return None
 
     def batches_from(

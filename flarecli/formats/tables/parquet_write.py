@@ -115,7 +115,7 @@ def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 def _rows_per_check(table: pa.Table) -> int:
     """Return the number of rows after which Arrow should check the size of a page.
 
-    With large values, such as images, the default would make pages of many megabytes.
+    With large values, such as images, the default would result in pages of many megabytes.
     """
     rows = max(1, table.num_rows)
     largest = max((column.nbytes // rows for column in table.columns), default=0)

@@ -223,7 +223,7 @@ class StreamingDataset(Array):
         return -(-count // nodes) * nodes
 
     def _without_filling(self, steps: IntArray) -> IntArray:
-        """Map each padding step after the end of an epoch to a step of the epoch, evenly spaced.
+        """Map the padding steps after the end of an epoch to evenly spaced steps of the epoch.
 
         The streams therefore keep their proportions.
         """
