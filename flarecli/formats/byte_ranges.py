@@ -108,10 +108,10 @@ class LocatedRows:
         )
 
     def _copy(self, starts: IntArray, stops: IntArray) -> list[bytes]:
-        return [
-            bytes(self.source[start:stop])
-            for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)
-        ]
+        source = self.source
+        ranges = zip(starts.tolist(), stops.tolist(), strict=True)
+        values = [source[start:stop] for start, stop in ranges]
+        return [*map(bytes, values)] if isinstance(source, memoryview) else values
 
 
 def single_file_chunk(at: Location, file: File | None = None) -> Chunk:

@@ -15,8 +15,7 @@ from flarecli.read.protocols import LocatedBatches, Order, Rows
 
 __all__ = ["BatchMaker", "BatchResult", "BatchTask", "batch_rows", "batch_tasks"]
 
-_BLOCK_ROWS = 512  # approximate number of rows to locate in memory at a time
-_BLOCK_STEPS = 1 << 14  # approximate number of steps to map to rows at a time
+_BLOCK_STEPS = 1 << 16  # approximate number of steps to map to rows at a time
 
 
 class Block:
@@ -25,20 +24,21 @@ class Block:
     def __init__(self, rows: IntArray) -> None:
         self.rows = rows
         self._can_locate = True
-        self._first = 0  # index of the first located row
-        self._located: LocatedBatches | None = None
+        # the index of the first located row, and the located rows: one tuple, because several
+        # threads read and replace it
+        self._located: tuple[int, LocatedBatches] | None = None
 
     def batch(self, data: Rows, start: int, stop: int) -> dict[str, Any]:
         """Return rows start..stop as one batch. Raises the same errors as `Rows.collated`."""
-        located = self._located
-        if self._can_locate and (
-            located is None or not self._first <= start <= stop <= self._first + located.rows
-        ):
-            located = self._located = data.locate(self.rows[start:], stop - start)
-            self._first, self._can_locate = start, located is not None
-        if located is None:
-            return data.collated(self.rows[start:stop])
-        return located.batch(start - self._first, stop - self._first)
+        at = self._located
+        if at is None or not at[0] <= start <= stop <= at[0] + at[1].rows:
+            found = data.locate(self.rows[start:], stop - start) if self._can_locate else None
+            if found is None:
+                self._can_locate = False
+                return data.collated(self.rows[start:stop])
+            at = self._located = start, found
+        first, located = at
+        return located.batch(start - first, stop - first)
 
 
 class BatchTask(NamedTuple):
@@ -93,12 +93,10 @@ def batch_rows(
 
 
 def batch_tasks(rows: IntArray, batch: int, as_samples: bool = False) -> Iterator[BatchTask]:
-    """Split rows into batches; consecutive batches share a block."""
-    block_rows = batch * max(1, _BLOCK_ROWS // batch)
-    for first in range(0, len(rows), block_rows):
-        block = Block(rows[first : first + block_rows])
-        for start in range(0, len(block.rows), batch):
-            yield BatchTask(block.rows[start : start + batch], as_samples, block, start)
+    """Split rows into batches, which share a block."""
+    block = Block(rows)
+    for start in range(0, len(rows), batch):
+        yield BatchTask(rows[start : start + batch], as_samples, block, start)
 
 
 class BatchResult(NamedTuple):

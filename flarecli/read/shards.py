@@ -10,7 +10,7 @@ import weakref
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, pairwise, repeat, zip_longest
+from itertools import accumulate, chain, pairwise, repeat, zip_longest
 from operator import itemgetter
 from typing import Any, TypeAlias
 
@@ -34,7 +34,9 @@ MAX_OPEN_SHARDS = 512  # limit per process, because each open shard keeps its ro
 _MAX_FILES = 1024  # maximum number of mapped files; lower if the limit on open files is low
 _BATCH_BYTES = 16 << 20  # approximate bytes per batch in a scan
 _MIN_SHARD_ROWS = 8  # with fewer rows per shard, reading single rows is faster than reading columns
-_GATHER_BYTES = 8 << 20  # approximate total bytes of the rows to locate in one call
+_GATHER_ROWS, _GATHER_SHARD_ROWS = 512, 64  # rows to locate in one call: in total, or per shard
+_GATHER_BYTES = 8 << 20  # approximate maximum memory of the rows to locate in one call
+_VALUE_BYTES = 100  # approximate memory of a located value, in addition to its bytes
 _MAX_GATHERED_FILES = 256  # maximum number of mapped files in GatheredRows
 _TRIM_BLOCK_BYTES = 1 << 24
 
@@ -398,20 +400,15 @@ class Series:
                 the rows
         """
         if len(rows) > least:
-            i = self.position(int(rows[0]))
-            size = self.weight(i) // max(1, self.edges[i + 1] - self.edges[i])
-            fitting = _GATHER_BYTES // size if size and _is_mapped(self.shard(i)) else 0
-            rows = rows[: max(least, fitting)]
+            rows = rows[: max(least, self._gathered_rows(int(rows[0]), columns))]
         positions = self.starts.searchsorted(rows, "right") - 1
         own_rows, order = rows - self.starts[positions], positions.argsort(kind="stable")
         positions = positions[order]
         # index in `positions` at which each shard begins
         firsts = [0, *((positions[1:] != positions[:-1]).nonzero()[0] + 1).tolist()]
-        if (
-            len(rows) < _MIN_SHARD_ROWS * len(firsts)
-            or len(firsts) > files_limit(_MAX_GATHERED_FILES) // 2
-        ):
+        if len(rows) < _MIN_SHARD_ROWS * len(firsts):
             return None
+        copies = len(firsts) > files_limit(_MAX_GATHERED_FILES) // 2
         bounds, parts = [*firsts, len(rows)], list[byte_ranges.LocatedRows]()
         for first, stop in pairwise(bounds):
             shard = self.shard(int(positions[first]))
@@ -422,8 +419,22 @@ class Series:
             )
             if located is None:
                 return None
-            parts.append(located)
+            parts.append(located.copied() if copies else located)
         return GatheredRows(parts, [stop - first for first, stop in pairwise(bounds)], order)
+
+    def _gathered_rows(self, row: int, columns: Sequence[str] | None) -> int:
+        """Return how many rows to locate in one call, if all rows are like `row`; 0: as few as possible.
+
+        The more shards there are, the more rows are located, so that each shard contains enough of
+        them for an array operation.
+        """
+        i = self.position(row)
+        size = self.weight(i) // max(1, self.edges[i + 1] - self.edges[i])
+        if not size or not _is_mapped(self.shard(i)):
+            return 0
+        values = len(self.columns if columns is None else columns)
+        fitting = _GATHER_BYTES // (size + _VALUE_BYTES * values)
+        return min(fitting, max(_GATHER_ROWS, _GATHER_SHARD_ROWS * self.chunks))
 
     def scan(
         self, start: int, stop: int, columns: Sequence[str] | None, size: int, views: bool = False
@@ -477,8 +488,9 @@ class GatheredRows:
     ) -> None:
         self.rows = len(order)
         self._has_views = any(isinstance(part.source, memoryview) for part in parts)
-        # column name -> numpy array of dtype void, or (buffer, start, stop) for each value
+        # column name -> numpy array of dtype void, or the bytes or (buffer, start, stop) of each value
         self._columns: dict[str, Any] = {}
+        self._ranges = set[str]()  # the columns with (buffer, start, stop)
         is_single = len(parts) == 1
         if not is_single:
             back = np.empty_like(order)
@@ -491,9 +503,13 @@ class GatheredRows:
             ):
                 self._columns[name] = first if is_single else np.concatenate(columns)[back]
                 continue
-            values: list[tuple[Any, int, int]] = []
-            for part, column, size in zip(parts, columns, sizes, strict=True):
-                values += _value_ranges(part.source, column, size)
+            values: list[Any] = []
+            if any(isinstance(column, tuple) for column in columns):
+                self._ranges.add(name)
+                for part, column, size in zip(parts, columns, sizes, strict=True):
+                    values += _value_ranges(part.source, column, size)
+            else:
+                values += chain.from_iterable(map(_values, columns))
             self._columns[name] = values if is_single else in_order(values)
 
     def columns(self, start: int, stop: int) -> dict[str, Any]:
@@ -502,11 +518,14 @@ class GatheredRows:
         return  column -> numpy array [rows] of dtype void if all values have the same size,
                 otherwise a list of bytes
         """
-        return {name: self._copied(column, start, stop) for name, column in self._columns.items()}
+        return {name: self._copied(name, start, stop) for name in self._columns}
 
-    def _copied(self, column: Any, start: int, stop: int) -> Any:
+    def _copied(self, name: str, start: int, stop: int) -> Any:
+        column = self._columns[name]
         if isinstance(column, np.ndarray):
             return column if stop - start == self.rows else column[start:stop].copy()
+        if name not in self._ranges:
+            return list(column[start:stop])
         values = [source[at:end] for source, at, end in column[start:stop]]
         return [*map(bytes, values)] if self._has_views else values  # slicing a view does not copy
 
@@ -516,8 +535,14 @@ def _value_ranges(source: Any, column: Any, size: int) -> Iterable[tuple[Any, in
     if isinstance(column, tuple):
         starts, stops = column
         return zip(repeat(source, size), starts.tolist(), stops.tolist(), strict=True)
-    values = column.tolist() if isinstance(column, np.ndarray) else column
+    values = _values(column)
     return zip(values, repeat(0, size), map(len, values), strict=True)
+
+
+def _values(column: Any) -> list[bytes]:
+    """Return the values of a column that were copied."""
+    values: list[bytes] = column.tolist() if isinstance(column, np.ndarray) else column
+    return values
 
 
 # -- the open shards of the process

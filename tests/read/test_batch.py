@@ -47,6 +47,26 @@ def as_list(samples: list[dict]) -> list[dict]:
     return samples
 
 
+@pytest.mark.parametrize("format", ["mds", "json", "tfrecord"])
+def test_batches_of_more_shards_than_open_maps_equal_their_rows(
+    tmp_path: Path, format: str
+) -> None:
+    """Each block of batches has rows of 200 shards, and a batch has rows of up to 64 of them."""
+    columns = {"n": "int", "name": "str"}
+    with flare.Writer(
+        tmp_path, format=format, columns=columns, settings=Settings(shard_rows=10)
+    ) as writer:
+        for n in range(2000):
+            writer.write({"n": n, "name": "é" * (n % 4) + str(n)})
+    data = flare.open(str(tmp_path))
+    order = data.order(3, 0, "shuffle", 8)
+    expected = order.at(np.arange(2000)).tolist()
+    batches = list(flare.Loader(data, batch=64, seed=3))
+    assert [n for one in batches for n in one["n"].tolist()] == expected
+    names = ["é" * (n % 4) + str(n) for n in expected]
+    assert [name for one in batches for name in one["name"]] == names
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("maps", [True, False])
 @settings(max_examples=examples(12), deadline=None)
