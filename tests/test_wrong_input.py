@@ -371,7 +371,7 @@ def test_a_wrong_input_option_is_named_in_the_hint(here, capfd, monkeypatch):
         (
             "dir out --input csv",
             2,
-            "dir: is a folder; --input csv expects files",
+            "dir: expected files for --input csv, got a folder",
             "Use a wildcard, such as 'dir/*'.",
         ),
         (
@@ -549,7 +549,7 @@ def test_options_without_effect_are_refused(here, capfd):
         "pack ok.csv out --newline \\r\\n",
         2,
         "--newline: mds shards have no lines",
-        "The formats with lines are json, csv, tsv and xsv.",
+        "Omit --newline, or use one of these formats: json, csv, tsv and xsv.",
     )
     assert not (here / "out").exists()
     assert main(["pack", "ok.csv", "out", "-f", "csv", "--newline", "\\r\\n", "-q"]) == 0

@@ -22,7 +22,8 @@ class Line(CompactOptions, CommandLine):
 def command(line: Line) -> int:
     """Join small consecutive shards of a dataset.
 
-    Rows and their order do not change. The files of earlier versions remain until `flare prune`.
+    Rows and their order do not change. The files of earlier versions remain until `flare prune`
+    removes them.
 
     Example: flare compact out/ --below 16MB
     """

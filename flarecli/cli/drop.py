@@ -22,8 +22,8 @@ class Line(DropOptions, CommandLine):
 def command(line: Line) -> int:
     """Remove rows or a column from a dataset.
 
-    Shards that contain such rows are rewritten without them; the files of earlier versions remain
-    until `flare prune`.
+    The shards that contain the rows or the column are rewritten without them. The files of earlier
+    versions remain until `flare prune` removes them.
 
     Example: flare drop out/ --where "user_id = 42"
     """

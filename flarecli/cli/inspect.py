@@ -54,7 +54,7 @@ class Line(InspectOptions, CommandLine):
         Option(
             group="Output",
             metavar="FILE",
-            help="Write an HTML page with plots and --sample rows; - writes to stdout.",
+            help="Write an HTML page with plots and the --sample rows; use - for stdout.",
             is_everyday=True,
         ),
     )

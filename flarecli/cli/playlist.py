@@ -32,7 +32,7 @@ class Line(PlaylistOptions, CommandLine):
         Option(
             group="Run",
             metavar="FILE",
-            help="Check the playlist FILE; print findings.",
+            help="Check the playlist FILE, and print the findings.",
             is_everyday=True,
         ),
     )
@@ -41,7 +41,7 @@ class Line(PlaylistOptions, CommandLine):
         Option(
             group="Run",
             metavar="OTHER",
-            help="List chunks that OTHER adds, removes or changes.",
+            help="List the chunks that are added, removed or changed in OTHER.",
             is_everyday=True,
         ),
     )
@@ -76,7 +76,7 @@ def command(line: Line) -> int:
             raise UsageError("--check accepts one playlist", hint="Remove the other addresses.")
         return _check(printer, line, line.check)
     if not sources:
-        raise UsageError("missing argument: no source", hint="Run `flare playlist --help`.")
+        raise UsageError("missing argument: SOURCE", hint="Run `flare playlist --help`.")
     if line.reindex:
         for source in sources:
             index = commands.reindex(source, allow_local=line.allow_local)

@@ -114,7 +114,7 @@ class DropStream(versions.Change):
         streams = tuple(stream for stream in base.streams if stream.name != self.name)
         if not streams:
             raise BusyError(
-                "the other columns were dropped meanwhile",
+                "another process has dropped the other columns",
                 where=base.at,
                 hint="Run the same command again.",
             )
@@ -158,7 +158,9 @@ def _selected(options: DropOptions, base: Version) -> _Selection | None:
             hint="Select the rows or the column to remove.",
         )
     if (options.keys is None) != (options.key is None):
-        raise UsageError("--keys and --key are used together", hint="Name the column with --key.")
+        raise UsageError(
+            "--keys and --key must be used together", hint="Use --keys FILE --key COLUMN."
+        )
     if options.drop_column is not None:
         return _column(options.drop_column, base)
     dropped = _dropped_rows(options, base.dataset)

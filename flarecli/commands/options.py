@@ -275,7 +275,7 @@ class _TableOptions(Options):
             group="Rows",
             metavar="KIND",
             choices=tuple(formats.INPUTS),
-            help="Kind of SOURCE, such as a list of addresses (lines): {choices} (default: detected).",
+            help="Kind of SOURCE (default: detected), such as lines for a list of addresses: {choices}.",
         ),
     )
     csv: Sequence[str] = option(
@@ -284,7 +284,7 @@ class _TableOptions(Options):
             group="Rows",
             metavar="KEY=VALUE",
             is_repeatable=True,
-            help="Dialect of CSV files: delimiter, header=no, quote, null, decimal, encoding; repeatable.",
+            help="Setting for CSV files: delimiter, header=no, quote, null, decimal or encoding; repeatable.",
         ),
     )
 
@@ -355,7 +355,7 @@ class _WriteOptions(_RowOptions):
         False,
         Option(
             group="Run",
-            help="Continue an interrupted run; the result equals that of a single run.",
+            help="Continue an interrupted run; the result is the same as without the interruption.",
             is_everyday=True,
         ),
     )
@@ -423,7 +423,7 @@ class PackOptions(_DownloadOptions, _TableOptions, _WriteOptions, _StreamOptions
         False,
         Option(
             group="Rows",
-            help="Use nulls for columns that are missing in some files of an index, for some keys, or in rows to append.",
+            help="Use null if a column is missing in a file of an index, for a key of a folder, or in appended rows.",
         ),
     )
     folder_column: str | None = option(
@@ -431,7 +431,7 @@ class PackOptions(_DownloadOptions, _TableOptions, _WriteOptions, _StreamOptions
         Option(
             group="Rows",
             metavar="NAME",
-            help="Add a column with the first folder of each file, such as a class name.",
+            help="Add a column with the name of the first folder in each path, such as a class name.",
         ),
     )
     allow_empty: bool = option(False, Option(group="Links", help="Accept downloads of 0 bytes."))
@@ -441,7 +441,7 @@ class PackOptions(_DownloadOptions, _TableOptions, _WriteOptions, _StreamOptions
             group="Rows",
             metavar="COL=VALUE|fill|fail",
             is_repeatable=True,
-            help="Replace nulls with VALUE, or with a default for the type (fill); repeatable.",
+            help="Replace nulls with VALUE, or with a default value for the type (fill); repeatable.",
         ),
     )
     from0: bool = option(
@@ -588,7 +588,7 @@ class PackOptions(_DownloadOptions, _TableOptions, _WriteOptions, _StreamOptions
         False,
         Option(
             group="Pictures and media",
-            help="Fail rows whose content does not match the file extension.",
+            help="Treat a row as failed if the content of a file does not match its extension.",
         ),
     )
     append: bool = option(
@@ -691,7 +691,7 @@ class VerifyOptions(NetworkOptions, _TableOptions, _FormatOptions, _SeedOptions)
             group="Rows",
             metavar="K/N",
             parse=_part,
-            help="Check only the K-th of N parts of the shards; in Python: (K - 1, N).",
+            help="Divide the shards into N parts, and check only part K; in Python: (K - 1, N).",
         ),
     )
     against: Address | None = option(
@@ -699,7 +699,7 @@ class VerifyOptions(NetworkOptions, _TableOptions, _FormatOptions, _SeedOptions)
         Option(
             group="Run",
             metavar="PLAYLIST",
-            help="Also compare shards, sizes and checksums with those in PLAYLIST.",
+            help="Also compare the shards, their sizes and their checksums with PLAYLIST.",
             is_everyday=True,
         ),
     )
@@ -952,7 +952,7 @@ class _ChangeOptions(NetworkOptions):
         False,
         Option(
             group="Run",
-            help="Continue an interrupted run; the result equals that of a single run.",
+            help="Continue an interrupted run; the result is the same as without the interruption.",
             is_everyday=True,
         ),
     )
@@ -988,7 +988,7 @@ class DropOptions(_ChangeOptions):
             group="Rows",
             flags=("-r",),
             metavar="SPEC",
-            help="Remove rows by number: 5, 10:20, -5:.",
+            help="Remove rows by number, such as 5, 10:20 or -5:.",
             is_everyday=True,
         ),
     )
@@ -997,14 +997,17 @@ class DropOptions(_ChangeOptions):
         Option(
             group="Rows",
             metavar="FILE",
-            help="Remove rows whose --key value is in a file: one per line, or a table column.",
+            help="Remove rows whose key is in FILE: one key per line, or a table with the --key column.",
             is_everyday=True,
         ),
     )
     key: str | None = option(
         None,
         Option(
-            group="Rows", metavar="COLUMN", help="Column that --keys refers to.", is_everyday=True
+            group="Rows",
+            metavar="COLUMN",
+            help="Column to compare with the keys in --keys.",
+            is_everyday=True,
         ),
     )
     drop_column: str | None = option(

@@ -66,7 +66,7 @@ def playlist(options: PlaylistOptions) -> str:
     hashes = name_list(options.hash)
     sums.Sums(hashes)
     if not named:
-        raise UsageError("missing argument: no source")
+        raise UsageError("missing argument: SOURCE")
     place = _Place(None if out is None else address_text(out), base, rebase, guard)
     grouped = _grouped(named, options, guard)
     if options.open:
@@ -221,7 +221,7 @@ def _joined(
             )
         if part.columns != first.columns and first.columns is not None and part.columns is not None:
             raise UsageError(
-                f"columns differ from those of earlier sources in stream {name!r}",
+                f"columns differ from the columns of earlier sources in stream {name!r}",
                 where=part.at,
                 hint=hint,
             )

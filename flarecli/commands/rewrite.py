@@ -99,7 +99,9 @@ class Rewrite(versions.Change):
 
 def _changed(base: Version) -> BusyError:
     return BusyError(
-        "the dataset was changed meanwhile", where=base.at, hint="Run the same command again."
+        "another process has changed the dataset",
+        where=base.at,
+        hint="Run the same command again.",
     )
 
 
@@ -120,7 +122,7 @@ def row_counts(stream: Stream) -> IntArray:
     """
     if stream.rows is None or (stream.rows < 0).any() or stream.columns is None:
         raise UsageError(
-            "the playlist does not list the columns and the rows",
+            "the playlist lacks the columns or the numbers of rows",
             where=stream.at,
             hint="Run `flare playlist FOLDER -o FOLDER/playlist.yaml`.",
         )
@@ -151,7 +153,7 @@ def rewrite(
     shard_bytes  maximum size of a new shard; None: one shard for each group
     columns      number of a stream -> the columns to keep; its groups then contain all shards
     erases       names of the files that are deleted after the commit
-    raises       BusyError if another change replaced one of the shards meanwhile
+    raises       BusyError if another process has replaced one of the shards
     """
     options = hashlib.sha256(repr([verb, shard_bytes, *facts]).encode()).hexdigest()[:32]
     source = {"options": options}

@@ -458,7 +458,7 @@ class Folder(Part):
         survey, columns = self._surveyed()
         if not columns.counts:
             notes = [*survey.skipped.notes(), *_no_extension(survey)]
-            raise FormatError("no data files with extensions", where=at, hint=_sentence(notes))
+            raise FormatError("no data file has an extension", where=at, hint=_sentence(notes))
         self._columns, self._checksum = columns, survey.checksum
         self.key = "key" if "key" not in columns.counts else "__key__"
         folder_column = options.folder_column

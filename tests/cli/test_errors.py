@@ -174,7 +174,7 @@ def test_an_error_without_place_or_hint_is_one_line(flare):
             "--raw prints the bytes of one column; --columns and --to have no effect",
             "Remove --columns and --to.",
         ),
-        (["playlist"], "missing argument: no source", "Run `flare playlist --help`."),
+        (["playlist"], "missing argument: SOURCE", "Run `flare playlist --help`."),
         (
             ["playlist", "a", "b", "--diff", "c"],
             "--diff compares one playlist with OTHER",

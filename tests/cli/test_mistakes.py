@@ -82,7 +82,7 @@ def run_line(place, monkeypatch, capfd):
         (
             "pack first.parquet new --fetch text:",
             "--fetch: expected COLUMN or COLUMN:NAME, got 'text:'",
-            "NAME is the column for the downloaded bytes (default: COLUMN).",
+            "Use COLUMN:NAME to store the downloaded bytes in column NAME (default: COLUMN).",
         ),
         (
             "unpack out new --name ../{key}.{ext}",
@@ -92,7 +92,7 @@ def run_line(place, monkeypatch, capfd):
         (
             "verify out --quick --decode",
             "--decode cannot be used with --quick",
-            "--decode reads every value.",
+            "Omit one of these options; --decode reads every value.",
         ),
         (
             "playlist out --reindex",

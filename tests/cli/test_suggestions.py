@@ -104,7 +104,7 @@ def test_columns_in_suggested_options_are_one_word(name, tmp_path, capsys):
     table.write_text(json.dumps({name: "https://example.com/a", "id": 1}) + "\n")
     assert main(["pack", str(table), str(tmp_path / "out"), "--dry-run"]) == 0
     (note,) = [line for line in capsys.readouterr().err.splitlines() if "--fetch" in line]
-    option = re.search(r"add (--fetch .*) to pack the files they link to", note)[1]
+    option = re.search(r"add (--fetch .*) to pack the linked files", note)[1]
     assert words(f"flare {option}") == ["--fetch", name]
 
     with Writer(str(tmp_path / "bad"), columns={name: "json"}) as writer:

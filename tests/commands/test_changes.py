@@ -309,7 +309,7 @@ def test_keys_of_rows_that_arrived_meanwhile_are_compared_at_the_commit(out, tmp
     monkeypatch.setattr(versions, "commit", commit)
     with pytest.raises(BusyError) as caught:
         flare.pack(mine, out, append=True, key="id")
-    assert caught.value.message == "another change added a row with the key '50' meanwhile"
+    assert caught.value.message == "another process has added a row with the key '50'"
     assert caught.value.hint == "Run the same command again."
     assert content(out)[10:] == [
         {"id": 60, "text": "y"},
@@ -352,7 +352,7 @@ def test_a_column_is_added_by_key(out, tmp_path):
     with pytest.raises(FormatError) as caught:
         flare.pack(short, out, add_column="score", key="id", replace=True)
     assert str(caught.value) == (
-        f"{short}: no row with the key '{lost}', which row {lost} of the dataset has"
+        f"{short}: no row with the key '{lost}' of row {lost} in the dataset"
     )
 
 
@@ -456,7 +456,9 @@ def test_a_drop_of_a_shard_that_was_replaced_meanwhile_is_refused(out):
             jobs=1,
             progress=Progress(),
         )
-    assert str(caught.value) == f"{out}/playlist.000002.yaml: the dataset was changed meanwhile"
+    assert str(caught.value) == (
+        f"{out}/playlist.000002.yaml: another process has changed the dataset"
+    )
     assert caught.value.hint == "Run the same command again."
     assert content(out) == [one for one in rows(0, 10) if one["id"] != 1]
 

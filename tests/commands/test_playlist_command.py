@@ -103,7 +103,7 @@ def test_pairs_may_be_given_as_a_dict(plain, monkeypatch):
 def test_a_playlist_without_sources_is_refused():
     with pytest.raises(UsageError) as caught:
         commands.playlist([])
-    assert str(caught.value) == "missing argument: no source"
+    assert str(caught.value) == "missing argument: SOURCE"
 
 
 def test_a_file_outside_the_folder_of_the_playlist_is_refused(plain, tmp_path):
@@ -356,6 +356,6 @@ def test_a_stream_has_the_same_columns_in_all_its_parts(tmp_path):
         with Writer(str(tmp_path / name), columns={column: "int"}) as writer:
             writer.write({column: 1})
     with pytest.raises(
-        UsageError, match="b: columns differ from those of earlier sources in stream 'x'$"
+        UsageError, match="b: columns differ from the columns of earlier sources in stream 'x'$"
     ):
         commands.playlist([f"x={tmp_path}/a", f"x={tmp_path}/b"], out=str(tmp_path / "p.yaml"))

@@ -117,7 +117,7 @@ def model(names: set[str]) -> dict[str, str]:
 def test_every_file_is_in_exactly_one_row(names):
     wanted = model(names)
     if all(key == name for name, key in wanted.items()):
-        with pytest.raises(FormatError, match="^no data files with extensions$"):
+        with pytest.raises(FormatError, match="^no data file has an extension$"):
             opened(names)
         return
     found = opened(names)
@@ -292,7 +292,7 @@ def test_keys_without_the_requested_columns_are_counted_and_named(tmp_path):
         (
             {"README": "x", "Thumbs.db": "x"},
             None,
-            "d: no data files with extensions",
+            "d: no data file has an extension",
             "Found 1 desktop file: Thumbs.db; 1 file without an extension: README.",
         ),
         (

@@ -631,7 +631,7 @@ def test_nul_separated_addresses_are_a_list(tmp_path):
 def test_the_kind_of_a_python_object_cannot_be_named(tmp_path):
     with pytest.raises(UsageError) as caught:
         flarecli.pack(TABLE, tmp_path / "out", input="csv")
-    assert str(caught.value) == "--input: a Python object is not a file"
+    assert str(caught.value) == "--input cannot be used with a Python object"
 
 
 def test_a_dialect_applies_to_streams_and_to_text_files(tmp_path, in_tmp_path):

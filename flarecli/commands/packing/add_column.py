@@ -52,7 +52,7 @@ class AddColumn(versions.Change):
     def apply(self, base: Version) -> tuple[Stream, ...]:
         if tuple(base.streams[0].urls) != self.urls:
             raise BusyError(
-                "the rows of the dataset were changed meanwhile",
+                "another process has changed the rows of the dataset",
                 where=base.at,
                 hint="Run the same command again.",
             )
@@ -88,12 +88,15 @@ def add_column(task: PackTask, progress: Progress) -> Packed:
 def _check(task: PackTask, base: Version, name: str) -> None:
     options = task.options
     if options.on_error != "fail" or options.on_duplicate != "error":
-        raise UsageError("--add-column needs a value for every row of the dataset")
+        raise UsageError(
+            "--add-column cannot be combined with --on-error or --on-duplicate, because every row "
+            "of the dataset needs a value"
+        )
     for stream in base.streams:
         columns = [column.name for column in stream.columns or ()]
         if name not in columns:
             if stream.name == name:
-                raise UsageError(f"the dataset has a stream {name!r}", where=base.at)
+                raise UsageError(f"the dataset already has a stream {name!r}", where=base.at)
             continue
         if columns != [name] or stream.name != name:
             raise UsageError(
@@ -102,7 +105,7 @@ def _check(task: PackTask, base: Version, name: str) -> None:
             )
         if not options.replace:
             raise UsageError(
-                f"the dataset has a column {name!r}",
+                f"the dataset already has a column {name!r}",
                 where=base.at,
                 hint="Use --replace to replace the column.",
             )
@@ -206,8 +209,7 @@ def _write(
             if len(missing):
                 at = int(missing[0])
                 raise FormatError(
-                    f"no row with the key {key_text(column[at])!r}, which row {row + at} of the "
-                    "dataset has",
+                    f"no row with the key {key_text(column[at])!r} of row {row + at} in the dataset",
                     where=where,
                 )
             for rows in _pieces(found):

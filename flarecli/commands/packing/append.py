@@ -89,8 +89,8 @@ class Append(versions.Change):
                     again = np.flatnonzero(keys.seen(column, 0) >= 0)
                     if len(again):
                         raise BusyError(
-                            f"another change added a row with the key "
-                            f"{key_text(batch.column(0)[int(again[0])])!r} meanwhile",
+                            f"another process has added a row with the key "
+                            f"{key_text(batch.column(0)[int(again[0])])!r}",
                             where=base.at,
                             hint="Run the same command again.",
                         )
@@ -211,14 +211,14 @@ def _for_dataset(task: PackTask, base: Version) -> PackTask:
     options, format = task.options, base.streams[0].format or ""
     if not format or any(one.columns is None or one.rows is None for one in base.streams):
         raise UsageError(
-            "the playlist does not list the format, the columns and the rows",
+            "the playlist lacks the format, the columns or the numbers of rows",
             where=base.at,
             hint="Run `flare playlist FOLDER -o FOLDER/playlist.yaml`.",
         )
     if options.on_error != "fail" and len(base.streams) > 1:
         raise UsageError(
             "--on-error skip cannot be used with a dataset of several streams",
-            hint="Leave out the rows with --where.",
+            hint="Exclude invalid rows with --where.",
         )
     if options.format not in (format, formats.DEFAULT):
         raise UsageError(

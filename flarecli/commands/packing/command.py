@@ -58,7 +58,7 @@ def pack(options: PackOptions) -> Packed:
             hint="Save the object to a Parquet file, and pack the file.",
         )
     if options.input is not None:
-        raise UsageError("--input: a Python object is not a file")
+        raise UsageError("--input cannot be used with a Python object")
     columns = None
     if isinstance(sources, Dataset):
         exact = options.where is None  # same rule as for a dataset that is given by its address

@@ -672,7 +672,7 @@ def _check_source_rows(plan: Plan) -> None:
         )
     if options.where is not None and not sql.is_row_by_row(plan.source.schema, options.where):
         raise UsageError(
-            "--where needs rows of several parts",
+            "the condition of --where needs rows of several parts",
             hint="Use a condition on single rows, or omit --part-rows.",
         )
     if options.limit is not None and options.where is not None:

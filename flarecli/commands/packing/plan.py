@@ -169,7 +169,7 @@ class PackTask:
         if options.newline != "\n" and "newline" not in format.options:
             raise UsageError(
                 f"--newline: {format.name} shards have no lines",
-                hint=f"The formats with lines are {_and(with_option('newline'))}.",
+                hint=f"Omit --newline, or use one of these formats: {_and(with_option('newline'))}.",
             )
         return Settings(
             options.compress or None,
@@ -269,7 +269,7 @@ def _separator(format: Format, separator: str | None) -> str:
             return ","
         raise UsageError(
             f"--separator: {format.name} shards have no separator",
-            hint=f"The formats with a separator are {_and(with_option('separator'))}.",
+            hint=f"Omit --separator, or use one of these formats: {_and(with_option('separator'))}.",
         )
     if format.separator is not None:
         if separator in (None, format.separator):
@@ -383,7 +383,7 @@ def parse_link(text: str, encode: Mapping[str, str]) -> fetch_links.Link:
     if not source or (colon and not name):
         raise UsageError(
             f"--fetch: expected COLUMN or COLUMN:NAME, got {text!r}",
-            hint="NAME is the column for the downloaded bytes (default: COLUMN).",
+            hint="Use COLUMN:NAME to store the downloaded bytes in column NAME (default: COLUMN).",
         )
     return fetch_links.Link(source, name or source, encode.get(name or source))
 
@@ -699,7 +699,7 @@ def _storable_keys(batches: Iterator[pa.RecordBatch], plan: Plan) -> Iterator[pa
                     "two keys that differ only in '.' and '_' are both stored as "
                     f"{escape(after[first].as_py())!r:.80}",
                     where=plan.source.address,
-                    hint="Rename one of them, or choose a format whose keys may contain dots.",
+                    hint="Rename one of the keys, or choose a format whose keys may contain dots.",
                 )
             if changed is not keys:
                 if not plan.has_dots_note:

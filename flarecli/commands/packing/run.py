@@ -699,7 +699,7 @@ def note_addresses(names: Sequence[str], progress: Progress) -> None:
     for name in names:
         progress.note(
             f"column {name!r} contains addresses; "
-            f"add --fetch {shell_quoted(name)} to pack the files they link to"
+            f"add --fetch {shell_quoted(name)} to pack the linked files"
         )
 
 

@@ -324,7 +324,7 @@ def open_source(
         for one in opened:
             if isinstance(one, str) and not is_url(one) and os.path.isdir(one):
                 raise UsageError(
-                    f"is a folder; --input {kind} expects files",
+                    f"expected files for --input {kind}, got a folder",
                     where=one,
                     hint=f"Use a wildcard, such as {shell_quoted(one.rstrip('/') + '/*')}.",
                 )

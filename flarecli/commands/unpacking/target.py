@@ -358,7 +358,7 @@ def _files_below(folder: str) -> Iterator[str]:
 
 
 def _raise_unreadable(error: OSError) -> None:
-    if not isinstance(error, FileNotFoundError):  # removed meanwhile
+    if not isinstance(error, FileNotFoundError):  # another process has removed the folder
         raise ReachError(os.strerror(error.errno or 0).lower(), where=error.filename)
 
 

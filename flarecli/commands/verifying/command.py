@@ -348,7 +348,7 @@ def verify(options: VerifyOptions) -> Verification:
     guard = options.guard(sources if against is None else [*sources, against])
     addresses = [one for source in sources for one in expand(source, guard)]
     if not addresses:
-        raise UsageError("missing argument: no source")
+        raise UsageError("missing argument: SOURCE")
     format, streams, quick = (
         options.source_format(options.format),
         options.streams,
@@ -359,10 +359,13 @@ def verify(options: VerifyOptions) -> Verification:
     if options.duplicates and (quick or state is not None):
         raise UsageError(
             f"--duplicates cannot be used with {'--quick' if quick else '--state'}",
-            hint="--duplicates reads every row.",
+            hint="Omit one of these options; --duplicates reads every row in a single run.",
         )
     if options.decode and quick:
-        raise UsageError("--decode cannot be used with --quick", hint="--decode reads every value.")
+        raise UsageError(
+            "--decode cannot be used with --quick",
+            hint="Omit one of these options; --decode reads every value.",
+        )
     if options.engine != "local":
         from flarecli.write import engines
 

@@ -384,7 +384,7 @@ def test_if_all_links_fail_the_reason_is_reported(tmp_path: Path) -> None:
 def test_a_query_over_several_rows_is_refused(index: str, tmp_path: Path, query: str) -> None:
     with pytest.raises(UsageError) as caught:
         flarecli.pack(index, str(tmp_path / "out"), part_rows=20, where=query)
-    assert caught.value.message == "--where needs rows of several parts"
+    assert caught.value.message == "the condition of --where needs rows of several parts"
 
 
 def test_a_query_over_single_rows_is_packed_in_parts(index: str, tmp_path: Path) -> None:
@@ -431,7 +431,7 @@ def test_notes_of_parts_are_reported(tmp_path: Path) -> None:
     output = NoteCollector()
     flarecli.pack(str(tmp_path / "i.parquet"), str(tmp_path / "urls"), part_rows=2, progress=output)
     assert output.notes == [
-        "column 'url' contains addresses; add --fetch url to pack the files they link to"
+        "column 'url' contains addresses; add --fetch url to pack the linked files"
     ]
 
 

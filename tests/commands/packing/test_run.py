@@ -447,7 +447,7 @@ def test_a_column_of_addresses_that_is_not_fetched_is_a_note(tmp_path, server):
 
     commands.pack(index(tmp_path, server), f"{tmp_path}/out", progress=Notes())
     assert notes == [
-        "column 'data_url' contains addresses; add --fetch data_url to pack the files they link to"
+        "column 'data_url' contains addresses; add --fetch data_url to pack the linked files"
     ]
     notes.clear()
     (tmp_path / "b.csv").write_text(
@@ -455,7 +455,7 @@ def test_a_column_of_addresses_that_is_not_fetched_is_a_note(tmp_path, server):
     )
     commands.pack(f"{tmp_path}/b.csv", f"{tmp_path}/b", progress=Notes())
     assert notes == [
-        f"column {name!r} contains addresses; add --fetch {name} to pack the files they link to"
+        f"column {name!r} contains addresses; add --fetch {name} to pack the linked files"
         for name in "sfg"
     ]
 

@@ -69,7 +69,7 @@ def test_a_folder_with_only_desktop_files_is_an_error(tmp_path, capsys):
     folder = created(tmp_path / "in", "Thumbs.db", ".DS_Store")
     assert main(["pack", folder, str(tmp_path / "out")]) == 4
     assert capsys.readouterr().err == (
-        f"error: {folder}: no data files with extensions\n"
+        f"error: {folder}: no data file has an extension\n"
         "hint: Found 1 hidden file: .DS_Store; 1 desktop file: Thumbs.db.\n"
     )
     assert main(["pack", f"{folder}/*", str(tmp_path / "out")]) == 4
