@@ -13,6 +13,16 @@ def files_of(folder):
     }
 
 
+def state_of(folder):
+    """Return what determines a resumed run: path -> bytes, or None for a folder, without the owner of the lock."""
+    folder = Path(folder)
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        for path in sorted(folder.rglob("*"))
+        if not (path.name == "lock" and path.parent.name == ".flare")
+    }
+
+
 def failed_rows(folder):
     """Return the objects in `failed.jsonl`."""
     return [json.loads(line) for line in (Path(folder) / "failed.jsonl").read_text().splitlines()]

@@ -4,7 +4,6 @@ import json
 import os
 import random
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +18,7 @@ from flarecli.progress import Progress
 from flarecli.storage import Guard
 from flarecli.write import versions
 from flarecli.write.versions import open_for_change
+from tests.outputs import files_of, state_of
 
 FORMATS = ["mds", "json", "csv", "ffrecord", "granular", "webdataset", "tfrecord"]
 STEPS = int(os.environ.get("FLARE_TEST_CHANGES", "12"))
@@ -45,14 +45,6 @@ def content(address):
 def plain(samples):
     """Return samples without the key that WebDataset generates."""
     return [{k: v for k, v in one.items() if k != "__key__"} for one in samples]
-
-
-def files_of(folder):
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(Path(folder).rglob("*"))
-        if path.is_file()
-    }
 
 
 @pytest.fixture
@@ -206,9 +198,12 @@ def test_a_change_killed_at_any_step_leaves_complete_lists_and_can_be_repeated(
         flare.compact(out)
     unbroken = shutil.copytree(out, tmp_path / "unbroken")
     CHANGES[change](unbroken)
-    expected, count = files_of(unbroken), 0
+    expected, count, states = files_of(unbroken), 0, []
     for step, folder, is_complete in killed_at_each_step(CHANGES[change], out):
         count += 1
+        if (state := state_of(folder)) in states:
+            continue  # the same folder was checked and completed after an earlier kill
+        states.append(state)
         for name in sorted(path.name for path in folder.glob("playlist*.yaml")):
             assert list(flare.verify(str(folder / name))) == [], (step, name)
         assert content(folder) in (content(out), content(unbroken)), step

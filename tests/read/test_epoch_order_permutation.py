@@ -26,17 +26,17 @@ SIZES = sorted(
         5,
         9999,
         10**7,
-        *np.geomspace(1, 10**7, 200).astype(int).tolist(),
+        *np.geomspace(1, 10**6, 200).astype(int).tolist(),
         *(n * n + d for n in (31, 317, 1024) for d in (-1, 0, 1)),
     }
 )
 ROWS, CELLS = 10**6, 100
 
 
-@pytest.mark.parametrize("part", range(8))
+@pytest.mark.parametrize("part", range(2))
 def test_every_row_is_read_once(part):
     assert len(SIZES) >= 180
-    for rows in SIZES[part::8]:
+    for rows in SIZES[part::2]:
         seen = np.zeros(rows, bool)
         for start in range(0, rows, 1 << 20):
             seen[
@@ -132,7 +132,7 @@ SPLITS = """
     def main(path, start):
         data, rng = flare.open(path), random.Random(start)
         with multiprocessing.get_context(start).Pool(3) as pool:
-            for _ in range(40):
+            for _ in range(12):
                 seed, order = rng.randrange(1 << 40), rng.choice(["shuffle", "windows", "sequential"])
                 expected, seen, cursor = [sample["n"] for sample in data.run(seed, 1, order)], [], None
                 while cursor is None or cursor.step < len(data):
