@@ -28,6 +28,10 @@ lint: .venv/dev  ## ruff, without changing files
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 types: .venv/dev  ## mypy --strict on the package
 	$(BIN)/mypy
+dist: .venv/dev  ## build the wheel and the source package in dist/; REPOSITORY=URL adds links to the metadata
+	$(BIN)/python packaging/dist.py
+installs: .venv/dev  ## install the wheel of `make dist` in a new environment of each Python on the PATH, and with the lowest versions
+	$(BIN)/python packaging/installs.py --extras --floors
 prose: .venv/dev  ## draw 100 docstrings, messages and sentences at random, to review the English: SEED=N
 	@$(BIN)/python tests/prose.py $(or $(SEED),1)
 bench: .venv/installed  ## start-up, speed and memory; for PEER_PYTHON=… and others see benchmarks/README.md
@@ -49,4 +53,4 @@ bench: .venv/installed  ## start-up, speed and memory; for PEER_PYTHON=… and o
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
-.PHONY: help demo test properties portable interop originals check lint types prose bench
+.PHONY: help demo test properties portable interop originals check lint types dist installs prose bench

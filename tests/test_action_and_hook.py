@@ -28,15 +28,23 @@ def packed(folder):
 
 
 def step(name, folder, **inputs):
-    """Run a step of the Action like GitHub: variables from the inputs, and its script with `bash -e -o pipefail`."""
+    """Run a step of the Action like GitHub: variables from the inputs, and its script with `bash -e -o pipefail`.
+
+    The environment that the first steps create is a folder with links to the commands of this environment.
+    """
     action = yaml.safe_load((ROOT / "action.yml").read_text())
     (found,) = [one for one in action["runs"]["steps"] if one["name"] == name]
     values = {
         f"inputs.{key}": inputs.get(key, value.get("default", ""))
         for key, value in action["inputs"].items()
     }
+    commands = folder / "runner" / "flare" / "bin"
+    if not commands.exists():
+        commands.parent.mkdir(parents=True)
+        commands.symlink_to(sysconfig.get_path("scripts"))
+    values["runner.temp"] = str(folder / "runner")
     env = {
-        key: values[text.removeprefix("${{ ").removesuffix(" }}")]
+        key: re.sub(r"\$\{\{ ([\w.]+) \}\}", lambda match: values[match[1]], text)
         for key, text in found["env"].items()
     }
     argv = [BASH, "--noprofile", "--norc", "-e", "-o", "pipefail", "-c", found["run"]]
@@ -74,9 +82,12 @@ def test_the_action_accepts_a_whole_dataset_and_annotates_a_damaged_one(tmp_path
 
 
 def test_the_action_does_not_insert_inputs_into_scripts():
-    for one in yaml.safe_load((ROOT / "action.yml").read_text())["runs"]["steps"]:
-        assert "${{" not in one["run"]
-        assert one["shell"] == "bash"
+    steps = yaml.safe_load((ROOT / "action.yml").read_text())["runs"]["steps"]
+    assert [one["name"] for one in steps if "run" in one] == ["Install flare", "Verify"]
+    for one in steps:
+        if "run" in one:
+            assert "${{" not in one["run"]
+            assert one["shell"] == "bash"
 
 
 def test_the_hook_rejects_a_commit_of_a_damaged_dataset(tmp_path):

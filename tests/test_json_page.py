@@ -1,4 +1,4 @@
-"""docs/json.md is correct about `--json`: each key, in its order, with a value of its type."""
+"""docs/json.md and docs/schemas are correct about `--json`: each key, in its order, with a value of its type."""
 
 import json
 import re
@@ -9,11 +9,16 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from jsonschema import Draft202012Validator
 
 from flarecli import errors
 from flarecli.__main__ import main
 
-PAGE = (Path(__file__).parents[1] / "docs" / "json.md").read_text()
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE = (DOCS / "json.md").read_text()
+SCHEMAS = {
+    path.stem: json.loads(path.read_text()) for path in sorted((DOCS / "schemas").glob("*.json"))
+}
 TYPES = {"text": str, "number": (int, float), "object": dict, "list": list, "true or false": bool}
 
 
@@ -57,6 +62,51 @@ def check_object(value, table, without=()):
             assert isinstance(value[name], TYPES[kind.rstrip("?")]), name
 
 
+def schema_of(words, value):
+    """Return the name of the schema for an object that a command line prints."""
+    command = words[0]
+    if command == "verify":
+        return "verify-summary" if "findings" in value else "verify-finding"
+    for option in ("--html", "--cache", "--check", "--diff", "--reindex"):
+        if option in words and command in ("inspect", "playlist"):
+            return command + option[1:]
+    return command
+
+
+def check_schema(name, value):
+    """Validate an object, including that the schema lists all of its keys."""
+    Draft202012Validator(SCHEMAS[name]).validate(value)
+    if "properties" in SCHEMAS[name]:
+        assert value.keys() <= SCHEMAS[name]["properties"].keys()
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_each_schema_is_valid(name):
+    Draft202012Validator.check_schema(SCHEMAS[name])
+    assert f"schemas/{name}.json" in PAGE
+
+
+@pytest.mark.parametrize(
+    ("table", "name"),
+    [
+        (("pack", 0), "pack"),
+        (("unpack", 0), "unpack"),
+        (("inspect", 0), "inspect"),
+        (("verify", 0), "verify-finding"),
+        (("verify", 1), "verify-summary"),
+        (("failed.jsonl", 0), "failed"),
+    ],
+)
+def test_a_schema_and_its_table_list_the_same_keys(table, name):
+    schema = SCHEMAS[name]
+    assert list(schema["properties"]) == [key for key, _, _ in TABLES[table]]
+    assert schema["required"] == [key for key, _, always in TABLES[table] if always]
+    stream = SCHEMAS["inspect"]["properties"]["streams"]["items"]
+    assert list(stream["properties"]) == [key for key, _, _ in TABLES["inspect", 1]]
+    error = SCHEMAS["error"]["properties"]["error"]
+    assert list(error["properties"]) == [key for key, _, _ in TABLES["Errors", 0]]
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("json")
@@ -85,11 +135,13 @@ def run(place, monkeypatch, capfd):
         out, err = capfd.readouterr()
         for text in (*out.splitlines(), *err.splitlines()):
             json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
-        return (
-            code,
-            [json.loads(text) for text in out.splitlines()],
-            [json.loads(text) for text in err.splitlines()],
-        )
+        found = [json.loads(text) for text in out.splitlines()]
+        failed = [json.loads(text) for text in err.splitlines()]
+        for value in found if "--field" not in line else ():
+            check_schema(schema_of(line.split(), value), value)
+        for value in failed:
+            check_schema("error", value)
+        return code, found, failed
 
     return ran
 
@@ -127,6 +179,7 @@ def test_pack_and_its_list_of_failed_rows(run, tmp_path, capfd):
         json.loads(line) for line in (tmp_path / "some" / "failed.jsonl").read_text().splitlines()
     ]
     check_object(failed, ("failed.jsonl", 0))
+    check_schema("failed", failed)
     code, (told,), _ = run(f"pack t.parquet {tmp_path}/dry --dry-run")
     assert (code, told["dry_run"]) == (0, True)
     check_object(told, ("pack", 0))
@@ -174,6 +227,7 @@ def test_verify_and_its_report(run, packed, tmp_path):
     check_object(finding, ("verify", 0))
     check_object(told, ("verify", 1))
     report = json.loads((tmp_path / "r.json").read_text())
+    check_schema("verify-report", report)
     names = [name for name, _, _ in TABLES["verify", 1]]
     assert list(report) == ["sources", "whole", *names[:5], "found", "unprotected", "extra"]
     assert set(report["found"][0]) == {*finding, "file", "row", "line"}
@@ -205,6 +259,17 @@ def test_cat_and_errors(run, packed):
     code, told, (error,) = run(f"cat {out} -r 7")
     assert (code, told, list(error)) == (2, [], ["error"])
     check_object(error["error"], ("Errors", 0))
+
+
+def test_drop_compact_log_and_prune(run, packed):
+    _, out = packed("--shard-rows 1")
+    assert run(f"pack t.parquet {out} -c id,n,text --append")[0] == 0
+    for line in ("drop OUT --where id='a' -n", "drop OUT --rows 0", "compact OUT", "log OUT"):
+        code, (value,), _ = run(line.replace("OUT", str(out)))
+        assert (code, bool(value)) == (0, True)
+    assert [one["verb"] for one in value["versions"]] == ["pack", "append", "drop", "compact"]
+    code, (value,), _ = run(f"prune {out} --keep 1")
+    assert (code, value["versions"]) == (0, [1, 2, 3])
 
 
 def test_every_kind_of_error_is_listed_with_its_exit_code():

@@ -134,5 +134,6 @@ def test_every_page_with_command_lines_is_tested():
         "verify.md",
         "recipes.md",
         "living.md",
+        "start.md",
     }
     assert main(["--version"]) == 0

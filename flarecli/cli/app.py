@@ -18,7 +18,7 @@ from flarecli.cli.options import callback
 from flarecli.errors import UsageError
 from flarecli.suggest import choose, nearest
 
-__all__ = ["COMMANDS", "execute"]
+__all__ = ["COMMANDS", "HELP_END", "execute"]
 
 # Command -> first line of its help. Each command is a module of this package; the module is
 # imported when the command is called.
@@ -52,7 +52,7 @@ _SYNONYMS = {  # names of similar commands in other programs
 }
 _MIN_COLUMNS = 60  # on narrower terminals, Typer ignores the width and wraps at 50 columns
 _HELP = "Pack, unpack, inspect, verify, list and print sharded datasets, local or remote."
-_EPILOG = """Example: flare pack photos.parquet out/ --fetch data_url --key data_id && flare verify out/
+HELP_END = """Example: flare pack photos.parquet out/ --fetch data_url --key data_id && flare verify out/
 
 Run flare COMMAND -h to list the everyday options of a command, and flare COMMAND --help to list all options.
 
@@ -212,7 +212,7 @@ def _print_version(is_set: bool) -> None:
 
 def _application() -> Any:
     app = typer.Typer(
-        cls=_Commands, help=_HELP, epilog=_EPILOG, context_settings=_HELP_FLAGS, **_SETTINGS
+        cls=_Commands, help=_HELP, epilog=HELP_END, context_settings=_HELP_FLAGS, **_SETTINGS
     )
 
     @app.callback()

@@ -714,10 +714,6 @@ class Dataset(Data):
         first_rows = self.decoded(dict.fromkeys(encoded, False))[:MAX_HTML_ROWS]
         return html_table(f"{len(self)} rows, {len(self.columns)} columns", first_rows)
 
-    def __dir__(self) -> list[str]:
-        """Return the public names, for tab completion."""
-        return [name for name in super().__dir__() if not name.startswith("_")]
-
     # -- epochs
 
     @checked

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from flarecli.arguments import checked, shown, whole
 from flarecli.errors import UsageError
@@ -133,6 +133,26 @@ def check_cursor(data: Rows, rows: int, cursor: Cursor) -> None:
 
 class Data(Closable):
     """The base class of Dataset and Mix, which implement `Rows`."""
+
+    # methods for other modules of this package; tab completion and the reference omit them
+    INTERNAL: ClassVar[frozenset[str]] = frozenset(
+        (
+            "INTERNAL",
+            "begins_with",
+            "edges",
+            "is_copied",
+            "large_values",
+            "load",
+            "locate",
+            "matching",
+            "order",
+        )
+    )
+
+    def __dir__(self) -> list[str]:
+        """Return the public names, for tab completion."""
+        names = set(super().__dir__()) - self.INTERNAL
+        return sorted(name for name in names if not name.startswith("_"))
 
     @checked
     def run(

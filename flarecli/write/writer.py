@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -81,6 +81,26 @@ class Writer:
     has_large_row  whether this Writer wrote a row that is larger than a shard
     raises     the errors of `Target`, and UsageError for an unknown format
     """
+
+    # methods for other modules of this package; the reference omits them
+    INTERNAL: ClassVar[frozenset[str]] = frozenset(
+        (
+            "INTERNAL",
+            "abandon",
+            "fail",
+            "find_unstorable",
+            "is_done",
+            "is_empty",
+            "keep",
+            "kept_rows",
+            "name_columns",
+            "size",
+            "source_matches",
+            "source_state",
+            "stored_schema",
+            "write_typed",
+        )
+    )
 
     @checked
     def __init__(

@@ -184,4 +184,5 @@ def test_a_notebook_shows_the_first_rows_with_thumbnails(tmp_path):
 def test_tab_completion_lists_public_names_only(out):
     names = dir(read.open(out))
     assert {"split", "where", "column_names", "to_pandas"} <= set(names)
-    assert not [name for name in names if name.startswith("_")]
+    assert not [name for name in names if name.startswith("_") or name in read.Dataset.INTERNAL]
+    assert set(read.Dataset.INTERNAL) <= set(dir(read.Dataset))
