@@ -28,6 +28,14 @@ lint: .venv/dev  ## ruff, without changing files
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 types: .venv/dev  ## mypy --strict on the package
 	$(BIN)/mypy
+docs: .venv/docs  ## build the docs site in build/docs
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --builder html docs build/docs
+reference: .venv/dev  ## write the pages and man pages that are generated from the code
+	$(BIN)/python docs/option_tables.py > docs/options.md
+	$(BIN)/python docs/api_page.py > docs/api.md
+	$(BIN)/python docs/man_pages.py
+pictures: .venv/dev  ## draw the pictures of the docs; needs Chromium
+	$(BIN)/python docs/pictures.py docs/pictures --page
 dist: .venv/dev  ## build the wheel and the source package in dist/; REPOSITORY=URL adds links to the metadata
 	$(BIN)/python packaging/dist.py
 installs: .venv/dev  ## install the wheel of `make dist` in a new environment of each Python on the PATH, and with the lowest versions
@@ -49,8 +57,11 @@ bench: .venv/installed  ## start-up, speed and memory; for PEER_PYTHON=… and o
 .venv/interop: .venv/dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[interop]' 'torch==2.13.*'
 	@touch $@
+.venv/docs: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	@touch $@
 .venv/dev: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
-.PHONY: help demo test properties portable interop originals check lint types dist installs prose bench
+.PHONY: help demo test properties portable interop originals check lint types docs reference pictures dist installs prose bench

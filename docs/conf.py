@@ -1,13 +1,14 @@
 """Sphinx configuration of the docs site: `make docs` writes it to build/docs."""
 
-from pathlib import Path
-
 import tomllib
+from pathlib import Path
 
 project = "flare"
 author = "The flare authors"
-copyright = author  # noqa: A001 (a setting of Sphinx)
-release = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))["project"]["version"]
+copyright = author
+release = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))[
+    "project"
+]["version"]
 extensions = ["myst_parser"]
 source_suffix = {".md": "markdown"}
 root_doc = "index"

@@ -1,10 +1,10 @@
-"""The demo: photographs behind a local HTTP server become a dataset, are looked at in every way, and come back byte for byte.
+"""The demo: pack photographs from a local HTTP server, inspect and verify the dataset, unpack it, and compare every byte.
 
     python docs/demo.py FOLDER [--photos 500]
 
-Makes FOLDER (what an earlier demo left there is replaced), draws the photographs, serves the folder on a free port of
-127.0.0.1, and runs `flare`: each command line is shown before its output, so it can be tried by hand. Exit 0 only if
-every command did what it should and every unpacked byte is the source's.
+The demo creates FOLDER, or replaces the files of an earlier demo in it. It draws the photographs, serves the folder on a free port of
+127.0.0.1, and runs `flare`. Each command line is printed before its output. The exit code is 0 only if every command succeeded and every
+unpacked file equals its photograph.
 """
 
 import argparse
@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 SIZES = ((800, 600), (640, 640), (1024, 683), (600, 800), (960, 540), (1200, 800), (320, 240))
-TEXTURE = 2048  # pixels of a side
+TEXTURE = 2048  # pixels per side
 PLACES = (
     "a harbour",
     "a hillside",
@@ -55,7 +55,7 @@ MADE = ("photos", "out", "files", "index.parquet", "far.parquet", "near.jpg", "f
 
 @cache
 def texture(kind: str) -> np.ndarray:
-    """Give a large square of noise, from which each photograph takes a piece: `detail` on every scale, or `grain`."""
+    """Return a large square of noise, from which each photograph is cut: `detail` on every scale, or `grain`."""
     rng = np.random.default_rng(len(kind))
     if kind == "grain":
         return rng.normal(0, 6, (TEXTURE, TEXTURE)).astype(np.float32)
@@ -66,8 +66,8 @@ def texture(kind: str) -> np.ndarray:
     return detail
 
 
-def photograph(seed: int) -> bytes:
-    """Draw a JPEG that compresses as photographs do: light that fades, shapes with edges, detail on every scale, grain."""
+def picture(seed: int) -> Image.Image:
+    """Draw an image that compresses like a photograph: a gradient, edges, detail on every scale, and grain."""
     rng = np.random.default_rng(seed)
     width, height = SIZES[seed % len(SIZES)]
 
@@ -97,18 +97,23 @@ def photograph(seed: int) -> bytes:
         np.clip(np.where(below, ground[i], sky[i] * light) + shade, 0, 255).astype(np.uint8)
         for i in range(3)
     ]
+    return Image.merge("RGB", [Image.fromarray(band) for band in bands])
+
+
+def photograph(seed: int) -> bytes:
+    """Return an image as a JPEG."""
     out = io.BytesIO()
-    Image.merge("RGB", [Image.fromarray(band) for band in bands]).save(out, "jpeg", quality=90)
+    picture(seed).save(out, "jpeg", quality=90)
     return out.getvalue()
 
 
 def draw(folder: str, seed: int) -> None:
-    """Put one photograph into a folder; runs in a process of its own."""
+    """Write one photograph to a folder. This function runs in a separate process."""
     Path(folder, f"{seed:04}.jpg").write_bytes(photograph(seed))
 
 
 class Handler(BaseHTTPRequestHandler):
-    """GET, HEAD and one range of the files below `server.root`, over connections that stay open."""
+    """Handler for GET, HEAD and single ranges of the files in `server.root`, with persistent connections."""
 
     protocol_version = "HTTP/1.1"
 
@@ -136,7 +141,7 @@ class Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def answer(self, status: int, data: bytes, headers: dict[str, str]) -> None:
-        """Send one whole answer, and count it."""
+        """Send a response and count it."""
         self.send_response(status)
         for name, value in {"Content-Length": str(len(data)), **headers}.items():
             self.send_header(name, value)
@@ -148,11 +153,11 @@ class Handler(BaseHTTPRequestHandler):
                 self.server.sent += len(data)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Do not log requests."""
 
 
 class Server(ThreadingHTTPServer):
-    """Serves a folder on a free port of 127.0.0.1 while the `with` lasts; counts what it sent."""
+    """Server of a folder, on a free port of 127.0.0.1. It counts its responses and their bytes."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -163,11 +168,11 @@ class Server(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """The address of the folder, without a slash at the end."""
+        """Return the address of the folder, without a trailing slash."""
         return f"http://127.0.0.1:{self.server_port}"
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that goes away is nothing to report."""
+        """Do not report closed connections."""
 
     def __enter__(self) -> "Server":
         threading.Thread(
@@ -181,9 +186,9 @@ class Server(ThreadingHTTPServer):
 
 
 def run(line: str, folder: Path) -> None:
-    """Show a command line, run it in the folder as a shell would, and show its output.
+    """Print a command line, run it in the folder, and print its output.
 
-    On a terminal, the command writes to the terminal, so it shows tables and photographs.
+    On a terminal, the command writes to the terminal and prints tables and photographs.
     """
     print(f"\n$ {line}", flush=True)
     line, target = re.fullmatch(r"(.*?)(?: > (\S+))?", line).groups()
@@ -200,14 +205,14 @@ def run(line: str, folder: Path) -> None:
 
 
 def check(what: str, holds: bool) -> None:
-    """Say what holds, or end the demo."""
-    print(f"  -> {what}" if holds else f"  -> NOT SO: {what}", flush=True)
+    """Print the result of a check, or end the demo."""
+    print(f"  -> {what}" if holds else f"  -> FAILED: {what}", flush=True)
     if not holds:
         sys.exit(1)
 
 
 def make(folder: Path, photos: int) -> dict[str, bytes]:
-    """Draw the photographs into FOLDER/photos; give them by their keys."""
+    """Draw the photographs into FOLDER/photos, and return key -> JPEG."""
     (folder / "photos").mkdir()
     with ProcessPoolExecutor() as pool:
         list(pool.map(draw, [str(folder / "photos")] * photos, range(photos), chunksize=8))
@@ -215,7 +220,7 @@ def make(folder: Path, photos: int) -> dict[str, bytes]:
 
 
 def write_index(path: Path, keys: list[str], url: str) -> None:
-    """Write the parquet index: a key, a link, a caption and a score for each photograph."""
+    """Write the parquet index, with a key, a link, a caption and a score for each photograph."""
     rng = np.random.default_rng(7)
     captions = [f"{rng.choice(PLACES)} {rng.choice(LIGHTS)}, no. {int(key)}" for key in keys]
     table = {
@@ -228,7 +233,7 @@ def write_index(path: Path, keys: list[str], url: str) -> None:
 
 
 def show(folder: Path, photos: dict[str, bytes], server: Server) -> None:
-    """Every command over the same photographs, then the comparison."""
+    """Run every command on the photographs, and compare the unpacked files."""
     host = f"--allow-host 127.0.0.1:{server.server_port}"
     run(f"flare pack index.parquet out/ --fetch data_url:image --key data_id {host}", folder)
     run("flare inspect out/", folder)
@@ -242,7 +247,7 @@ def show(folder: Path, photos: dict[str, bytes], server: Server) -> None:
     run("flare playlist out/ --out set.yaml", folder)
     run("flare cat set.yaml --tail 1 --columns data_id,caption", folder)
 
-    print(f"\n# The same over HTTP: {server.url}/out/ is this folder, served.")
+    print(f"\n# The same dataset over HTTP: {server.url}/out/")
     run(f"flare inspect {server.url}/out/", folder)
     answers, sent = server.answers, server.sent
     run(f"flare cat {server.url}/out/ --rows {row} --raw image > far.jpg", folder)
@@ -250,7 +255,7 @@ def show(folder: Path, photos: dict[str, bytes], server: Server) -> None:
     whole = sum(path.stat().st_size for path in (folder / "out").iterdir())
     asked = server.sent - sent
     check(
-        f"{server.answers - answers} answers, {asked:,} bytes: not the {whole:,} of the dataset",
+        f"{server.answers - answers} responses with {asked:,} bytes; the dataset has {whole:,}",
         asked < len(photos[key]) + (1 << 20),
     )
     run(
@@ -258,7 +263,7 @@ def show(folder: Path, photos: dict[str, bytes], server: Server) -> None:
         folder,
     )
     check(
-        "its keys are those of the index",
+        "its keys equal the keys of the index",
         pq.read_table(folder / "far.parquet")["data_id"].to_pylist() == list(photos),
     )
 
@@ -267,19 +272,19 @@ def show(folder: Path, photos: dict[str, bytes], server: Server) -> None:
 
 
 def compare(folder: Path, listing: str, photos: dict[str, bytes]) -> None:
-    """Hold every unpacked file against the photograph that it came from."""
+    """Compare every unpacked file with its photograph."""
     rows = [json.loads(line) for line in (folder / listing).read_text().splitlines()]
     same = sum(
         (folder / "files" / row["image"]).read_bytes() == photos[row["data_id"]] for row in rows
     )
     check(
-        f"{same} of {len(photos)} photographs are unpacked, each byte as it was drawn",
+        f"{same} of {len(photos)} photographs are unpacked without a changed byte",
         same == len(photos) == len(rows),
     )
 
 
 def main() -> None:
-    """Make the folder, serve it, show everything in it."""
+    """Create the folder, serve it and run the commands."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -295,14 +300,12 @@ def main() -> None:
     photos = make(folder, args.photos)
     size = sum(map(len, photos.values()))
     print(
-        f"# {len(photos)} photographs, {size / 1e6:.1f} MB, drawn in {time.monotonic() - began:.0f} s; all that follows happens in {args.folder}/"
+        f"# {len(photos)} photographs, {size / 1e6:.1f} MB, drawn in {time.monotonic() - began:.0f} s; all files are in {args.folder}/"
     )
     with Server(folder) as server:
         write_index(folder / "index.parquet", list(photos), server.url)
         show(folder, photos, server)
-    print(
-        f"\nThe demo took {time.monotonic() - began:.0f} s. Everything is in {args.folder}/ to look at."
-    )
+    print(f"\nThe demo took {time.monotonic() - began:.0f} s. All files are in {args.folder}/.")
 
 
 if __name__ == "__main__":

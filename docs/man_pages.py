@@ -55,8 +55,15 @@ def command_page(name: str) -> str:
     module = importlib.import_module(f"flarecli.cli.{name}")
     arguments = module.Line.arguments
     lines = head(f"flare-{name}", app.COMMANDS[name])
-    lines += [".SH SYNOPSIS", f".B flare {name}", escaped("[OPTIONS] " + " ".join(one.metavar for one in arguments.values()))]
-    lines += [".SH DESCRIPTION", *paragraphs("\n\n".join(module.command.__doc__.replace("\n    ", "\n").split("\n\n")))]
+    lines += [
+        ".SH SYNOPSIS",
+        f".B flare {name}",
+        escaped("[OPTIONS] " + " ".join(one.metavar for one in arguments.values())),
+    ]
+    lines += [
+        ".SH DESCRIPTION",
+        *paragraphs("\n\n".join(module.command.__doc__.replace("\n    ", "\n").split("\n\n"))),
+    ]
     lines += [".SH ARGUMENTS"] if arguments else []
     for one in arguments.values():
         lines += [".TP", f".I {escaped(one.metavar)}", escaped(one.help)]
@@ -79,7 +86,10 @@ def command_page(name: str) -> str:
 
 def pages() -> dict[str, str]:
     """Return file name -> text of every page."""
-    return {"flare.1": main_page(), **{f"flare-{name}.1": command_page(name) for name in app.COMMANDS}}
+    return {
+        "flare.1": main_page(),
+        **{f"flare-{name}.1": command_page(name) for name in app.COMMANDS},
+    }
 
 
 if __name__ == "__main__":

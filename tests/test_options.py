@@ -1,7 +1,6 @@
 """Options are declared once: the functions, the command line and the docs agree with the declarations."""
 
 import inspect
-import runpy
 from pathlib import Path
 
 import pytest
@@ -21,11 +20,6 @@ OPTIONS = {
     "inspect": commands.InspectOptions,
     "playlist": commands.PlaylistOptions,
 }
-
-
-def test_the_option_tables_of_the_docs_are_current():
-    tables = runpy.run_path(str(DOCS / "option_tables.py"))
-    assert (DOCS / "options.md").read_text() == tables["page"]()
 
 
 @pytest.mark.parametrize("name", OPTIONS)
