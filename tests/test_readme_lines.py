@@ -1,4 +1,4 @@
-"""The command lines of the README and the pages, run one by one with folders as buckets and servers, and this process as the cluster."""
+"""The command lines of the pages without output, run one by one with folders as buckets and servers, and this process as the cluster."""
 
 import io
 import re
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.skipif(
 def lines():
     """Return each command line once, with its page."""
     found = {}
-    for page in ("README.md", "docs/inspect.md", "docs/json.md", "docs/scale.md"):
+    for page in ("docs/examples.md", "docs/inspect.md", "docs/json.md", "docs/scale.md"):
         for block in re.findall(r"```console\n(.*?)```", (ROOT / page).read_text(), re.DOTALL):
             for line in filter(None, block.splitlines()):
                 if not line.startswith(OTHERS):
@@ -135,5 +135,6 @@ def test_every_page_with_command_lines_is_tested():
         "recipes.md",
         "living.md",
         "start.md",
+        "examples.md",
     }
     assert main(["--version"]) == 0
