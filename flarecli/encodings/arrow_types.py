@@ -545,7 +545,7 @@ def _same(value: Any) -> Any:
 
 
 def duration_nanoseconds(text: str) -> int:
-    """Return the nanoseconds of a duration as Python and pandas print it. Raises ValueError."""
+    """Parse a duration as Python and pandas print it; return nanoseconds. Raises ValueError."""
     match = _TIMEDELTA.fullmatch(text)
     if match is None:
         raise ValueError

@@ -266,7 +266,7 @@ def key_bytes(keys: pa.Array) -> pa.Array:
 
 
 def is_empty_key(keys: pa.Array) -> npt.NDArray[np.bool_]:
-    """Return whether each key is null, empty or NaN, which is not equal to itself.
+    """Return whether each key is null, empty or NaN. A NaN is not equal to any key.
 
     return  bool [rows]
     """

@@ -189,7 +189,7 @@ class Spool:
         self._due = time.monotonic() + SAVE_S
 
     def saved_rows(self, links: int) -> int:
-        """Return the number of rows after the recorded shards whose downloads are all saved.
+        """Return the number of rows, after the recorded shards, that have all downloads saved.
 
         links  number of link columns
         """

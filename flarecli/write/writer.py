@@ -265,7 +265,7 @@ class Writer:
 
     @property
     def kept_rows(self) -> int | None:
-        """Number of rows in recorded shards; None if an abandoned Writer keeps nothing."""
+        """Number of rows in recorded shards; None if an abandoned Writer keeps no rows."""
         return sum(chunk.rows or 0 for chunk in self._chunks) if _is_kept(self._journal) else None
 
     @property
@@ -514,7 +514,7 @@ class Writer:
 
     @property
     def _types(self) -> dict[str, pa.DataType]:
-        """Column -> Arrow type in the table, for a typed format, in the order of the table."""
+        """Arrow types of the table in a typed format, in the order of the table: column -> type."""
         if self._journal.schema is not None:
             return {name: encodings.parse_type(one) for name, one in self._journal.schema.items()}
         return {one.name: encodings.lookup(one.encoding).arrow for one in self.columns or ()}

@@ -110,8 +110,8 @@ class FileReader(Closeable):
     n           number of records
     fnames      names of the files
     check_data  check the CRC-32 of each table and record
-    raises      MissingError, FormatError, IntegrityError; UsageError for a name that does not end
-                in `.ffr`
+    raises      MissingError for a missing file; FormatError or IntegrityError for a damaged file;
+                UsageError for a name that does not end in `.ffr`
     """
 
     def __init__(

@@ -144,7 +144,7 @@ class BagReader(Closeable):
     idx_source  the table in one of these forms; None means `NAME.idx` next to the bag, if present,
                 else the table in the bag
     cache_index, cache_data, single_file  accepted without effect; the table is always in memory
-    raises      MissingError, FormatError
+    raises      MissingError for a missing file; FormatError for an invalid table
     """
 
     def __init__(

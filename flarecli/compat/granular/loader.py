@@ -53,7 +53,7 @@ class Loader:
 
     @cached_property
     def spec(self) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
-        """Key -> dtype and shape of the key's value in one datapoint."""
+        """The dtype and shape of each key's value in one datapoint: key -> (dtype, shape)."""
         return {
             key: (value.dtype, value.shape)
             for key, value in ((key, np.asarray(item)) for key, item in self.source(0).items())

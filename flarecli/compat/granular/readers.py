@@ -28,8 +28,9 @@ class _Reader(Closeable):
     decoders     type -> function from bytes to a value; None returns bytes
     cache_keys   keys whose records are all read once and kept in memory
     shards       (first shard, step to the next shard); None means a dataset without shards
-    raises       MissingError, FormatError; UsageError for a type without a decoder, and if the
-                 dataset is sharded but `shards` is None, or vice versa
+    raises       MissingError or FormatError for a missing or invalid dataset; UsageError for a type
+                 without a decoder, and if the dataset is sharded but `shards` is None, or vice
+                 versa
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class _Reader(Closeable):
 
     @property
     def spec(self) -> dict[str, str]:
-        """Key -> type, as in spec.json."""
+        """The type of each key, as in spec.json: key -> type."""
         return self._spec
 
     @property

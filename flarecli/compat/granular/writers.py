@@ -75,7 +75,7 @@ class _Writer(Closeable):
         )
         if not self._lists:
             return Appender(self._at, columns, words=self._spec, **shards)
-        spool = None  # the system's temporary folder
+        spool = None  # None means the system's temporary folder
         if isinstance(self._at.store, LocalStore):
             spool = os.fspath(self.directory)
             os.makedirs(spool, exist_ok=True)
@@ -88,7 +88,7 @@ class _Writer(Closeable):
 
     @property
     def spec(self) -> dict[str, str]:
-        """Key -> type, sorted by key."""
+        """The type of each key, sorted by key: key -> type."""
         return self._spec
 
     def __len__(self) -> int:

@@ -65,8 +65,8 @@ class StreamingDataset:
     resolution, num_random_access_retries, print_…, lazy_index_…, min_num_pending_tasks_thresh
                          accepted without effect
     failed               number of skipped rows, each of which is reported in the log
-    raises               UsageError, MissingError, FormatError; the error of the first row if all
-                         rows of an epoch failed
+    raises               UsageError for invalid options; MissingError or FormatError for a missing
+                         or invalid index; the error of the first row if all rows of an epoch failed
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> StreamingDataset:

@@ -124,8 +124,8 @@ class TextPart(Part):
     """A text file, which has no index.
 
     The first pass over the file records the position of every piece of records, such as 4 MB of
-    lines. A later pass starts at a piece. Compressed files, text encodings other than UTF-8, and
-    JSON arrays are always read from the beginning.
+    lines. A later pass can start at any of these positions. Compressed files, text encodings other
+    than UTF-8, and JSON arrays are always read from the beginning.
     """
 
     at: Blocks

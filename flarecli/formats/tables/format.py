@@ -183,7 +183,7 @@ class TableFormat(Format):
     # -- reading
 
     def _rows(self, shard: Shard) -> TableRows:
-        """Return the reader of this process, which a copied or forked shard opens again."""
+        """Return the reader of this process. A copied or forked shard opens another reader."""
         rows: TableRows | None = shard.memo.get(os.getpid())
         if rows is None:
             types = self.types(shard)

@@ -304,8 +304,8 @@ class Parquet(Part):
     ) -> tuple[int, int, list[PageRun]] | None:
         """Return the runs of pages that contain rows row..stop in the row group of the first row.
 
-        return  the first row of the row group, the end of the rows that the runs contain, and the
-                runs, whose rows are counted in the row group; None if the pages are unknown
+        return  the first row of the row group, the end of the rows in the runs, and the runs, with
+                row numbers relative to the row group; None if the pages are unknown
         """
         number = bisect_right(self._group_starts, row) - 1
         first, end = self._group_starts[number : number + 2]

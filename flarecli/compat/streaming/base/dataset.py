@@ -53,20 +53,20 @@ class StreamingDataset(Array):
     cache_limit   maximum bytes in the local folders, including indexes; at least four times the
                   largest shard; the least recently used shard is evicted first
     sampling_method, sampling_granularity  how partial passes over a stream are drawn; see `Sampler`
-    batch_size    number of consecutive samples per worker, so that a DataLoader's batches keep
-                  the order
+    batch_size    number of consecutive samples per worker, so that a DataLoader's batches keep the
+                  order
     shuffle       shuffle the samples; `shuffle_algo="naive"` shuffles all samples; any other value
                   shuffles the samples of a few shards at a time
     shuffle_seed  random seed of the order
     batching_method  random batches, batches with equal stream proportions, or batches of one stream
     replication   number of consecutive ranks that receive the same samples
     stream_config  additional arguments for the Stream of `remote` and `local`
-    num_canonical_nodes  an epoch is padded with repeated samples to a multiple of this number;
-                  the number does not change the order
+    num_canonical_nodes  an epoch is padded with repeated samples to a multiple of this number; the
+                  number does not change the order
     partition_algo  accepted without effect
     stream_name   name of a class in `streams_registry`, for `remote`, `local` and `stream_config`
-    raises        UsageError, MissingError, FormatError, UnsafeError (pickles, unless
-                  allow_unsafe_types)
+    raises        UsageError for invalid options; MissingError or FormatError for a missing or
+                  invalid index; UnsafeError for pickles, unless `allow_unsafe_types` is set
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> StreamingDataset:

@@ -48,7 +48,7 @@ class Stream:
     download_retry, download_timeout  number of retries, and timeout in seconds
     validate_hash         name of a listed hash that is also used to check files in `local`
     keep_zip              keep the compressed file next to the decompressed file
-    raises                UsageError
+    raises                UsageError for invalid or contradictory options
     """
 
     def __init__(
@@ -167,10 +167,10 @@ class Stream:
     def open(self, allow_unsafe_types: bool) -> Shards:
         """Fetch the index if it is not in the folder, and return the shards.
 
-        raises  NoIndexError if there is neither an index nor a remote; CorruptIndexError;
-                NoSamplesError; UsageError if the folder has a different dataset than `remote`, or
-                if the index does not list `validate_hash`; UnsafeError for pickles that
-                are not allowed
+        raises  NoIndexError if there is neither an index nor a remote; CorruptIndexError if the
+                index is not valid JSON; NoSamplesError if it lists no samples; UsageError if the
+                folder has a different dataset than `remote`, or if the index does not list
+                `validate_hash`; UnsafeError for pickles that are not allowed
         """
         os.makedirs(self.folder, exist_ok=True)
         path = os.path.join(self.folder, INDEX)
@@ -253,7 +253,8 @@ class Stream:
     def prepare(self, shard: Reader) -> None:
         """Fetch, check and decompress the raw files of a shard into the folder.
 
-        raises  IntegrityError for bytes that differ from the index; ReachError
+        raises  IntegrityError for bytes that differ from the index; ReachError if the remote cannot
+                be read
         """
         for raw, zipped in shard.file_pairs:
             if self._is_intact(raw):

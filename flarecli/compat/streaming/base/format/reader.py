@@ -210,7 +210,7 @@ class Reader(Array):
             at = locate(f"{self._where.rstrip('/')}/")
             raws = [raw for raw, _ in self.file_pairs]
             if not all(os.path.exists(self._path(raw)) for raw in raws):
-                raws = []  # read the compressed files
+                raws = []  # the compressed files are read instead
             listed = Listed()
             listed.add(self._entry, self._where, frozenset(raw.basename for raw in raws))
             chunk = listed.stream(at, File("index.json")).chunk(0)
@@ -355,7 +355,8 @@ class Shards(Sequence[Reader]):
 def read_index(local: str, split: str | None) -> list[dict[str, Any]]:
     """Return the entries of a folder's index after checking them.
 
-    raises  MissingError, CorruptIndexError, FormatError
+    raises  MissingError for a missing index; CorruptIndexError if the index is not valid JSON;
+            FormatError for an invalid index
     """
     at = locate(f"{os.path.join(local, split or '').rstrip('/')}/") / INDEX
     try:
