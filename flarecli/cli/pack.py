@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from flarecli.cli.options import OUT, SOURCES, Argument, CommandLine
 from flarecli.cli.progress import ProgressBar
 from flarecli.commands.options import PackOptions
 from flarecli.units import format_count, format_size
+
+if TYPE_CHECKING:
+    from flarecli.commands import Packed
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,8 @@ def command(line: Line) -> int:
     if line.as_json:
         printer.json(packed.as_json())
     elif line.dry_run:
-        printer.line(f"{counts} before compression" if line.compress else counts)
+        counts += " before compression" if line.compress else ""
+        printer.line(f"{counts}; would replace {_replaced(packed)}" if packed.replaced else counts)
         if not line.quiet:
             printer.table(
                 ("column", "encoding"),
@@ -48,10 +52,17 @@ def command(line: Line) -> int:
     else:
         if packed.resumed_rows and not line.join:
             counts += f" ({format_count(packed.resumed_rows, 'row')} in an earlier run)"
+        if packed.replaced:
+            counts += f", replaced {_replaced(packed)}"
         bar.print_summary(f"{'joined' if line.join else 'packed'} {counts}")
         if packed.playlist:  # a part without rows has no playlist
             printer.line(packed.playlist)
     return 1 if packed.failed else 0
+
+
+def _replaced(packed: Packed) -> str:
+    rewritten = format_size(packed.rewritten_bytes)
+    return f"{format_count(packed.replaced, 'row')} in shards of {rewritten}"
 
 
 def _release_freed_memory() -> None:

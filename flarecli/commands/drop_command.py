@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from flarecli import ingest, read
 from flarecli.arguments import address_text, from_options
 from flarecli.commands.options import CompactOptions, DropOptions
-from flarecli.commands.rewrite import Group, rewrite, row_counts
+from flarecli.commands.rewrite import Group, groups_without, rewrite, row_counts, total_size
 from flarecli.commands.row_order import select_rows
 from flarecli.errors import BusyError, MissingError, UsageError
 from flarecli.hashes import digest
@@ -71,7 +71,7 @@ def drop(options: DropOptions) -> Changed:
     if selection is None:
         progress.note("no row matches")
         return Changed(None, 0, 0, 0, options.dry_run)
-    shards, sizes = _sizes(base, selection.groups)
+    shards, sizes = total_size(base, selection.groups)
     if options.dry_run:
         return Changed(None, selection.rows, shards, sizes, True)
     erases = _files_to_erase(at, base, selection) if options.erase else []
@@ -166,7 +166,7 @@ def _selected(options: DropOptions, base: Version) -> _Selection | None:
     dropped = _dropped_rows(options, base.dataset)
     if not len(dropped):
         return None
-    groups = {number: _without(stream, dropped) for number, stream in enumerate(base.streams)}
+    groups = {number: groups_without(stream, dropped) for number, stream in enumerate(base.streams)}
     return _Selection(groups, [digest(dropped.tobytes())], len(dropped))
 
 
@@ -250,17 +250,6 @@ def _erase(at: Location, files: Sequence[str], options: DropOptions, progress: P
         )
 
 
-def _sizes(base: Version, groups: Mapping[int, Sequence[Group]]) -> tuple[int, int]:
-    """Return the number of shards in groups, and their total size in bytes."""
-    shards = size = 0
-    for number, own in groups.items():
-        sizes = base.streams[number].stored
-        for one in own:
-            shards += one.stop - one.start
-            size += 0 if sizes is None else int(sizes[one.start : one.stop].sum())
-    return shards, size
-
-
 def _dropped_rows(options: DropOptions, data: read.Dataset) -> IntArray:
     """Return the numbers of the selected rows: int64, ascending."""
     if options.where is not None:
@@ -305,21 +294,6 @@ def _keys(options: DropOptions, name: str) -> pa.Array:
     return pa.array([line for line in lines if line], pa.large_binary())
 
 
-def _without(stream: Stream, dropped: IntArray) -> list[Group]:
-    """Return one group for each shard that contains a dropped row, with the other rows."""
-    counts = row_counts(stream)
-    ends = np.cumsum(counts)
-    groups = []
-    for i in np.unique(np.searchsorted(ends, dropped, "right")).tolist():
-        start, stop = int(ends[i] - counts[i]), int(ends[i])
-        first, last = np.searchsorted(dropped, (start, stop))
-        kept = np.setdiff1d(
-            np.arange(stop - start), dropped[first:last] - start, assume_unique=True
-        )
-        groups.append(Group(i, i + 1, (kept,)))
-    return groups
-
-
 @from_options(CompactOptions)
 def compact(options: CompactOptions) -> Changed:
     """Join consecutive shards that are smaller than `below`, in the order of their rows.
@@ -335,7 +309,7 @@ def compact(options: CompactOptions) -> Changed:
         for number, stream in enumerate(base.streams)
         if (found := _small_runs(stream, below))
     }
-    shards, sizes = _sizes(base, groups)
+    shards, sizes = total_size(base, groups)
     if not groups or options.dry_run:
         if not groups:
             progress.note("no consecutive shards are small enough to be joined")

@@ -415,8 +415,8 @@ class PackOptions(_DownloadOptions, _TableOptions, _WriteOptions, _StreamOptions
         "error",
         Option(
             group="Rows",
-            choices=("error", "first", "keep"),
-            help="What to do with rows that repeat a key.",
+            choices=("error", "first", "keep", "replace"),
+            help="What to do with rows that repeat a key; replace needs --append, and removes the earlier rows.",
         ),
     )
     allow_missing: bool = option(

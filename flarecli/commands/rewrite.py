@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -25,7 +25,15 @@ from flarecli.write import Writer, check_streams, versions
 from flarecli.write.columns import ColumnConverter, convert_all
 from flarecli.write.versions import Version
 
-__all__ = ["Group", "Rewrite", "rewrite", "row_counts", "settings_of"]
+__all__ = [
+    "Group",
+    "Rewrite",
+    "groups_without",
+    "rewrite",
+    "row_counts",
+    "settings_of",
+    "total_size",
+]
 
 _STEP_BYTES = 16 << 20  # stored bytes that are read at a time
 
@@ -129,6 +137,35 @@ def row_counts(stream: Stream) -> IntArray:
     return stream.rows
 
 
+def groups_without(stream: Stream, dropped: IntArray) -> list[Group]:
+    """Return a group for each shard that contains a dropped row.
+
+    dropped  numbers of the rows in the stream: int64, ascending
+    """
+    counts = row_counts(stream)
+    ends = np.cumsum(counts)
+    groups = []
+    for i in np.unique(np.searchsorted(ends, dropped, "right")).tolist():
+        start, stop = int(ends[i] - counts[i]), int(ends[i])
+        first, last = np.searchsorted(dropped, (start, stop))
+        kept = np.setdiff1d(
+            np.arange(stop - start), dropped[first:last] - start, assume_unique=True
+        )
+        groups.append(Group(i, i + 1, (kept,)))
+    return groups
+
+
+def total_size(base: Version, groups: Mapping[int, Sequence[Group]]) -> tuple[int, int]:
+    """Return the number of shards in groups, and their total size in bytes."""
+    shards = size = 0
+    for number, own in groups.items():
+        sizes = base.streams[number].stored
+        for one in own:
+            shards += one.stop - one.start
+            size += 0 if sizes is None else int(sizes[one.start : one.stop].sum())
+    return shards, size
+
+
 def rewrite(
     out: str,
     at: Location,
@@ -144,6 +181,7 @@ def rewrite(
     progress: Progress,
     columns: Mapping[int, Columns] = MappingProxyType({}),
     erases: Sequence[str] = (),
+    commit: Callable[[Rewrite], Version] | None = None,
 ) -> Version:
     """Write the new shards of groups to a fragment for each stream, and commit a version.
 
@@ -153,6 +191,7 @@ def rewrite(
     shard_bytes  maximum size of a new shard; None: one shard for each group
     columns      number of a stream -> the columns to keep; its groups then contain all shards
     erases       names of the files that are deleted after the commit
+    commit       commits a version with the change; None: the version contains only this change
     raises       BusyError if another process has replaced one of the shards
     """
     options = hashlib.sha256(repr([verb, shard_bytes, *facts]).encode()).hexdigest()[:32]
@@ -161,14 +200,14 @@ def rewrite(
     fragments = list[str]()
     order = sorted(groups)
 
-    def commit() -> Version:
+    def finished() -> Version:
         change = Rewrite(at, verb, tuple(fragments), source, runs, columns, tuple(erases))
-        return versions.commit(at, change, base)
+        return versions.commit(at, change, base) if commit is None else commit(change)
 
     def write(i: int) -> Version:
         """Write the groups of the streams from order[i] on; the fragments stay locked until the commit."""
         if i == len(order):
-            return commit()
+            return finished()
         number = order[i]
         (stream,), own = described([base.streams[number]]), groups[number]
         chosen = columns.get(number, stream.columns)

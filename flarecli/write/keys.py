@@ -345,6 +345,28 @@ class Keys:
         out[at] = np.where(earlier[firsts] >= 0, earlier[firsts], within)
         return out
 
+    def find(self, keys: pa.Array) -> IntArray:
+        """Return the first row with each key, or -1 for an unknown key or a null. No key is added.
+
+        keys    of the same type as in `seen` [rows]
+        return  int64 [rows]
+        raises  ReachError if the temporary files cannot be read
+        """
+        if pa.types.is_dictionary(keys.type):
+            keys = keys.dictionary_decode()
+        out = np.full(len(keys), -1, np.int64)
+        at = np.flatnonzero(keys.is_valid().to_numpy(zero_copy_only=False))
+        hashes, values = _hashed(keys)
+        known = np.flatnonzero(self._filter.contains(hashes))
+        try:
+            for start in range(0, len(known), _SEARCHED_KEYS):
+                part = known[start : start + _SEARCHED_KEYS]
+                own = None if values is None else values[part]
+                out[at[part]] = self._find(hashes[part], own)
+        except OSError as error:
+            raise temporary_file_error(error, "the keys") from None
+        return out
+
     def _runs(self) -> list[_Run]:
         """Return all runs, the largest first."""
         return list(chain.from_iterable(reversed(self._tiers)))

@@ -182,12 +182,15 @@ class Change(ABC):
     fragments  names of the folders with the new rows; there may be none
     source     record of the source of the new rows; None if there is none
     erases     names of the files that are deleted after the commit
+    copied     number of rows that the new shards contain because the removed shards contained them;
+               None: as many as possible
     """
 
     verb: str
     fragments: tuple[str, ...]
     source: Mapping[str, Any] | None
     erases: tuple[str, ...] = ()
+    copied: int | None = None
 
     @abstractmethod
     def apply(self, base: Version) -> tuple[Stream, ...]:
@@ -444,7 +447,7 @@ def _next_version(at: Location, change: Change, base: Version) -> Version:
         "before": base.checksum,
         "verb": change.verb,
         "fragments": list(change.fragments),
-        **_difference(base.streams, streams),
+        **_difference(base.streams, streams, change.copied),
         "source": None if change.source is None else dict(change.source),
         **({"erases": list(change.erases)} if change.erases else {}),
     }
@@ -458,15 +461,15 @@ def _next_version(at: Location, change: Change, base: Version) -> Version:
     return Version(where, number, playlists.text(Playlist(streams)))
 
 
-def _difference(old: Sequence[Stream], new: Sequence[Stream]) -> dict[str, int]:
+def _difference(old: Sequence[Stream], new: Sequence[Stream], copied: int | None) -> dict[str, int]:
     """Return the numbers of rows that a change added and removed.
 
-    Rows that a change copied to other shards are not counted.
+    copied  see `Change`; these rows are not counted
     """
     before, after = _shard_rows(old), _shard_rows(new)
     added = sum(rows for url, rows in after.items() if url not in before)
     removed = sum(rows for url, rows in before.items() if url not in after)
-    copied = min(added, removed)
+    copied = min(added, removed) if copied is None else copied
     return {"added": added - copied, "removed": removed - copied}
 
 
@@ -683,5 +686,12 @@ def unfinished_fragments(at: Location, base: Version) -> list[str]:
     return [
         name
         for name in at.names()
-        if is_fragment(name) and name not in listed and (at / f"{name}/{SCRATCH}/journal").exists()
+        if is_fragment(name) and name not in listed and _has_journal(at / name)
     ]
+
+
+def _has_journal(at: Location) -> bool:
+    try:
+        return (at / f"{SCRATCH}/journal").exists()
+    except UnsafeError:  # a symbolic link, which `check_fragment` reports if it is used
+        return False

@@ -16,6 +16,7 @@ from flarecli.commands.rewrite import Group, rewrite
 from flarecli.errors import BusyError, FlareError, FormatError, UnsafeError, UsageError
 from flarecli.progress import Progress
 from flarecli.storage import Guard
+from flarecli.units import format_size
 from flarecli.write import versions
 from flarecli.write.versions import open_for_change
 from tests.outputs import files_of, state_of
@@ -89,7 +90,7 @@ def test_random_changes_equal_a_model_and_every_version_verifies(format, tmp_pat
     )
     seen, next_id = {1: list(model)}, 20
     for step in range(STEPS):
-        change = rng.choice(["append", "append", "drop", "drop", "compact", "restore"])
+        change = rng.choice(["append", "append", "drop", "replace", "drop", "compact", "restore"])
         number = None
         if change == "append":
             new = rows(next_id, rng.randint(1, 9))
@@ -101,6 +102,15 @@ def test_random_changes_equal_a_model_and_every_version_verifies(format, tmp_pat
             gone = sorted(rng.sample(range(len(model)), rng.randint(1, 4)))
             number = flare.drop(out, rows=",".join(map(str, gone))).version
             model = [one for i, one in enumerate(model) if i not in gone]
+        elif change == "replace" and format not in ("ffrecord", "webdataset"):  # has the column id
+            again = rng.sample([one["id"] for one in model], rng.randint(1, 5))
+            new = [{"id": i, "text": f"text {i} of step {step}"} for i in [*again, next_id]]
+            next_id += 1
+            source = table(new, tmp_path / f"{step + 1}.parquet")
+            packed = flare.pack(source, out, append=True, key="id", on_duplicate="replace")
+            assert (packed.rows, packed.replaced) == (len(new), len(again))
+            number = packed.version
+            model = [one for one in model if one["id"] not in again] + new
         elif change == "compact":
             number = flare.compact(out, below="1MB").version
         elif change == "restore":
@@ -174,6 +184,15 @@ CHANGES = {
     "append": lambda folder: flare.pack(
         str(folder.parent / "more.parquet"), folder, append=True, resume=True, shard_rows=3
     ),
+    "replace": lambda folder: flare.pack(
+        str(folder.parent / "again.parquet"),
+        folder,
+        append=True,
+        key="id",
+        on_duplicate="replace",
+        resume=True,
+        shard_rows=2,
+    ),
     "drop": lambda folder: flare.drop(folder, where="id % 4 = 1", resume=True),
     "compact": lambda folder: flare.compact(folder, resume=True),
     "add column": lambda folder: flare.pack(
@@ -192,6 +211,7 @@ def test_a_change_killed_at_any_step_leaves_complete_lists_and_can_be_repeated(
     table(rows(10, 5), tmp_path / "more.parquet")
     scores = [{"score": i / 2} for i in range(12)]
     table(scores, tmp_path / "column.parquet")
+    table([{"id": i, "text": "again"} for i in (5, 11, 12)], tmp_path / "again.parquet")
     flare.pack(table(rows(10, 2), tmp_path / "two.parquet"), out, append=True)
     if change in ("prune", "erase"):
         flare.drop(out, where="id = 9")
@@ -271,10 +291,185 @@ def test_keys_of_the_dataset_count_as_earlier_rows(out, tmp_path):
     with pytest.raises(FormatError) as caught:
         flare.pack(more, out, append=True, key="id")
     assert str(caught.value) == f"{more}[0]: key '8' is already in the dataset, in row 8"
-    assert caught.value.hint == "Use --on-duplicate first to skip rows with existing keys."
+    assert caught.value.hint == (
+        "Use --on-duplicate first to skip rows with existing keys, or replace to remove the "
+        "existing rows."
+    )
     packed = flare.pack(more, out, append=True, key="id", on_duplicate="first")
     assert (packed.rows, packed.duplicates) == (3, 2)
     assert content(out) == rows(0, 13)
+
+
+def test_rows_with_existing_keys_are_replaced_in_one_version(out, tmp_path, capsys):
+    again = [{"id": i, "text": f"new {i}"} for i in (1, 2, 9, 20)]
+    source = table(again, tmp_path / "again.parquet")
+    options = ["--append", "--key", "id", "--on-duplicate", "replace"]
+    size = sum((out / f"shard.0000{i}.mds").stat().st_size for i in (0, 2))
+    before = files_of(out)
+    assert main(["pack", source, str(out), *options, "-n", "-q"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.endswith(f"; would replace 3 rows in shards of {format_size(size)}\n")
+    assert files_of(out) == before
+    assert main(["pack", source, str(out), *options]) == 0
+    assert f", replaced 3 rows in shards of {format_size(size)} in " in capsys.readouterr().err
+    assert content(out) == [one for one in rows(0, 9) if one["id"] not in (1, 2)] + again
+    assert [(one.number, one.verb, one.added, one.removed) for one in flare.log(out)] == [
+        (1, "pack", 10, 0),
+        (2, "replace", 4, 3),
+    ]
+    assert content(out / "playlist.000001.yaml") == rows(0, 10)
+    for name in ("playlist.yaml", "playlist.000001.yaml"):
+        assert list(flare.verify(str(out / name))) == []
+    assert main(["pack", source, str(out), *options, "--json", "--resume"]) == 0
+    packed = json.loads(capsys.readouterr().out)
+    assert (packed["version"], packed["rows"], packed["replaced"]) == (2, 4, 3)
+    assert (packed["resumed_rows"], packed["rewritten_bytes"]) == (4, 0)
+    assert main(["pack", source, str(out), *options, "--json"]) == 0
+    packed = json.loads(capsys.readouterr().out)
+    assert (packed["version"], packed["replaced"], packed["duplicates"]) == (3, 4, 0)
+    assert content(out) == [one for one in rows(0, 9) if one["id"] not in (1, 2)] + again
+
+
+def test_all_rows_or_no_rows_of_the_dataset_are_replaced(out, tmp_path):
+    new = flare.pack(
+        table(rows(10, 2), tmp_path / "new.parquet"),
+        out,
+        append=True,
+        key="id",
+        on_duplicate="replace",
+    )
+    assert (new.version, new.replaced, flare.log(out)[-1].verb) == (2, 0, "append")
+    again = [{"id": i, "text": "again"} for i in reversed(range(12))]
+    packed = flare.pack(
+        table(again, tmp_path / "all.parquet"), out, append=True, key="id", on_duplicate="replace"
+    )
+    assert (packed.version, packed.replaced) == (3, 12)
+    assert content(out) == again
+    assert list(flare.verify(str(out))) == []
+
+
+def test_rows_of_several_streams_are_replaced_by_their_key(out, tmp_path):
+    scores = table([{"score": i} for i in range(10)], tmp_path / "scores.parquet")
+    flare.pack(scores, out, add_column="score")
+    again = [{"id": i, "text": "again", "score": -i} for i in (3, 8)]
+    source = table(again, tmp_path / "again.parquet")
+    assert flare.pack(source, out, append=True, key="id", on_duplicate="replace").replaced == 2
+    kept = [{**one, "score": one["id"]} for one in rows(0, 10) if one["id"] not in (3, 8)]
+    assert content(out) == kept + again
+    by_score = table([{"id": 30, "text": "x", "score": -8}], tmp_path / "score.parquet")
+    flare.pack(by_score, out, append=True, key="score", on_duplicate="replace")
+    assert content(out) == [*kept, again[0], {"id": 30, "text": "x", "score": -8}]
+    assert list(flare.verify(str(out))) == []
+
+
+def test_keys_of_webdataset_samples_are_replaced(tmp_path):
+    out = tmp_path / "out"
+    samples = [{"name": f"a/{i}", "text": f"text {i}"} for i in range(6)]
+    flare.pack(table(samples, tmp_path / "0.parquet"), out, format="webdataset", key="name")
+    again = [{"name": "a/4", "text": "again"}]
+    source = table(again, tmp_path / "1.parquet")
+    options = {"append": True, "key": "name", "on_duplicate": "replace"}
+    assert flare.pack(source, out, **options, dry_run=True).replaced == 1
+    assert flare.pack(source, out, **options).replaced == 1
+    expected = [{"__key__": one["name"], "text": one["text"]} for one in samples]
+    assert content(out) == [*expected[:4], expected[5], {"__key__": "a/4", "text": "again"}]
+
+
+def test_a_failed_row_replaces_nothing(out, tmp_path):
+    (tmp_path / "again.csv").write_text('id,text\n3,again\n4,"' + "x" * 3000 + '"\n')
+    packed = flare.pack(
+        str(tmp_path / "again.csv"),
+        out,
+        append=True,
+        key="id",
+        on_duplicate="replace",
+        on_error="skip",
+        max_object=2000,
+    )
+    assert (packed.rows, packed.replaced, packed.failed) == (1, 1, 1)
+    kept = [one for one in rows(0, 10) if one["id"] != 3]
+    assert content(out) == [*kept, {"id": 3, "text": "again"}]
+
+
+def test_a_key_that_the_source_repeats_is_an_error_if_rows_are_replaced(out, tmp_path):
+    again = [{"id": 3, "text": "one"}, {"id": 4, "text": "x"}, {"id": 3, "text": "two"}]
+    source = table(again, tmp_path / "again.parquet")
+    before = files_of(out)
+    for dry_run in (True, False):
+        with pytest.raises(FormatError) as caught:
+            flare.pack(source, out, append=True, key="id", on_duplicate="replace", dry_run=dry_run)
+        assert str(caught.value) == f"{source}[2]: key '3' was used in row 0"
+        assert caught.value.hint == "Make the keys of the source unique."
+        assert content(out) == rows(0, 10)
+    assert {name: data for name, data in files_of(out).items() if name in before} == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message", "hint"),
+    [
+        (
+            {"key": "id"},
+            "--on-duplicate replace needs --append",
+            "Use --on-duplicate first to keep only the first row of each key.",
+        ),
+        (
+            {"append": True},
+            "--on-duplicate replace needs --key",
+            "Name the column with the keys with --key.",
+        ),
+    ],
+)
+def test_rows_are_replaced_only_in_a_dataset_and_by_a_key(out, tmp_path, options, message, hint):
+    source = table(rows(0, 1), tmp_path / "a.parquet")
+    with pytest.raises(UsageError) as caught:
+        flare.pack(source, out, on_duplicate="replace", **options)
+    assert (str(caught.value), caught.value.hint) == (message, hint)
+
+
+def test_rows_that_arrive_while_rows_are_packed_are_replaced_too(out, tmp_path, monkeypatch):
+    """Another process changes the dataset before the shards are rewritten, and again at the commit."""
+    mine = table([{"id": i, "text": "mine"} for i in (2, 50)], tmp_path / "mine.parquet")
+    real = versions.newest
+    options = {"append": True, "key": "id", "on_duplicate": "replace"}
+
+    def change(first):
+        flare.drop(out, where="id = 3")
+        flare.pack(table(rows(first, 2), tmp_path / f"{first}.parquet"), out, append=True)
+
+    calls = iter(range(1000))
+
+    def newest(at):
+        if next(calls) == 1:  # after the rows were packed
+            monkeypatch.setattr(versions, "newest", real)
+            change(50)
+        return real(at)
+
+    monkeypatch.setattr(versions, "newest", newest)
+    packed = flare.pack(mine, out, **options)
+    assert (packed.version, packed.replaced) == (4, 2)
+    assert [one["id"] for one in content(out)] == [0, 1, *range(4, 10), 51, 2, 50]
+
+    commit = versions.commit
+
+    def conflict(at, change, base):
+        monkeypatch.setattr(versions, "commit", commit)
+        flare.pack(table(rows(60, 1), tmp_path / "60.parquet"), out, append=True)
+        return commit(at, change, base)
+
+    mine = table([{"id": i, "text": "mine"} for i in (2, 60)], tmp_path / "mine.parquet")
+    monkeypatch.setattr(versions, "commit", conflict)
+    with pytest.raises(BusyError) as caught:
+        flare.pack(mine, out, **options, resume=True)
+    assert caught.value.message == "another process has added a row with the key '60'"
+    packed = flare.pack(mine, out, **options, resume=True)
+    assert (packed.version, packed.replaced, packed.resumed_rows) == (6, 2, 2)
+    assert [one["id"] for one in content(out)] == [0, 1, *range(4, 10), 51, 50, 2, 60]
+    assert list(flare.verify(str(out))) == []
+    flare.prune(out, keep=1)
+    urls = flare.inspect(out, urls=True).streams[0].urls
+    assert {path.name for path in out.glob("fragment.*")} == {
+        url.split("/")[-2] for url in urls
+    } - {"out"}
 
 
 def test_keys_of_another_number_type_are_compared_by_value(tmp_path):
@@ -569,12 +764,14 @@ def test_prune_deletes_nothing_behind_symbolic_links(out, tmp_path):
         CHANGES["drop"],
         CHANGES["compact"],
         CHANGES["add column"],
+        CHANGES["replace"],
     ],
-    ids=["append", "drop", "compact", "add column"],
+    ids=["append", "drop", "compact", "add column", "replace"],
 )
 def test_a_change_writes_nothing_behind_a_symbolic_link(change, out, tmp_path):
     table(rows(10, 5), tmp_path / "more.parquet")
     table([{"score": i} for i in range(10)], tmp_path / "column.parquet")
+    table([{"id": 5, "text": "again"}], tmp_path / "again.parquet")
     copy, victim = shutil.copytree(out, tmp_path / "copy"), tmp_path / "victim"
     change(copy)
     victim.mkdir()

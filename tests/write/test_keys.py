@@ -91,6 +91,27 @@ def test_the_first_row_of_each_key_is_found(kind, data):
         assert found_rows(batches, rows, type_) == expected_rows(batches, rows)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=examples(20), deadline=None)
+@given(data=st.data())
+def test_keys_are_found_without_adding_them(kind, data):
+    type_, values = KINDS[kind]
+    batches = data.draw(st.lists(st.lists(st.none() | values, max_size=12), max_size=12))
+    wanted = data.draw(st.lists(st.none() | values, max_size=12))
+    first = {}
+    with Keys() as keys, pytest.MonkeyPatch.context() as patch:
+        for name in LIMITS:
+            patch.setattr(keys_module, name, data.draw(st.integers(2, 9), name))
+        for number, batch in enumerate(batches):
+            keys.seen(pa.array(batch, type_), 100 * number)
+            for i, key in enumerate(batch):
+                first.setdefault(key, 100 * number + i)
+        first[None] = -1
+        for _ in range(2):
+            found = keys.find(pa.array(wanted, type_)).tolist()
+            assert found == [first.get(key, -1) for key in wanted]
+
+
 @settings(max_examples=examples(60), deadline=None)
 @given(
     batches=st.lists(st.lists(st.none() | st.integers(0, 60).map(str), max_size=12), max_size=24),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,9 +12,17 @@ import pyarrow as pa
 
 from flarecli import encodings, formats, read
 from flarecli.commands.options import PackOptions
-from flarecli.commands.packing.plan import PackTask, Plan
+from flarecli.commands.packing.plan import PackTask, Plan, selected
 from flarecli.commands.packing.run import Packed, dry_run, pack_task, planned, source_record
-from flarecli.commands.rewrite import settings_of
+from flarecli.commands.rewrite import (
+    Group,
+    Rewrite,
+    groups_without,
+    rewrite,
+    row_counts,
+    settings_of,
+    total_size,
+)
 from flarecli.errors import (
     BusyError,
     FlareError,
@@ -24,15 +33,16 @@ from flarecli.errors import (
 )
 from flarecli.formats import find
 from flarecli.formats.tables.schema_merge import common_type
-from flarecli.hashes import DEFAULT
-from flarecli.model import Stream
+from flarecli.hashes import DEFAULT, digest
+from flarecli.model import IntArray, Stream
 from flarecli.names import shell_quoted
+from flarecli.prefetch import cpu_count
 from flarecli.progress import Progress
 from flarecli.storage import Location
 from flarecli.storage.append_log import open_log
 from flarecli.storage.local import SCRATCH
 from flarecli.suggest import choose
-from flarecli.write import Keys, key_bytes, key_text, versions
+from flarecli.write import Keys, is_empty_key, key_bytes, key_text, versions
 from flarecli.write.versions import Version, open_for_change
 
 __all__ = ["append_rows"]
@@ -68,32 +78,94 @@ class Append(versions.Change):
             )
         if self.key is not None:
             self._check_keys(self.key, base)
+        return self.added_to(base.streams)
+
+    def added_to(self, streams: Sequence[Stream]) -> tuple[Stream, ...]:
+        """Return streams with the new shards after all other shards."""
         return tuple(
             versions.joined(self.at, [(name, versions.fragment_files(name, self.at, part))], stream)
-            for stream, (name, part) in zip(base.streams, self.parts, strict=True)
+            for stream, (name, part) in zip(streams, self.parts, strict=True)
         )
 
     def _check_keys(self, key: str, base: Version) -> None:
         """Raise BusyError if a shard that was added after version `since` has a key of the new rows."""
-        has_key = [key in [one.name for one in part.columns or ()] for _, part in self.parts]
-        number = has_key.index(True)
+        number = self._stream_with(key)
         known, stream = set(self.since.streams[number].urls), base.streams[number]
         arrived = [i for i, url in enumerate(stream.urls) if url not in known]
         if not arrived:
             return
         added = versions.concatenated(self.at, [versions.sliced(stream, i, i + 1) for i in arrived])
-        with Keys() as keys:
-            for one in (self.parts[number][1], added):
-                for batch in read.Dataset([[one]]).select([key]).batches():
-                    column = key_bytes(batch.column(0))
-                    again = np.flatnonzero(keys.seen(column, 0) >= 0)
-                    if len(again):
-                        raise BusyError(
-                            f"another process has added a row with the key "
-                            f"{key_text(batch.column(0)[int(again[0])])!r}",
-                            where=base.at,
-                            hint="Run the same command again.",
-                        )
+        with contextlib.closing(_matches(self.keys(key), read.Dataset([[added]]), key)) as matches:
+            for _, keys, again in matches:
+                raise BusyError(
+                    f"another process has added a row with the key "
+                    f"{key_text(keys[int(again[0])])!r}",
+                    where=base.at,
+                    hint="Run the same command again.",
+                )
+
+    def _stream_with(self, key: str) -> int:
+        has_key = [key in [one.name for one in part.columns or ()] for _, part in self.parts]
+        return has_key.index(True)
+
+    def keys(self, key: str) -> Iterator[pa.Array]:
+        """Yield the keys of the new rows."""
+        part = self.parts[self._stream_with(key)][1]
+        return (batch.column(0) for batch in read.Dataset([[part]]).select([key]).batches())
+
+
+@dataclass(frozen=True)
+class Replace(versions.Change):
+    """The change that adds rows, and removes the earlier rows with the same keys.
+
+    append   adds the rows; its keys were compared with those of the version that `rewrite` changes
+    rewrite  replaces the shards that contain earlier rows with the same keys
+    copied   number of rows in these shards that are kept
+    """
+
+    append: Append
+    rewrite: Rewrite
+    copied: int | None
+    verb: str = field(default="replace", init=False)
+
+    @property
+    def fragments(self) -> tuple[str, ...]:  # type: ignore[override]
+        return (*self.append.fragments, *self.rewrite.fragments)
+
+    @property
+    def source(self) -> Mapping[str, Any] | None:  # type: ignore[override]
+        return self.append.source
+
+    def apply(self, base: Version) -> tuple[Stream, ...]:
+        self.append.apply(base)  # checks the streams and the keys
+        return self.append.added_to(self.rewrite.apply(base))
+
+
+def _matches(
+    keys: Iterable[pa.Array], data: read.Dataset, name: str
+) -> Generator[tuple[int, pa.Array, IntArray], None, None]:
+    """Find the rows of a dataset with one of the keys; empty keys are ignored.
+
+    name    column with the keys of the dataset
+    return  for each batch with such rows: number of its first row, its keys, and the positions of
+            these rows in the batch
+    """
+    with Keys() as known:
+        for column in keys:
+            known.seen(key_bytes(column.filter(pa.array(~is_empty_key(column)))), 0)
+        first = 0
+        for batch in data.select([name]).batches():
+            column = batch.column(0)
+            found = np.flatnonzero(known.find(key_bytes(column)) >= 0)
+            if len(found):
+                yield first, column, found
+            first += batch.num_rows
+
+
+def _rows_with_keys(keys: Iterable[pa.Array], data: read.Dataset, name: str) -> IntArray:
+    """Return the numbers of the rows with one of the keys: int64, ascending; see `_matches`."""
+    found = [first + rows for first, _, rows in _matches(keys, data, name)]
+    return np.concatenate(found) if found else np.zeros(0, np.int64)
 
 
 def append_rows(task: PackTask, progress: Progress) -> Packed:
@@ -107,22 +179,40 @@ def append_rows(task: PackTask, progress: Progress) -> Packed:
     plan = planned(task, progress)
     plan.task = task = replace(task, null_columns=_checked_columns(plan, base))
     if task.options.dry_run:
-        return replace(dry_run(plan), playlist=task.playlist)
-    digest = task.source_digest or plan.source.sum()
-    task = replace(task, source_digest=digest)
+        packed = replace(dry_run(plan), playlist=task.playlist)
+        return _would_replace(plan, base, packed) if _replaces(plan) else packed
+    task = replace(task, source_digest=task.source_digest or plan.source.sum())
     plan.task = task
     record = source_record(task, plan.source, task.recorded_options())
     if task.options.resume:
         if (done := _appended(at, record)) is not None:
             progress.note(f"version {done.number} already contains these rows")
             return _packed(task, done)
-        if task.key is None:  # with a key, the rows must be compared with the newest version
+        if task.key is None or _replaces(plan):  # other keys are compared with the newest version
             base = _unfinished_base(at, task, base)
     try:
         return _pack_streams(task, plan, at, base, record)
     except _NoNewRows as error:
         progress.note("no row has a new key; no version was created")
         return Packed(task.playlist, task.options.format, 0, 0, 0, duplicates=error.duplicates)
+
+
+def _replaces(plan: Plan) -> bool:
+    return plan.key is not None and plan.options.on_duplicate == "replace"
+
+
+def _would_replace(plan: Plan, base: Version, packed: Packed) -> Packed:
+    """Return the result of a dry run with the rows that the new rows would replace."""
+    name, data = plan.renamed(plan.key or ""), base.dataset
+    kind = data.schema.field(name).type
+    keys = (batch.column(name).cast(kind) for batch in selected(plan, keys_only=True))
+    rows = _rows_with_keys(keys, data, name)
+    _, size = total_size(base, _groups_without(base, rows))
+    return replace(packed, replaced=len(rows), rewritten_bytes=size)
+
+
+def _groups_without(base: Version, rows: IntArray) -> dict[int, list[Group]]:
+    return {number: groups_without(stream, rows) for number, stream in enumerate(base.streams)}
 
 
 class _NoNewRows(Exception):
@@ -148,6 +238,7 @@ def _pack_streams(
     key = plan.renamed(plan.key or "") if compares else None
     parts: list[tuple[str, Stream]] = []
     committed: list[Version] = []
+    removed = _Removed()
 
     def pack_stream(number: int) -> Packed:
         facts = [record[DEFAULT], record["options"], base.checksum, *([number] if number else [])]
@@ -158,8 +249,11 @@ def _pack_streams(
             parts.append((name, stream))
             if number + 1 < len(base.streams):
                 others.append(pack_stream(number + 1))
+                return
+            change = Append(at, tuple(parts), record, key, base)
+            if _replaces(plan):
+                committed.append(_commit_replacing(task, plan.progress, change, removed))
             else:
-                change = Append(at, tuple(parts), record, key, base)
                 committed.append(versions.commit(at, change, base))
 
         one = _stream_task(task, base, number)
@@ -183,6 +277,50 @@ def _pack_streams(
         shards=packed.shards + sum(one.shards for one in others),
         columns=(*packed.columns, *(column for one in others for column in one.columns)),
         version=committed[0].number if committed else None,
+        replaced=removed.rows,
+        rewritten_bytes=removed.bytes,
+    )
+
+
+@dataclass
+class _Removed:
+    """The number of removed rows, and the total size of the shards that contained them."""
+
+    rows: int = 0
+    bytes: int = 0
+
+
+def _commit_replacing(
+    task: PackTask, progress: Progress, change: Append, removed: _Removed
+) -> Version:
+    """Rewrite the shards that contain rows with the keys of the new rows, and commit both.
+
+    The keys are compared with the newest version, because packing the new rows may take long.
+
+    removed  set to the removed rows
+    """
+    at, base = change.at, versions.newest(change.at)
+    change = replace(change, since=base)
+    change.apply(base)  # checks the streams
+    rows = _rows_with_keys(change.keys(change.key or ""), base.dataset, change.key or "")
+    groups = _groups_without(base, rows)
+    removed.rows, removed.bytes = len(rows), total_size(base, groups)[1]
+    if not len(rows):
+        return versions.commit(at, change, base)
+    copied = sum(int(row_counts(base.streams[0])[one.start]) for one in groups[0]) - len(rows)
+    return rewrite(
+        task.out,
+        at,
+        base,
+        groups,
+        "replace",
+        [digest(rows.tobytes()), *change.fragments],
+        shard_bytes=None,
+        guard=task.guard,
+        resume=task.options.resume,
+        jobs=min(task.limits.jobs, cpu_count()),
+        progress=progress,
+        commit=lambda one: versions.commit(at, Replace(change, one, copied), base),
     )
 
 
@@ -352,6 +490,7 @@ def _packed(task: PackTask, version: Version) -> Packed:
         0,
         resumed_rows=added,
         version=version.number,
+        replaced=version.removed,
     )
 
 

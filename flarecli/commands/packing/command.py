@@ -108,6 +108,17 @@ def _pack(
         raise UsageError(
             "--replace needs --add-column", hint="To replace a whole dataset, use --overwrite."
         )
+    if options.on_duplicate == "replace":
+        if not options.append:
+            raise UsageError(
+                "--on-duplicate replace needs --append",
+                hint="Use --on-duplicate first to keep only the first row of each key.",
+            )
+        if options.key is None:
+            raise UsageError(
+                "--on-duplicate replace needs --key",
+                hint="Name the column with the keys with --key.",
+            )
     progress = options.progress or Progress()
     if options.dry_run:
         try:

@@ -464,7 +464,9 @@ def check_keys(plan: Plan) -> None:
     Keys that the format stores as equal keys are errors in any case.
     """
     has_changed_keys = plan.row_name is not None and bool(plan.task.format.key_column)
-    if has_changed_keys or (plan.key is not None and plan.options.on_duplicate == "error"):
+    if has_changed_keys or (
+        plan.key is not None and plan.options.on_duplicate in ("error", "replace")
+    ):
         for _ in selected(plan, keys_only=True):
             pass
 
@@ -607,7 +609,7 @@ def _distinct(batches: Iterator[pa.RecordBatch], plan: Plan) -> Iterator[pa.Reco
                 compared = column.cast(plan.task.existing.schema.field(name).type)
             earlier = np.where(is_empty_key(column), -1, keys.seen(compared, rows + before))
             again = np.flatnonzero(earlier >= 0)
-            if len(again) and plan.options.on_duplicate == "error":
+            if len(again) and plan.options.on_duplicate != "first":
                 first = int(again[0])
                 if earlier[first] < before:
                     file, at = plan.source.place(int(rows[first]))
@@ -616,7 +618,8 @@ def _distinct(batches: Iterator[pa.RecordBatch], plan: Plan) -> Iterator[pa.Reco
                         f"in row {earlier[first]}",
                         where=file,
                         row=at,
-                        hint="Use --on-duplicate first to skip rows with existing keys.",
+                        hint="Use --on-duplicate first to skip rows with existing keys, or "
+                        "replace to remove the existing rows.",
                     )
                 earlier -= before
                 raise _duplicate(
@@ -633,7 +636,7 @@ def _distinct(batches: Iterator[pa.RecordBatch], plan: Plan) -> Iterator[pa.Reco
 def _add_existing_keys(keys: Keys, plan: Plan) -> int:
     """Add the keys of the dataset to which the rows are appended; return the number of its rows."""
     data = plan.task.existing
-    if data is None or plan.key is None:
+    if data is None or plan.key is None or plan.options.on_duplicate == "replace":
         return 0
     row, name = 0, plan.renamed(plan.key)
     for batch in data.select([name]).batches():
@@ -654,7 +657,9 @@ def _duplicate(plan: Plan, key: str, row: int, earlier: int, are_source_rows: bo
     place = format_place("" if earlier_file == file else earlier_file, earlier_at)
     options = plan.options
     hint = "Use --on-duplicate first to keep only the first row of each key, or keep to keep all."
-    if options.part_rows is not None:
+    if options.on_duplicate == "replace":
+        hint = "Make the keys of the source unique."
+    elif options.part_rows is not None:
         hint = "Make the keys unique, or use --on-duplicate keep."
     elif options.part is not None or options.join:
         hint = (

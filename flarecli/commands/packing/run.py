@@ -96,6 +96,8 @@ class Packed:
 
     estimated  whether shards and bytes are estimated from the first rows
     version    number of the version that contains the rows; None for a dataset without versions
+    replaced   number of earlier rows that were removed because a new row has the same key
+    rewritten_bytes  total size of the shards that were rewritten without these rows
     """
 
     playlist: str
@@ -111,6 +113,8 @@ class Packed:
     dry_run: bool = False
     estimated: bool = False
     version: int | None = None
+    replaced: int = 0
+    rewritten_bytes: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """Return the result as plain values, for --json."""
