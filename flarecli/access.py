@@ -21,7 +21,7 @@ __all__ = ["CacheOptions", "NetworkOptions"]
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkOptions(Options):
-    """Options for transfer limits and for the addresses that data may refer to."""
+    """The options for transfer limits and for the addresses to which data may refer."""
 
     jobs: int | None = option(
         None,
@@ -52,7 +52,7 @@ class NetworkOptions(Options):
             takes_text=True,
             minimum=0,
             shown="30s",
-            help="Maximum time to wait for the next byte.",
+            help="Maximum time that a transfer may stall (HTTP: less than 1 kB/s).",
         ),
     )
     deadline: float | str = option(
@@ -115,7 +115,7 @@ class NetworkOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class CacheOptions(NetworkOptions):
-    """Network options, and options for the cache."""
+    """The network options, and the options for the cache."""
 
     cache: Address | None = option(
         None,

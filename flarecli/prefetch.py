@@ -379,7 +379,7 @@ def ordered_map(
 def cpu_count() -> int:
     """Return the number of CPUs that this process may use.
 
-    On systems without CPU affinity (macOS, Windows), this is the number of all CPUs.
+    On systems without CPU affinity (macOS, Windows), the result is the number of all CPUs.
     """
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))

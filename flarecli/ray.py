@@ -1,7 +1,7 @@
 """Ray Data source and sink: `ray.data.read_datasource(FlareSource(…))`,
 `ds.write_datasink(FlareSink(…))`.
 
-Blocks are Arrow tables. Each source task reads consecutive shards. Each sink task writes one part
+Blocks are Arrow tables. Each source task reads consecutive rows. Each sink task writes one part
 (`00000/`, `00001/`, …). An index and a playlist join the parts; the playlist is written last.
 """
 
@@ -38,7 +38,7 @@ _ROW_BYTES = 1024  # assumed size of a row if the listing has no sizes
 
 
 class FlareSource(Datasource):
-    """Rows of a dataset, for `ray.data.read_datasource`.
+    """A source that reads the rows of a dataset, for `ray.data.read_datasource`.
 
     address  any address that `flarecli.open` accepts; every node must be able to read it
     columns  columns to read (default: all)
@@ -136,7 +136,7 @@ class FlareSource(Datasource):
 
 
 class FlareSink(Datasink[Any]):
-    """Datasink that writes a dataset, for `Dataset.write_datasink`.
+    """A sink that writes a dataset, for `Dataset.write_datasink`.
 
     Rows are in the order of the tasks, which may differ from the order of the Ray dataset.
 

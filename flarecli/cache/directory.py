@@ -102,7 +102,7 @@ class Folder:
         self._host = host()
         self._presence = Presence(self._host)
         self.open_copies = OpenCopies(self.touch)
-        self._threads = threading.Lock()  # lets only one thread poll the lock file
+        self._threads = threading.Lock()  # allows only one thread to poll the lock file
         self._turns, self.prefixes = Turns(), KnownPrefixes()
         self._damage_counts: dict[str, int] = {}
 

@@ -82,7 +82,7 @@ def holder(fd: int) -> str:
 
 
 class Turns:
-    """Locks by key, for all threads of this process and all processes that use a folder."""
+    """A lock for each key, for all threads of this process and all processes that use a folder."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

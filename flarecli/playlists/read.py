@@ -177,7 +177,7 @@ def read_yaml(
 
 
 class _Context(NamedTuple):
-    """Parser state that is constant for a document."""
+    """The parser state that is constant for a document."""
 
     at: Location
     lifted: dict[str, list[Any]]

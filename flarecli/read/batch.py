@@ -19,7 +19,7 @@ _BLOCK_STEPS = 1 << 16  # approximate number of steps to map to rows at a time
 
 
 class Block:
-    """Row numbers, int64 [k], of consecutive batches; one call locates the rows of several batches."""
+    """The row numbers, int64 [k], of consecutive batches. One call can locate several batches."""
 
     def __init__(self, rows: IntArray) -> None:
         self.rows = rows
@@ -112,7 +112,7 @@ class BatchResult(NamedTuple):
 
 
 class BatchMaker:
-    """Callable that makes the batch for a task. It can be pickled if the transforms can be pickled.
+    """A callable that makes the batch for a task. It can be pickled if the transforms can be pickled.
 
     fetches  download complete shards into the cache before reading their rows
     """

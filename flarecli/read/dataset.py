@@ -53,10 +53,10 @@ ReadSample: TypeAlias = "Callable[[int], Sample | None]"
 
 
 class Dataset(Data):
-    """Dataset rows by number: `data[i]`, `data[a:b]`, `data[[7, 3]]`, `data.rows(…)`.
+    """A dataset whose rows are read by number: `data[i]`, `data[a:b]`, `data[[7, 3]]`, `data.rows(…)`.
 
-    Values in samples are those of the packed table: a timestamp that an encoding stores as text is
-    a datetime again, and a boolean that is stored as a number is True or False.
+    Samples contain the values of the packed table: a timestamp that an encoding stores as text is a
+    datetime again, and a boolean that is stored as a number is True or False.
 
     columns   name and encoding of each column, in the order of the packed table if the playlist
               lists it, otherwise in the order of the format
@@ -141,7 +141,7 @@ class Dataset(Data):
 
     @property
     def types(self) -> Mapping[str, pa.DataType]:
-        """Column -> listed Arrow type in the table that was packed; empty if no types are listed."""
+        """The listed Arrow type of each column in the packed table; empty if no types are listed."""
         return self._table.types
 
     def __len__(self) -> int:
@@ -547,7 +547,7 @@ class Dataset(Data):
 
     @property
     def edges(self) -> IntArray:
-        """First row of each chunk in the first stream, then the row count: int64 [chunks + 1]."""
+        """The first row of each chunk in the first stream, then the row count: int64 [chunks + 1]."""
         return self._table.edges
 
     # -- selections
@@ -793,14 +793,15 @@ def open(
     format        shard format if no playlist or index lists the shards, such as `webdataset`
     streams       names of the streams to read; streams of equal length are joined by column
     retries       maximum number of retries after transient errors, per object
-    timeout       maximum wait for the next byte: seconds, or a string such as `30s`
+    timeout       maximum time that a transfer may stall (HTTP: less than 1 kB/s): seconds, or a
+                  string such as `30s`
     deadline      maximum time per object, including retries: seconds, or a string such as `10m`
     allow_private allow the data to refer to private and loopback addresses
     allow_local   allow the data to refer to file:// URLs, paths outside its folder and symbolic
                   links
     allow_host    private hosts and networks that the data may refer to: `10.0.0.7:8080` or
                   `10.1.0.0/16`
-    allow_pickle  decode `pkl` columns; this runs code that the data contains
+    allow_pickle  decode `pkl` columns, which runs code from the data
     maps          map local files into memory; pass False if files may be truncated during reading
     decode        column -> decoder; see `Dataset.decoded`
     cache         folder in which downloads are cached

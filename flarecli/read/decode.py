@@ -32,7 +32,7 @@ DecodeRule: TypeAlias = "Callable[[bytes], Any] | bool"
 
 
 class DecodeFailure(Exception):
-    """Error for a value that cannot be decoded. `index` is the position of the value."""
+    """The error for a value that cannot be decoded. `index` is the position of the value."""
 
     def __init__(self, index: int, error: FlareError) -> None:
         super().__init__(str(error))
@@ -45,7 +45,7 @@ class DecodeFailure(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """Decoder for one column. It can be pickled if `rule` can be pickled.
+    """A decoder for one column. It can be pickled if `rule` can be pickled.
 
     kind  type of the column in the packed table if decoded values must be converted to this type,
           such as a timestamp that is stored as text; otherwise None

@@ -21,7 +21,7 @@ _NO_PROTOCOLS = {"protocol_whitelist": "none"}
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """Decoder from image files to uint8 [height, width, channels], or to [height, width] in mode L."""
+    """A decoder from image files to uint8 [height, width, channels], or [height, width] in mode L."""
 
     size: tuple[int, int] | None
     mode: str
@@ -90,7 +90,7 @@ def _pair(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Decoder from text to UTF-8 bytes, uint8 [size], truncated or padded with zeros."""
+    """A decoder from text to UTF-8 bytes, uint8 [size], truncated or padded with zeros."""
 
     size: int
 
@@ -110,7 +110,7 @@ def text(size: int) -> Text:
 
 @dataclass(frozen=True, slots=True)
 class Audio:
-    """Decoder from audio files to float32 [channels, samples]."""
+    """A decoder from audio files to float32 [channels, samples]."""
 
     rate: int | None
     seconds: float
@@ -150,7 +150,7 @@ def audio(rate: int | None = None, seconds: float = 600.0) -> Audio:
 
 @dataclass(frozen=True, slots=True)
 class Video:
-    """Decoder from video files to uint8 [frames, height, width, 3]."""
+    """A decoder from video files to uint8 [frames, height, width, 3]."""
 
     frames: int
     step: int

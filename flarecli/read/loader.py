@@ -41,12 +41,12 @@ class _Pending(NamedTuple):
 
 
 class Loader(Closable):
-    """Batches of a dataset, one epoch per loop.
+    """An iterable over the batches of a dataset; each loop reads one epoch.
 
-    A batch is a dict: column -> array [batch, …] or list. Each loop reads the next epoch; after a
-    loop that ends early, the next loop continues the same epoch. `save()` returns the position, and
-    `load()` resumes at a position, even in another process and with any number of workers or ranks.
-    The number of workers does not change the batches.
+    A batch is a dict: column -> array [batch, …] or list. If a loop ends early, the next loop
+    continues the same epoch. `save()` returns the position, and `load()` resumes at a position, even
+    in another process and with any number of workers or ranks. The number of workers does not change
+    the batches.
 
     data        a Dataset or a Mix
     batch       samples per batch; the last batch of an epoch may be smaller, unless `drop_last`

@@ -112,7 +112,7 @@ class Mix(Data):
 
     @property
     def checksum(self) -> str:
-        """One checksum over the datasets, their weights and the number of steps per epoch."""
+        """The checksum of the datasets, their weights and the number of steps per epoch."""
         numbers = np.asarray([self.rows, *self.quotas.tolist()], "<i8").tobytes()
         return checksum_of([*(part.checksum.encode() for part in self.parts), numbers])
 

@@ -13,7 +13,7 @@ __all__ = ["Closable", "LocatedBatches", "Order", "Rows"]
 
 
 class Closable:
-    """Context manager that calls `close()`. Using the object after a `close()` call reopens its files."""
+    """A context manager that calls `close()`. Using the object after a `close()` call reopens its files."""
 
     def close(self) -> None:
         """Close all open files."""
@@ -58,7 +58,7 @@ class LocatedBatches(NamedTuple):
 
 
 class Rows(Protocol):
-    """Interface for reading rows by number and for the row order of each epoch."""
+    """The interface for reading rows by number, and for the row order of each epoch."""
 
     def __len__(self) -> int: ...
     def __getitems__(self, indices: Sequence[int] | IntArray) -> list[Sample]: ...

@@ -29,7 +29,7 @@ _END_S = 1.0  # maximum time for which `close` waits for transfers
 
 
 class Prefetch:
-    """Threads that download the shards of an epoch, starting at a cursor.
+    """A group of threads that download the shards of an epoch, starting at a cursor.
 
     Download errors are ignored here, because reading the shard raises them. Prefetched windows use
     at most `Shards.room` bytes. If other processes share the cache, the limit is lower, because

@@ -42,7 +42,7 @@ _TRIM_BLOCK_BYTES = 1 << 24
 
 
 class Series:
-    """Concatenated streams with the same columns.
+    """A concatenation of streams that have the same columns.
 
     A Series can be pickled, because each process opens its own shards. Chunks are numbered from 0
     across all streams.
@@ -121,7 +121,7 @@ class Series:
 
     @property
     def schema(self) -> Mapping[str, Any]:
-        """Column -> Arrow type in the packed table, as listed in the playlist's header.
+        """The Arrow type of each column in the packed table, as listed in the playlist's header.
 
         The columns are in the order of the packed table. The mapping is empty if the streams do not
         list the same types.
@@ -145,7 +145,7 @@ class Series:
 
     @functools.cached_property
     def fields(self) -> dict[str, pa.Field]:
-        """Column -> field of its batches, for a typed format; otherwise empty."""
+        """The Arrow field of each column in a typed format; empty for other formats."""
         if not self.is_typed:
             return {}
         types = self.streams[0].types
@@ -200,7 +200,7 @@ class Series:
 
     @property
     def stored(self) -> int:
-        """Total listed size of all chunks in bytes; -1 if the size of any chunk is not listed."""
+        """The total listed size of all chunks in bytes; -1 if the size of any chunk is not listed."""
         out = 0
         for stream in self.streams:
             sizes = stream.stored
@@ -211,7 +211,7 @@ class Series:
 
     @property
     def room(self) -> int:
-        """Cache bytes currently available for prefetched shards; 0 without a cache."""
+        """The cache bytes currently available for prefetched shards; 0 without a cache."""
         return min(stream.at.store.room for stream in self.streams)
 
     @property
@@ -476,7 +476,7 @@ def _advise(chunk: Chunk, total_bytes: int) -> None:
 
 
 class GatheredRows:
-    """Rows located in several shards, in the requested order. The shards' maps remain open.
+    """The located rows of several shards, in the requested order. The shards' maps remain open.
 
     parts  the located rows of each shard
     sizes  the number of rows in each part

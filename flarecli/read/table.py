@@ -121,12 +121,12 @@ class Table:
 
     @cached_property
     def types(self) -> dict[str, pa.DataType]:
-        """Column -> listed Arrow type in the packed table; columns without a listed type are omitted."""
+        """The listed Arrow types of columns in the packed table; columns without a type are omitted."""
         return {name: kind for part in self.series for name, kind in part.types.items()}
 
     @cached_property
     def fields(self) -> dict[str, pa.Field]:
-        """Column -> field of its batches, for columns of typed formats."""
+        """The Arrow field of each column that is stored in a typed format."""
         return {name: field for part in self.series for name, field in part.fields.items()}
 
     def take(self, indices: Sequence[int] | IntArray, names: Sequence[str]) -> dict[str, pa.Array]:
@@ -160,7 +160,7 @@ class Table:
 
     @property
     def edges(self) -> IntArray:
-        """First row of each chunk in the first stream, then the row count: int64 [chunks + 1]."""
+        """The first row of each chunk in the first stream, then the row count: int64 [chunks + 1]."""
         starts = self.series[0].starts
         return starts if self._selected is None else np.searchsorted(self._selected, starts)
 
@@ -336,7 +336,7 @@ class Shards:
 
     @property
     def room(self) -> int:
-        """Available bytes in the smallest cache for prefetched shards; 0 without a cache."""
+        """The bytes available for prefetched shards in the smallest cache; 0 without a cache."""
         rooms = (min(series.room for series in table.series) for _, table in self._tables)
         return min((room for room in rooms if room), default=0)
 

@@ -150,7 +150,7 @@ def _parse_cast(text: str, kind: str) -> Literal | None:
 
 
 class _Comparison(NamedTuple):
-    """Ranges for the comparison of a literal with the values of a column.
+    """The ranges for a comparison of a literal with the values of a column.
 
     value    smallest and largest value that the literal may have after rounding
     column   smallest and largest value that the column may have after rounding

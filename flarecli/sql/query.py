@@ -455,7 +455,7 @@ def _run(con: Any, query: str, batch: pa.RecordBatch) -> pa.Table:
 
 
 class _Source:
-    """Batches for DuckDB to read. `error` is the original exception, which DuckDB discards."""
+    """The batches that DuckDB reads. `error` is the original exception, which DuckDB discards."""
 
     def __init__(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
         self.schema, self._batches = _readable_schema(schema), batches

@@ -63,11 +63,11 @@ _BLOCK_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits for transfers, each with a command-line option.
+    """The limits for transfers. Each limit has a command-line option.
 
     jobs         maximum number of parallel transfers
     retries      maximum number of retries per object after transient errors
-    timeout_s    maximum time during which a transfer may be slower than 1 kB/s
+    timeout_s    maximum time that a transfer may stall (HTTP: less than 1 kB/s)
     deadline_s   maximum time per object, including redirects, retries and delays
     max_bytes    maximum size of an object
     ahead_bytes  maximum number of bytes in flight or fetched ahead of use; a single object may exceed this limit
@@ -118,7 +118,7 @@ def _refuse(address: str, guard: Guard, is_remote: bool = False) -> Location:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """Restrictions on addresses found in data, and limits for transfers. The user's options set the fields.
+    """The restrictions on addresses found in data, and the limits for transfers. The user's options set the fields.
 
     allow_private  whether private, loopback and link-local addresses are allowed
     allow_local    whether `file://`, absolute paths, paths above the data's folder, and symbolic links are allowed
@@ -385,12 +385,12 @@ class Location:
 
     @property
     def is_local(self) -> bool:
-        """Whether the file can be read without network access."""
+        """True if the file can be read without network access."""
         return self.store.is_local
 
     @property
     def may_map(self) -> bool:
-        """Whether a read may map a local file or a cached copy."""
+        """True if a read may map a local file or a cached copy."""
         return self.store.is_local or self.store.keeps_copies
 
     def join(self, url: str) -> Location:
@@ -582,7 +582,7 @@ def short_message(size: int, stop: int) -> str:
 
 
 def _entered(name: str, previous: str) -> list[str]:
-    """Return the parent folders of a file, except those that also contain the previous file in the listing."""
+    """Return the parent folders of a file that do not contain the previous file in the listing."""
     return [
         name[:i]
         for i, sign in enumerate(name)

@@ -43,7 +43,7 @@ class CredentialSource:
 
     @property
     def is_open(self) -> bool:
-        """Whether the source exists on this machine."""
+        """True if the source can be used on this machine."""
         if self.probe is None:
             return True
         try:

@@ -162,7 +162,7 @@ class Pool:
 
 
 class Window:
-    """Limit on the bytes of an engine: bytes in flight, and delivered bytes that the caller has not released.
+    """A limit on the bytes of an engine: bytes in flight, and delivered bytes that the caller has not released.
 
     limit   maximum bytes, or None for no limit; the request with the lowest order (`head`) may exceed the limit
     held    bytes that currently count toward the limit
@@ -254,7 +254,7 @@ class Engine:
 
     @property
     def budget_exhausted(self) -> bool:
-        """Whether a transient error was not retried because the retry budget was used up."""
+        """True if a transient error was not retried because the retry budget was used up."""
         return self._retries.budget_exhausted
 
     # -- called by other threads

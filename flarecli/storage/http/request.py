@@ -121,7 +121,7 @@ class Request:
 
     @property
     def is_range(self) -> bool:
-        """Whether less than the whole object is requested."""
+        """True if less than the whole object is requested."""
         return self.start > 0 or self.stop is not None
 
 

@@ -181,7 +181,7 @@ class Response:
 
     @property
     def detects_truncation(self) -> bool:
-        """Whether libcurl or flare can detect a truncated body of this response."""
+        """True if libcurl or flare can detect a truncated body of this response."""
         return (
             self.length is not None
             or "content-length" in self.headers

@@ -26,7 +26,8 @@ PACE_FACTOR = 0.9  # each success multiplies the delay between requests by this 
 MAX_HOSTS = 1 << 16  # maximum number of hosts whose state (reached, unreachable) is kept
 OVERLOAD_WINDOW_S = 1.0  # refusals within this time count as a single refusal
 
-MIN_RETRY_BUDGET, RETRY_BUDGET_SHARE = 100, 0.5  # retries per run: 100, or half its requests
+# Retries per run: the larger of 100 and half the number of requests.
+MIN_RETRY_BUDGET, RETRY_BUDGET_SHARE = 100, 0.5
 BASE_DELAY_S, MAX_DELAY_S = 0.5, 20.0  # delay before retry n: random in [0, BASE_DELAY_S * 2**n]
 OVERLOAD_SHARE = 0.1  # fraction of BASE_DELAY_S after an overload, in addition to the host's pause
 MAX_RETRY_AFTER_S = 60.0  # upper bound on a server's Retry-After
@@ -253,7 +254,7 @@ def outage_delay(lasted: float) -> float:
 
 
 class RetryQueue:
-    """Failed requests that wait for their next attempt. Each request is retried at most `retries` times.
+    """A queue of failed requests that wait for their next attempt. Each request is retried at most `retries` times.
 
     request_count     number of requests started, without retries
     budget_exhausted  True if a transient error was not retried because the budget was used up
