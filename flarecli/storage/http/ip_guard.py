@@ -35,8 +35,8 @@ __all__ = [
     "unwrapped",
 ]
 
-# Cloud metadata services return credentials to any client, so a permit for a network or for all private addresses
-# never includes them.
+# Cloud metadata services return credentials to any client. Only a permit for the exact IP address of such a service
+# allows access to the service.
 METADATA = (ipaddress.ip_network("169.254.0.0/16"), ipaddress.ip_network("fd00:ec2::254/128"))
 _HINT = "Use a value such as data.example.com:8080, [::1]:8080 or 10.1.0.0/16."
 _ENTRY = re.compile(r"(\[[^\[\]]+\]|[^:\[\]]+)(?::(\d{1,5}))?", re.ASCII)
