@@ -12,7 +12,7 @@ Decompressed data never exceeds its declared size.
 As in MDS, a compression is named `zstd` or `zstd:LEVEL`; the file suffix is the name without the
 level. Arrow implements Brotli and Snappy. It compresses a complete file in one step, and
 decompresses Snappy in one step too. As in the original MDS library, a bz2, gz or zstd file may consist
-of several streams. Of a Brotli file, the original reads only one stream; flare reads all streams.
+of several streams. flare reads all streams of a Brotli file, and the original reads only the first.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Deferred imports: a heavy library is imported when one of its names is first used.
 
-`pa` is pyarrow, `pc` its compute functions, `np` numpy.
+`pa` is pyarrow, `pc` is pyarrow.compute, and `np` is numpy.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 NAME_BYTES, PATH_BYTES = 255, 4096  # limits on Linux
-DEVICE = "\0"  # in results of `collision_key`, replaces device names; invalid in file names
+DEVICE = "\0"  # replaces device names in results of `collision_key`; invalid in file names
 
 _DOCUMENTS = ("readme", "license", "licence")
 _DOCUMENT_SUFFIXES = frozenset(
@@ -43,7 +43,7 @@ _PART_DRIVE = "/[A-Za-z]:"  # on Windows, a drive replaces the preceding path
 # Windows drops dots and spaces at the end of a name, so `.. ` is the parent folder.
 _DOTS_AND_SPACES = "(?:^|/)[. ]+(?:/|$)"
 _EXTENSION = r"[^{}/\\\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,63}"
-# C0, DEL, C1, and lone surrogates except those of `surrogateescape`
+# C0, DEL, C1, and lone surrogates except the surrogates of `surrogateescape`
 _CONTROL = "[\x00-\x1f\x7f-\x9f\ud800-\udc7f\udd00-\udfff]"
 # C0, DEL, C1, bidirectional controls, line and paragraph separators, byte order mark, surrogates
 _UNPRINTABLE = "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"

@@ -117,7 +117,7 @@ class _Base:
 
 
 class _Command(_Base, typer.core.TyperCommand):
-    """A command.
+    """A command whose `-h` shows only the everyday options.
 
     everyday  names of the options that `-h` shows
     """

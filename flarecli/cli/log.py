@@ -20,7 +20,8 @@ class Line(LogOptions, CommandLine):
 def command(line: Line) -> int:
     """List the versions of a dataset, the oldest first.
 
-    --pin and --restore first pin the current version, or restore an earlier version.
+    With --pin, the current version is pinned first; with --restore, an earlier version is restored
+    first.
 
     Example: flare log out/ --pin before-cleanup
     """

@@ -26,7 +26,7 @@ class Line(PackOptions, CommandLine):
 def command(line: Line) -> int:
     """Pack rows as shards, and download their links.
 
-    SOURCE is a table, a list of tables, a folder, - or any dataset. Prints the playlist's address.
+    SOURCE is a table, table list, folder or dataset, or - for stdin. Prints the playlist's address.
 
     Example: flare pack photos.parquet out/ --fetch data_url:image --key data_id
     """

@@ -49,7 +49,7 @@ class Line(PlaylistOptions, CommandLine):
         False,
         Option(
             group="Run",
-            help="Rebuild a lost index.json from the MDS shards of a folder.",
+            help="Rebuild a lost index.json from the MDS, JSON, CSV, TSV or XSV shards in a folder.",
             is_everyday=True,
         ),
     )

@@ -123,7 +123,7 @@ def _restore(at: Location, number: int) -> None:
         known = versions.numbers(at)
         span = f"{known[0]} to {known[-1]}" if known else "1"
         raise UsageError(
-            f"no version {number}", where=at, hint=f"The versions are {span}."
+            f"no version {number}", where=at, hint=f"Choose one of the versions {span}."
         ) from None
     if _shards(version) != _shards(base):
         versions.commit(at, Restore(at, version), base)

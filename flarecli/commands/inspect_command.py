@@ -43,7 +43,7 @@ class StreamInfo:
     writer      program that wrote the stream; None if unknown
     holes       one sentence for each run of missing shards, and for each gap in the shard numbers
     shard_list  (address, rows, bytes) of each shard, if requested
-    urls         full address of each shard, if requested
+    urls        full address of each shard, if requested
     shard_facts  more facts about each shard, such as the number of row groups; empty for most formats
     stats       column -> statistics, if requested
     schema      column -> name of its Arrow type in the packed table, if the playlist lists it

@@ -41,7 +41,7 @@ _ESCAPES = {"\\t": "\t", "\\n": "\n", "\\r": "\r", "\\\\": "\\"}
 
 
 def _pairs(items: Iterable[str]) -> dict[str, str]:
-    """Parse options of the form NAME=VALUE. Raises UsageError."""
+    """Parse options of the form NAME=VALUE. Raises UsageError for any other text."""
     pairs: dict[str, str] = {}
     for item in items:
         name, equals, value = item.partition("=")
@@ -68,7 +68,10 @@ def _unescaped(text: str) -> str:
 
 
 def _sample(text: str) -> int | float:
-    """Parse `10` as the count 10, and `1%` as the share 0.01. Raises UsageError."""
+    """Parse `10` as the count 10, and `1%` as the share 0.01.
+
+    raises  UsageError for any other text
+    """
     number, is_share = text.removesuffix("%"), text.endswith("%")
     try:
         sample = float(number) / 100 if is_share else int(number)
@@ -98,7 +101,7 @@ def sample_size(
 
 
 def _rank(text: str) -> tuple[int, int]:
-    """Parse `0/8` as rank 0 of 8. Raises UsageError."""
+    """Parse `0/8` as rank 0 of 8. Raises UsageError for any other text."""
     match = re.fullmatch(_FRACTION, text)
     if match is None or not int(match[1]) < int(match[2]):
         hint = "Ranks are numbered from 0, so 0/8 is the first of eight."
@@ -107,7 +110,7 @@ def _rank(text: str) -> tuple[int, int]:
 
 
 def _part(text: str) -> tuple[int, int]:
-    """Parse `3/7` as the third of seven parts: (2, 7). Raises UsageError."""
+    """Parse `3/7` as the third of seven parts: (2, 7). Raises UsageError for any other text."""
     match = re.fullmatch(_FRACTION, text)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         hint = "Parts are numbered from 1, so 3/7 is the third of seven."
@@ -284,7 +287,7 @@ class _TableOptions(Options):
             group="Rows",
             metavar="KEY=VALUE",
             is_repeatable=True,
-            help="Setting for CSV files: delimiter, header=no, quote, null, decimal or encoding; repeatable.",
+            help="Setting for CSV files, such as header=no; repeatable. Keys: delimiter, header, quote, null, decimal, encoding.",
         ),
     )
 
@@ -609,7 +612,10 @@ class PackOptions(_DownloadOptions, _TableOptions, _WriteOptions, _StreamOptions
     )
     replace: bool = option(
         False,
-        Option(group="Run", help="With --add-column: replace a column that was added before."),
+        Option(
+            group="Run",
+            help="With --add-column, replace a column that an earlier --add-column added.",
+        ),
     )
     dry_run: bool = option(
         False,
@@ -708,7 +714,7 @@ class VerifyOptions(NetworkOptions, _TableOptions, _FormatOptions, _SeedOptions)
         Option(
             group="Run",
             metavar="FILE",
-            help="File that records checked files, to continue an interrupted check.",
+            help="File that records the checked files, so that an interrupted check can continue.",
             is_everyday=True,
         ),
     )
@@ -903,7 +909,7 @@ class LogOptions(NetworkOptions):
         Option(
             group="Run",
             metavar="NAME",
-            help="Keep the current version under this name.",
+            help="Pin the current version under NAME, so that `flare prune` keeps its files.",
             is_everyday=True,
         ),
     )
@@ -1028,7 +1034,8 @@ class DropOptions(_ChangeOptions):
         ),
     )
     break_pins: bool = option(
-        False, Option(group="Run", help="With --erase: also delete pins that list these files.")
+        False,
+        Option(group="Run", help="With --erase, also delete the pins that list the erased files."),
     )
 
 

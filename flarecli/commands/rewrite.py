@@ -284,7 +284,7 @@ def _write(writer: Writer, stream: Stream, groups: Sequence[Group], progress: Pr
     """Write the kept rows of groups; no shard contains rows of two groups."""
     skip, row = writer.next, 0
     names = [column.name for column in writer.columns or ()]
-    # the batches of tables may have dictionaries
+    # convert the columns, because batches of tables may contain dictionary arrays
     typed = ColumnConverter(writer.columns or (), None, True, writer.stored_schema)
     for group in groups:
         for i, rows in _shards(group):

@@ -1,4 +1,4 @@
-"""Sources of the commands that read datasets: streams, and notes on what is read.
+"""Sources of the commands that read datasets: streams, and notes on the data that is read.
 
 A stream is standard input or a FIFO. A tar in a stream is read in one pass, in bounded memory.
 """

@@ -296,7 +296,7 @@ class _Survey:
     metadata      files that may be metadata files
     combinations  set of extensions -> number of keys with exactly these extensions
     names         set of extensions -> first keys with exactly these extensions
-    spellings     extension -> the extension as in all file names; empty if file names differ
+    spellings     extension -> its spelling in all file names; empty if the spellings differ
     checksum      checksum of the listing
     compounds     compound extensions
     """
@@ -393,7 +393,7 @@ class _FileColumns:
         }
 
     def of_files(self, files: dict[str, str]) -> dict[str, str]:
-        """Return column -> file name for extension -> file name."""
+        """Convert extension -> file name to column -> file name."""
         return {self.of[extension]: name for extension, name in files.items()}
 
     def encodings(self) -> dict[str, str]:
@@ -441,8 +441,8 @@ class Folder(Part):
     """The files of a folder, grouped by key.
 
     files       the selected columns of files
-    main        main column: the most frequent one, or a media column that at least half of the
-                keys have
+    main        main column of files: the most frequent column, or a media column that at least
+                half of the keys have
     key         name of the key column
     extensions  selected column of files -> `Column.extension`
     encodings   selected column of files -> encoding, unless the first row determines it
@@ -567,7 +567,8 @@ class Folder(Part):
     def _main(self, survey: _Survey, requested: Sequence[str] | None) -> str:
         """Return the most frequent column, among the requested columns or among all.
 
-        A media column that at least half of the keys have takes precedence. Names break ties.
+        A media column that at least half of the keys have takes precedence. If two columns are
+        equally frequent, their names determine the result.
         """
         counts, media = self._columns.counts, self._columns.media
         for name in requested or ():

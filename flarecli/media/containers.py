@@ -1,6 +1,6 @@
-"""Container walkers: one generator per container format. Each generator yields the parts in file order.
+"""Container parsers: one generator per format, which yields the parts of a container in file order.
 
-A walker reads only the headers of parts. It raises ValueFitError for the first part that is
+A parser reads only the headers of parts. It raises ValueFitError for the first part that is
 malformed or ends outside its parent. It never allocates memory based on a size in the file, and
 yields at most MAX_PARTS parts. A truncated header may also raise struct.error or IndexError.
 
@@ -33,8 +33,8 @@ __all__ = [
     "until_damage",
 ]
 
-DAMAGE = (ValueFitError, struct.error, IndexError)  # errors that a walker raises
-MAX_PARTS = 1_000_000  # per walk
+DAMAGE = (ValueFitError, struct.error, IndexError)  # errors that a parser raises
+MAX_PARTS = 1_000_000  # per container
 MAX_TIFF_DIRECTORIES = 10_000
 MAX_MP3_PADDING = 4096  # maximum number of zeros between an ID3 tag and the first frame
 UNKNOWN_WAV_SIZE = 0x7FFFF000  # a WAV written to a pipe has this size or more in its header

@@ -259,7 +259,7 @@ def _matroska(data: bytes, header: MediaInfo) -> None:
                 break
         if not has_tracks:
             raise ValueFitError("no tracks before the first cluster")
-        if end < len(data):  # otherwise, the walker checks whether the segment is truncated
+        if end < len(data):  # otherwise, the parser checks whether the segment is truncated
             return
     if not has_segment:
         raise ValueFitError("no segment")
@@ -304,7 +304,7 @@ def _wav(data: bytes, header: MediaInfo) -> None:
                 raise ValueFitError("chunk 'data' precedes chunk 'fmt '")
             has_data = True
             header.duration = (end - begin) / byte_rate if byte_rate else None
-            if end < len(data):  # otherwise, the walker checks whether the chunk is truncated
+            if end < len(data):  # otherwise, the parser checks whether the chunk is truncated
                 break
     if fault or not has_data:
         raise ValueFitError(fault or "no chunk 'data'")

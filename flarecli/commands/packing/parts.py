@@ -225,8 +225,8 @@ def pack_one_part(task: PackTask, progress: Progress) -> Packed:
     The first job writes the journal of the whole pack, with the source, the options and the
     columns. Later jobs must have the same source and options, and use the recorded columns.
 
-    raises  UsageError for other options than those of an earlier job, or a changed source; BusyError
-            if another process packs the same part; the errors of `pack_task`
+    raises  UsageError if the options differ from the options of an earlier job, or if the source was
+            changed; BusyError if another process packs the same part; the errors of `pack_task`
     """
     number, count = _part_number(task.options)
     plan = planned(task, progress)
@@ -252,7 +252,7 @@ def pack_one_part(task: PackTask, progress: Progress) -> Packed:
 def join_parts(task: PackTask, progress: Progress) -> Packed:
     """Join the parts that `--part K/N` has packed, and write the index and the playlist.
 
-    A second call, and a call after a killed process, return the same result.
+    A second call returns the same result, even if the process of the first call was killed.
 
     raises  UnfinishedError if a part is not packed yet; UsageError if a part was packed from another
             source or with other options; FormatError for a key that is used twice
@@ -390,7 +390,9 @@ def _no_parts(out: Location) -> UnfinishedError:
 
 
 def _packed_part(plan: Plan, task: PackTask, progress: Progress) -> Packed:
-    """Return the result of a packed part. Complete a part if its process was killed at the end.
+    """Return the result of a packed part.
+
+    If the process that packed the part was killed just before its end, the part is completed first.
 
     raises  UsageError if the part was packed from another source or with other options
     """

@@ -529,7 +529,7 @@ def _needed_columns(plan: Plan, keys_only: bool) -> list[str] | None:
     """Return the source columns to read; None: all."""
     needed = {plan.key, plan.source.key}
     if plan.task.format.key_column:
-        needed |= set(plan.source.files)  # names of files
+        needed |= set(plan.source.files)  # the columns of file names
     if not keys_only:
         if plan.task.columns is None:
             return None

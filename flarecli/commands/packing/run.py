@@ -380,7 +380,7 @@ def failed_row(plan: Plan, failure: Failure) -> FlareError:
 def write_share(options: PackOptions) -> float:
     """Estimate the share of a pack's time that remains after all rows were received.
 
-    Compression takes long if the rows need no downloads.
+    With compression, this share is large, unless most of the time is spent on downloads.
     """
     return 0.5 if options.compress and not options.fetch else 0.1
 

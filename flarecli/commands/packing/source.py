@@ -69,8 +69,8 @@ class Source:
              type of an index, or the original type in the source of a packed dataset
     files    columns of file names in `batches`; `schema` has the types of the file contents
     key      column that contains the row keys; None if the source has none
-    flaw     function that returns the error kind and message for a missing file, given its column,
-             whether the row has no files, and the key; its result is None if the row is valid. None
+    flaw     function that returns the error kind and message for a missing file, or None if the row
+             is valid; its arguments are the column, whether the row has no files, and the key. None
              if every row has all files
     extensions  column -> `Column.extension`
     encodings   column -> encoding of the contents of files, unless the first row determines it
@@ -437,7 +437,7 @@ def _check_folder_column(name: str, shown: str) -> None:
 
 @contextlib.contextmanager
 def _hints_on_kind(kind: str | None, kinds: Collection[str]) -> Iterator[None]:
-    """Add the option `--input` to the hints of errors of opening files.
+    """Recommend the option `--input` in the hints of errors that the `with` block raises.
 
     kind   value of --input
     kinds  the kind, or the kinds of the streams; empty: do not change the hints

@@ -253,7 +253,7 @@ class _Unpacking:
                 raise
 
     def run(self, output: Output) -> Unpacked:
-        """Write all rows. After an error, written files are kept for a resume."""
+        """Write all rows. After an error, the written files are kept for a resumed unpack."""
         self.progress.start("unpack", self.source.rows, done=output.next)
         resumed = output.rows
         try:

@@ -79,9 +79,10 @@ def value_views(array: pa.Array) -> list[memoryview | None]:
 class NamePattern:
     """Pattern that determines the file names of each row.
 
-    pattern  None: `{key}.{ext}`, or `{row}.{ext}` without a key. If a row has several files,
-             `{column}` precedes `.{ext}`, unless the column was packed from files; if the column
-             name is the extension, `.{ext}` is omitted, so that the tar member `a.jpg` becomes
+    pattern  pattern with placeholders; None: the default pattern, which is `{key}.{ext}`, or
+             `{row}.{ext}` without a key. If a row has several files, the default pattern contains
+             `{column}` before `.{ext}`, except for columns that were packed from files. If the
+             column name is the extension, `.{ext}` is omitted, so the tar member `a.jpg` becomes
              `a.jpg` again
     files    the columns that become files
     digits   minimum number of digits of a row number

@@ -267,7 +267,7 @@ class Folder(Output):
         )
 
     def abandon(self) -> None:
-        """Stop, and keep written files for a resume; remove the folder if it has no files."""
+        """Stop, and keep the written files for a resumed unpack; remove a folder without files."""
         self._close()
         self._target.abandon(keep=self.next > 0)
 
@@ -298,7 +298,8 @@ class _BegunFiles:
         if size < self._log.size:
             self._log.cut(size)
         elif next and not (at / _BEGUN).exists():
-            self._earlier.update(map(hash, INDEXES))  # the interrupted run had written all files
+            # the interrupted run had written all files, and perhaps an index
+            self._earlier.update(map(hash, INDEXES))
         self._log.create()
 
     def is_own(self, name: str) -> bool:
@@ -418,7 +419,8 @@ class _UnpackedContents(Contents):
                 done |= _hashes(file)
         begun, _ = _read_begun(open_log(at / _BEGUN).entries())
         own = {hash(FAILED), *done, *begun}
-        if done and not (at / _BEGUN).exists():  # the interrupted run had written all files
+        # without this log, the interrupted run had written all files, and perhaps an index
+        if done and not (at / _BEGUN).exists():
             own.update(map(hash, INDEXES))
         for path in _files_below(folder):
             if hash(path) not in own:

@@ -208,7 +208,7 @@ class OtherLists:
             for stream in self._read_streams(at, is_named):
                 entries = _index_entries(at, stream) if self._compares_entries(at) else ()
                 self.add(OtherList(at, stream, must_match, index_entries=entries))
-                # an index distinguishes fewer column types than a playlist
+                # the index is first, because it distinguishes fewer column types than a playlist
                 pair = (stream, self.stream) if at.name == INDEX else (self.stream, stream)
                 if not _have_same_columns(*pair):
                     message = f"columns differ from those in {self._address}"
@@ -447,9 +447,7 @@ def _compare_entries(
         elif isinstance(ours[key], dict) and isinstance(theirs[key], dict):
             for name, our_value in ours[key].items():
                 their_value = theirs[key].get(name)
-                if (
-                    name == "basename"
-                ):  # the name in a merged index starts with the folder of a part
+                if name == "basename":  # a merged index adds the folder of the part
                     our_value, their_value = (
                         str(one).rpartition("/")[2] for one in (our_value, their_value)
                     )

@@ -172,7 +172,7 @@ def check_chunk(
         ):
             _check_in_one_pass(form, chunk, entries, columns, rows, result)
             return result
-        # do not count the bytes here if their values are decoded later, which counts them
+        # if rows are read later, the bytes are counted then
         with counted(_ignore) if depth.needs_rows else nullcontext():
             hashed = _hash_chunk(chunk, entries, compression, rows, result)
         if hashed is not None:
@@ -215,7 +215,7 @@ def _ignore(size: int) -> None:
 
 
 def _of_size(chunk: Chunk, size: int | None, at: Location | None = None) -> Chunk:
-    """Return a chunk with the given size, but no other facts, for its first file."""
+    """Return a chunk whose first file has this size, and no listed checksums."""
     file = File(chunk.files[0].name, size)
     return replace(chunk, at=at or chunk.at, files=(file, *chunk.files[1:]))
 
@@ -273,7 +273,7 @@ def _check_structure(
 ) -> list[Finding]:
     """Check the structure of a shard and, with a decoder, its values. Report each row only once.
 
-    is_changed  whether a checksum differs, so that damaged values were changed after packing
+    is_changed  whether a checksum differs; if so, the hints state that the file was changed
     """
     findings = [
         _with_byte_range(one, shard)
@@ -393,7 +393,7 @@ def _compare(
 def _hash_chunk(
     chunk: Chunk, entries: Sequence[ListEntry], compression: str, rows: str, result: FileResult
 ) -> Chunk | None:
-    """Hash a shard; return the chunk whose structure to check, or None to skip that check."""
+    """Hash a shard. Return the chunk whose structure is checked next; None to skip this check."""
     at, size = chunk.at, result.size
     sums = Sums(_hash_names(at, entries, result))
     # the path of the shard is needed to find companions that are not listed
