@@ -5,17 +5,19 @@ and `1:30` are text. Reading stops at the first fault; validation reports all fa
 
 The YAML library is slow on long lists. Therefore, each long list that has an unambiguous syntax is replaced by a random
 placeholder before the library parses the text. Such a list has either one item `- a` per line, or lines of items
-separated by commas. The items contain only characters that have no special meaning in YAML. If a placeholder is not an item of a list
-after parsing (for example, if it is in a block of text), the complete text is parsed.
+separated by commas, or one entry `name: {bytes: 1, …}` of a mapping per line. The items contain only characters that have no
+special meaning in YAML. If a placeholder is not an item of a list or a key of a mapping after parsing (for example, if it is in a
+block of text), the complete text is parsed.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from flarecli.encodings import column
 from flarecli.errors import FormatError, Place
@@ -55,6 +57,7 @@ _CHECKSUM_LINE = re.compile(rb"# flare xxh3_128 ([0-9a-f]{32})\n\Z")
 # Longer integers remain text, because floats would lose digits.
 _INT = re.compile(r"-?(?:0|[1-9]\d{0,38})", re.ASCII)
 FLOAT = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
+_Lifted: TypeAlias = dict[str, "list[Any] | Map"]  # see `lift`
 _WORDS = {"true": True, "false": False, "null": None, "~": None, "": None}
 _HASHES = frozenset(known())
 MIN_LIST_CHARACTERS = 4096  # the YAML library parses shorter lists
@@ -63,7 +66,13 @@ _ITEM = rf'(?:"[ !#-\[\]-~]*+"|{_PLAIN})'
 # Because of a bug in Python before 3.11.5, matching continues after a possessive group at the position at which the
 # last attempt of the group failed. The pattern after the group must therefore not match at that position.
 _LINE = rf"{_ITEM}(?>(?:, {_ITEM})*),\n"
-_RUN = re.compile(rf"^( *)(?:- {_ITEM}\n(?:\1- {_ITEM}\n)++|{_LINE}(?:\1{_LINE})++)", re.MULTILINE)
+_FACT = r'[a-z][a-z0-9_]*: (?:0|[1-9][0-9]{0,17}|"[0-9A-Za-z]*")'
+_ENTRY = rf"[A-Za-z_./][A-Za-z0-9_./-]{{0,199}}: {{{_FACT}(?:, {_FACT})*}}\n"
+_RUN = re.compile(
+    rf"^( *)(?:- {_ITEM}\n(?:\1- {_ITEM}\n)++|{_LINE}(?:\1{_LINE})++|{_ENTRY}(?:\1{_ENTRY})++)",
+    re.MULTILINE,
+)
+_FACTS = re.compile(r'([a-z0-9_]+): (?:([0-9]+)|"([0-9A-Za-z]*)")')
 _COUNTS = re.compile(r"(?: *+(?:0|[1-9][0-9]{0,17}+)[,\n]++)*+")
 _TEXTS, _TEXT = re.compile(r'(?: *"[^"]*+"[,\n]*+)*+'), re.compile(r'"([^"]*+)"')
 _ANY = re.compile(r'"([^"]*+)"|([^",\s]++)')
@@ -142,11 +151,11 @@ def read_document(decoded: str, at: Location) -> Any:
 
 
 def read_yaml(
-    decoded: str, at: Location, lifted: dict[str, list[Any]], found: list[FormatError] | None = None
+    decoded: str, at: Location, lifted: _Lifted, found: list[FormatError] | None = None
 ) -> Any:
     """Parse YAML in which placeholders replace long lists.
 
-    lifted  placeholder -> items of the list; entries are removed when they are used
+    lifted  placeholder -> items of the list, or entries of the mapping; it is removed when it is used
     found   list to which faults are added; None to raise the first fault
     raises  FormatError for invalid YAML or deep nesting
     """
@@ -180,7 +189,7 @@ class _Context(NamedTuple):
     """The parser state that is constant for a document."""
 
     at: Location
-    lifted: dict[str, list[Any]]
+    lifted: _Lifted
     found: list[FormatError] | None
 
     def add_fault(self, event: Any, message: str) -> None:
@@ -205,18 +214,25 @@ def _value(event: Any, events: Iterator[Any], context: _Context, depth: int = 0)
     if depth >= MAX_DEPTH:
         raise _fault(context.at, _mark(event), f"nested more than {MAX_DEPTH} levels deep")
     if isinstance(event, yaml.SequenceStartEvent):
-        items = []
+        items: list[Any] = []
         while not isinstance(event := next(events), yaml.SequenceEndEvent):
-            if isinstance(event, yaml.ScalarEvent) and event.value in context.lifted:
+            lifted = (
+                context.lifted.get(event.value) if isinstance(event, yaml.ScalarEvent) else None
+            )
+            if isinstance(lifted, list):
                 items += context.lifted.pop(event.value)
             else:
                 items.append(_value(event, events, context, depth + 1))
         return items
-    out = Map()
+    out, is_block = Map(), not event.flow_style
     while not isinstance(event := next(events), yaml.MappingEndEvent):
         key = _value(event, events, context, depth + 1)
         value = _value(next(events), events, context, depth + 1)
-        if not isinstance(key, str):
+        entries = context.lifted.get(key) if isinstance(key, str) else None
+        if isinstance(entries, Map) and is_block and value == {} and out.keys().isdisjoint(entries):
+            del context.lifted[key]
+            _add_entries(out, entries, _mark(event))
+        elif not isinstance(key, str):
             context.add_fault(event, f"the name {key!r:.60} is not text; put it in quotes")
         elif key in out:
             context.add_fault(
@@ -353,13 +369,14 @@ def places(data: bytes, paths: Sequence[Steps]) -> list[int]:
 # -- long lists
 
 
-def lift(text: str, scalar: Callable[[str], Any]) -> tuple[str, dict[str, list[Any]]]:
+def lift(text: str, scalar: Callable[[str], Any]) -> tuple[str, _Lifted]:
     """Replace long lists in the text of a playlist with placeholders.
 
     scalar  function that parses an unquoted item
-    return  the text with the same number of lines, and a mapping of placeholder to list items
+    return  the text with the same number of lines, and a mapping of placeholder to list items, or to
+            entries of a mapping
     """
-    lifted: dict[str, list[Any]] = {}
+    lifted: _Lifted = {}
     pieces: list[str] = []
     done, prefix = 0, f"lifted{os.urandom(16).hex()}x"
     for match in _RUN.finditer(text):
@@ -373,6 +390,12 @@ def lift(text: str, scalar: Callable[[str], Any]) -> tuple[str, dict[str, list[A
             stop = text.rindex("\n", start, stop - 1) + 1
             lifted[placeholder] = _parse_block(text[start:stop], f"{indent}- ", scalar)
             replacement = f"{indent}- {placeholder}"
+        elif text[text.index("\n", start) - 1] == "}":
+            entries = _parse_entries(text[start:stop])
+            if entries is None:
+                continue
+            lifted[placeholder] = entries
+            replacement = f"{indent}{placeholder}: {{}}"
         else:
             body = text[start:stop]
             lifted[placeholder] = _parse_flow(body, scalar)
@@ -399,6 +422,29 @@ def _parse_flow(body: str, scalar: Callable[[str], Any]) -> list[Any]:
     if _TEXTS.fullmatch(body):
         return _TEXT.findall(body)
     return [scalar(plain) if plain else quoted for quoted, plain in _ANY.findall(body)]
+
+
+def _parse_entries(body: str) -> Map | None:
+    """Parse a mapping with one entry per line. Return None if the YAML library has to report a fault."""
+    out = Map()
+    for line in body.splitlines():
+        name, _, facts = line.partition(": ")
+        found = _FACTS.findall(facts)
+        entry = Map()
+        for key, count, text in found:
+            entry[key] = int(count) if count else text
+        if len(entry) < len(found) or not _WORDS.keys().isdisjoint(entry):
+            return None
+        out[name.lstrip(" ")] = entry
+    if len(out) < body.count("\n") or not _WORDS.keys().isdisjoint(out):
+        return None
+    return out
+
+
+def _add_entries(out: Map, entries: Map, mark: int) -> None:
+    """Add the entries of a mapping, of which each is on a line of its own. `mark` is that of the first."""
+    out.update(entries)
+    out.marks.update(zip(entries, itertools.count(mark, 1 << 32), strict=False))
 
 
 def _parse_counts(body: str) -> list[Any] | None:

@@ -105,16 +105,18 @@ class Version:
 
     number  1 for the dataset as it was first packed
     data    bytes of the list
+    parsed  the list, if `data` was written from it
     """
 
     at: Location
     number: int
     data: bytes = field(repr=False)
+    parsed: Playlist | None = field(default=None, repr=False, compare=False)
 
     @cached_property
     def playlist(self) -> Playlist:
         """The list. Raises FormatError if it is invalid."""
-        return playlists.parse(self.data, self.at)
+        return self.parsed or playlists.parse(self.data, self.at)
 
     @cached_property
     def dataset(self) -> Dataset:
@@ -422,7 +424,8 @@ def commit(at: Location, change: Change, base: Version) -> Version:
         for number in range(base.number + 1, current.number + 1) if change.fragments else ():
             with contextlib.suppress(MissingError):  # pruned
                 one = read_version(at, number)
-                if one.fragments == change.fragments:
+                # parsing a list takes milliseconds
+                if change.fragments[0].encode() in one.data and one.fragments == change.fragments:
                     publish(at, current)
                     return one
         if at.names().count(version_name(current.number)) == 0:
@@ -458,7 +461,8 @@ def _next_version(at: Location, change: Change, base: Version) -> Version:
     }
     streams = (replace(streams[0], headers=headers), *streams[1:])
     where = at / version_name(number)
-    return Version(where, number, playlists.text(Playlist(streams)))
+    playlist = Playlist(streams, where, True)
+    return Version(where, number, playlists.text(playlist), playlist)
 
 
 def _difference(old: Sequence[Stream], new: Sequence[Stream], copied: int | None) -> dict[str, int]:

@@ -16,6 +16,7 @@ from tests.properties import examples
 playlist_reader = importlib.import_module("flarecli.playlists.read")
 AT = locate("/nowhere/playlist.yaml")
 LONG = 300
+ENTRIES = "".join(f'  f{i}: {{bytes: {i}, xxh3_128: "0{i}"}}\n' for i in range(LONG))
 
 
 def alone(text):
@@ -106,6 +107,35 @@ def test_items_of_a_long_list_have_the_values_of_the_yaml_library(item):
         "k:\n" + "  # - a\n" * LONG + "  - a\n",
         "k: &x\n" + "  - a\n" * LONG,
         "a:\n" + "  - 1\n" * LONG + "b:\n" + "  - 2\n" * LONG + "c: [\n" + "  3,\n" * LONG + "]\n",
+        "k:\n" + ENTRIES,
+        ENTRIES,
+        "k:\n" + ENTRIES + "  z: 1\n" + ENTRIES.replace(" f", " g"),
+        "k:\n" + ENTRIES * 2,
+        "k:\n  f7: 1\n" + ENTRIES,
+        "k:\n" + ENTRIES + "  f7: 1\n",
+        "k: {\n" + ENTRIES + "}\n",
+        "k: {x: 1,\n" + ENTRIES + "}\n",
+        "k: [\n" + ENTRIES + "]\n",
+        "k: |\n" + ENTRIES,
+        "k: word\n" + ENTRIES,
+        'k: "\n' + ENTRIES + '"\n',
+        "k:\n  ? x\n" + ENTRIES,
+        "k:\n" + ENTRIES + "    more\n",
+        "k:\n" + ENTRIES + "    more: 1\n",
+        "k:\n" + ENTRIES + "  , a: 1\n",
+        "k:\n" + ENTRIES + "  - a\n",
+        "k:\n" + ENTRIES + " a: 1\n",
+        "k:\n- f: 1\n" + ENTRIES,
+        "k:\n- f: 1\n" + ENTRIES + "- g: 1\n" + ENTRIES,
+        "k:\n" + ENTRIES.replace("f9:", "true:"),
+        "k:\n" + ENTRIES.replace("f9:", "null:"),
+        "k:\n" + ENTRIES.replace("f9:", "yes:"),
+        "k:\n" + ENTRIES.replace("f9:", f"{'f' * 2000}:"),
+        "k:\n" + ENTRIES.replace("9, ", "9, bytes: 1, "),
+        "k:\n" + ENTRIES.replace("xxh3_128", "null"),
+        "k:\n" + ENTRIES.replace("xxh3_128", "bytes"),
+        "k:\n" + ENTRIES.replace(": 9,", ": 09,"),
+        "k:\n" + ENTRIES.replace(": 9,", f": {'9' * 30},"),
         "k: [[\n" + "  1, 2,\n" * LONG + "  3], [\n" + '  "1", "2",\n' * LONG + "  3]]\n",
     ],
 )
@@ -126,6 +156,8 @@ def test_random_lines_are_read_as_by_the_yaml_library(seed):
                 f"- {item}",
                 f"{item}, {item},",
                 f"{item}:",
+                f"{item}: {{bytes: 1}}",
+                f'a{rng.randrange(99)}: {{bytes: 1, xxh: "2"}}',
                 "x: [",
                 "]",
                 "x: |",
@@ -139,6 +171,8 @@ def test_random_lines_are_read_as_by_the_yaml_library(seed):
             )
         )
         lines += [indent + line] * rng.choice((1, 1, 2, 3, 10))
+        if rng.random() < 0.3:
+            lines += [f"{indent}b{i}: {{bytes: {i}}}" for i in range(rng.randrange(2, 5))]
     text = "\n".join(lines) + "\n"
     assert outcome(read_document, text, AT) == outcome(alone, text)
 
@@ -171,6 +205,14 @@ def test_a_list_ends_before_the_first_line_with_another_syntax(head, tail, end):
     for last in (f"  {end},\n", f"  {end}\n", f"  - {end}\n", f"  - 1{end}\n"):
         text = head + line * LONG + last + tail
         assert outcome(read_document, text, AT) == outcome(alone, text), last
+
+
+def test_entries_of_a_long_mapping_have_the_lines_of_the_yaml_library():
+    text = "k:\n  a: 1\n" + ENTRIES + "  z: 1\n"
+    assert read_document(text, AT)["k"].marks == alone(text)["k"].marks
+    short, lifted = playlist_reader.lift(text, str)
+    assert [len(entries) for entries in lifted.values()] == [LONG]
+    assert short.count("\n") == text.count("\n")
 
 
 def test_long_lists_reach_the_library_as_one_item():
