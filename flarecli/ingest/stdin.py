@@ -305,13 +305,13 @@ def _unknown_kind(spool: Blocks, found: str | None, is_text: bool) -> FormatErro
     elif is_text:
         message = f"unknown kind of stream; expected {_EXPECTED}"
         hint = (
-            "Name the kind with --input, such as csv for a table with one column, "
+            "Set the kind with --input, such as csv for a table with one column, "
             "or lines for a list of addresses."
         )
     else:
         begin = f"the stream contains {found}" if found else "unknown kind of stream"
         message = f"{begin}; expected {_EXPECTED}"
-        hint = "Name the kind with --input; use --input files to read the stream as one row."
+        hint = "Set the kind with --input; use --input files to read the stream as one row."
     return FormatError(message, where=spool, hint=hint)
 
 

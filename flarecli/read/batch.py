@@ -24,8 +24,8 @@ class Block:
     def __init__(self, rows: IntArray) -> None:
         self.rows = rows
         self._can_locate = True
-        # the index of the first located row, and the located rows: one tuple, because several
-        # threads read and replace it
+        # Index of the first located row, and the located rows. Both are in one tuple, because
+        # several threads read and replace the tuple.
         self._located: tuple[int, LocatedBatches] | None = None
 
     def batch(self, data: Rows, start: int, stop: int) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def batch_rows(
 
 
 def batch_tasks(rows: IntArray, batch: int, as_samples: bool = False) -> Iterator[BatchTask]:
-    """Split rows into batches, which share a block."""
+    """Split rows into batches. All batches share one block."""
     block = Block(rows)
     for start in range(0, len(rows), batch):
         yield BatchTask(rows[start : start + batch], as_samples, block, start)

@@ -134,7 +134,7 @@ def check_cursor(data: Rows, rows: int, cursor: Cursor) -> None:
 class Data(Closable):
     """The base class of Dataset and Mix, which implement `Rows`."""
 
-    # methods for other modules of this package; tab completion and the reference omit them
+    # Members for other modules of this package, which tab completion and the reference omit.
     INTERNAL: ClassVar[frozenset[str]] = frozenset(
         (
             "INTERNAL",
@@ -186,8 +186,8 @@ class Run:
     """An iterator over the samples of one rank, in order. `cursor` is the current position.
 
     Every step of an epoch reads one row. Rank r of R reads steps r, r + R, … after the start of the
-    run. So the ranks together read each row once, and a run can resume with any number of ranks. If
-    the number of rows is not a multiple of the number of ranks, the last ranks read one row fewer.
+    run. Together, the ranks read each row once. A run can resume with any number of ranks. If the
+    number of rows is not a multiple of the number of ranks, the last ranks read one row fewer.
 
     raises  UsageError for an invalid rank, an unknown order or a step outside the epoch
     """
@@ -221,7 +221,7 @@ class Run:
     def __reduce__(self) -> NoReturn:
         raise UsageError(
             "a Run cannot be sent to another process",
-            hint="Send the dataset and the cursor, and call data.run(cursor=cursor) in that process.",
+            hint="Send the dataset and the cursor to the process, and call data.run(cursor=cursor) there.",
         )
 
     def __iter__(self) -> Run:

@@ -172,7 +172,7 @@ def _of_stream(spool: Spool, format: str | None, table: Mapping[str, Any]) -> Pl
         raise UsageError(
             "the stream is a list of addresses, not a table or a tar",
             where=spool,
-            hint="Name the kind with --input, or pack the list with `flare pack`.",
+            hint="Set the kind with --input, or pack the list with `flare pack`.",
         )
     if format not in (None, found):
         raise UsageError(

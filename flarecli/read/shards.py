@@ -34,7 +34,8 @@ MAX_OPEN_SHARDS = 512  # limit per process, because each open shard keeps its ro
 _MAX_FILES = 1024  # maximum number of mapped files; lower if the limit on open files is low
 _BATCH_BYTES = 16 << 20  # approximate bytes per batch in a scan
 _MIN_SHARD_ROWS = 8  # with fewer rows per shard, reading single rows is faster than reading columns
-_GATHER_ROWS, _GATHER_SHARD_ROWS = 512, 64  # rows to locate in one call: in total, or per shard
+# Rows to locate in one call: the larger of _GATHER_ROWS and _GATHER_SHARD_ROWS for each shard.
+_GATHER_ROWS, _GATHER_SHARD_ROWS = 512, 64
 _GATHER_BYTES = 8 << 20  # approximate maximum memory of the rows to locate in one call
 _VALUE_BYTES = 100  # approximate memory of a located value, in addition to its bytes
 _MAX_GATHERED_FILES = 256  # maximum number of mapped files in GatheredRows
@@ -423,10 +424,10 @@ class Series:
         return GatheredRows(parts, [stop - first for first, stop in pairwise(bounds)], order)
 
     def _gathered_rows(self, row: int, columns: Sequence[str] | None) -> int:
-        """Return how many rows to locate in one call, if all rows are like `row`; 0: as few as possible.
+        """Return the number of rows to locate in one call; 0 means as few rows as possible.
 
-        The more shards there are, the more rows are located, so that each shard contains enough of
-        them for an array operation.
+        The number increases with the number of shards, so that each shard contains enough of the
+        rows for an array operation. The size of all rows is estimated from the shard of `row`.
         """
         i = self.position(row)
         size = self.weight(i) // max(1, self.edges[i + 1] - self.edges[i])
@@ -476,7 +477,9 @@ def _advise(chunk: Chunk, total_bytes: int) -> None:
 
 
 class GatheredRows:
-    """The located rows of several shards, in the requested order. The shards' maps remain open.
+    """The located rows of several shards, in the requested order.
+
+    The maps of the shards remain open, unless the rows were copied.
 
     parts  the located rows of each shard
     sizes  the number of rows in each part
@@ -490,7 +493,7 @@ class GatheredRows:
         self._has_views = any(isinstance(part.source, memoryview) for part in parts)
         # column name -> numpy array of dtype void, or the bytes or (buffer, start, stop) of each value
         self._columns: dict[str, Any] = {}
-        self._ranges = set[str]()  # the columns with (buffer, start, stop)
+        self._ranges = set[str]()  # columns whose values are stored as (buffer, start, stop)
         is_single = len(parts) == 1
         if not is_single:
             back = np.empty_like(order)
@@ -540,7 +543,7 @@ def _value_ranges(source: Any, column: Any, size: int) -> Iterable[tuple[Any, in
 
 
 def _values(column: Any) -> list[bytes]:
-    """Return the values of a column that were copied."""
+    """Return the bytes of each value in a copied column."""
     values: list[bytes] = column.tolist() if isinstance(column, np.ndarray) else column
     return values
 

@@ -116,7 +116,7 @@ class Table:
             self._owner[column.name] = series
 
     def only(self, rows: IntArray) -> Table:
-        """Return a table with only these rows of this table, int64 [k], ascending."""
+        """Return a table with only the given rows, which are int64 [k] and ascending."""
         return Table(self.series, rows if self._selected is None else self._selected[rows])
 
     @cached_property

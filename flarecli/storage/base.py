@@ -89,7 +89,7 @@ class Entry(NamedTuple):
     """A file in a listing.
 
     name  path relative to the listed folder, with `/` as separator
-    size  bytes; -1 if the file cannot be opened
+    size  size in bytes; -1 if the file cannot be opened
     """
 
     name: str

@@ -679,7 +679,7 @@ def is_special(name: str, folder: int) -> bool:
     """
     with contextlib.suppress(OSError):
         device = os.fstat(folder).st_dev
-        if device == os.stat("/dev").st_dev != os.stat("/").st_dev:  # /dev, but not /dev/shm
+        if device == os.stat("/dev").st_dev != os.stat("/").st_dev:  # false for /dev/shm
             return True
         mode = os.stat(name, dir_fd=folder).st_mode
         return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))

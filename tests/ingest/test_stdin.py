@@ -496,18 +496,18 @@ EXPECTED = (
         (
             b"hello\nworld\n",
             f"unknown kind of stream; {EXPECTED}",
-            "Name the kind with --input, such as csv for a table with one column, "
+            "Set the kind with --input, such as csv for a table with one column, "
             "or lines for a list of addresses.",
         ),
         (
             b"fLaC\0\0",
             f"the stream contains flac; {EXPECTED}",
-            "Name the kind with --input; use --input files to read the stream as one row.",
+            "Set the kind with --input; use --input files to read the stream as one row.",
         ),
         (
             b"\x7fELF\1\1",
             f"unknown kind of stream; {EXPECTED}",
-            "Name the kind with --input; use --input files to read the stream as one row.",
+            "Set the kind with --input; use --input files to read the stream as one row.",
         ),
         (
             b"\xfd7zXZ\0\0",

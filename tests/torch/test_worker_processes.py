@@ -227,7 +227,7 @@ def test_objects_that_cannot_be_pickled_raise_an_error_with_a_hint(packed, tmp_p
         for one, hint in (
             (
                 run,
-                "Send the dataset and the cursor, and call data.run(cursor=cursor) in that process.",
+                "Send the dataset and the cursor to the process, and call data.run(cursor=cursor) there.",
             ),
             (writer, "Open a separate Writer in each process, with a separate folder."),
         ):

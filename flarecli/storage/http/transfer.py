@@ -88,7 +88,7 @@ class Handle:
             easy.setopt(pycurl.CAINFO, certificates())
         easy.setopt(pycurl.OPENSOCKETFUNCTION, self._open)
         if not permit.any_private:
-            # No proxy, because the address to which a proxy connects cannot be checked.
+            # No proxy is used, because the address to which a proxy connects cannot be checked.
             easy.setopt(pycurl.PROXY, "")
 
     def begin(self, request: Request, now: float, fresh: bool = False) -> None:
