@@ -199,7 +199,7 @@ class _Parser:
         """
         self._nodes += 1
         if self._nodes > MAX_NODES or depth > MAX_DEPTH:
-            raise UsageError(f"type has more than {MAX_NODES} parts or {MAX_DEPTH} levels")
+            raise UsageError(f"type has more than {MAX_NODES} nested types or {MAX_DEPTH} levels")
         if isinstance(header, str):
             if header in _NAMES:
                 return _NAMES[header]

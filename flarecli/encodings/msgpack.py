@@ -110,7 +110,7 @@ def unpack(data: bytes, tree: bool = False) -> Any:
         skipper.feed(data)
         skipper.skip()
         if skipper.tell() != len(data):
-            raise ValueError("bytes follow the value")
+            raise ValueError("unexpected bytes after the value")
         unpacker = Unpacker(
             max_buffer_size=len(data),
             strict_map_key=False,

@@ -164,7 +164,7 @@ def test_values_that_lists_cannot_store_are_rejected(tmp_path, directory):
     assert len(granular.DatasetReader(tmp_path / "d", granular.decoders)) == 1
     with pytest.raises(UsageError, match="cannot append to a dataset with lists"):
         granular.DatasetWriter(directory, SPEC, granular.encoders)
-    with pytest.raises(UsageError, match="cache_keys: no key 'refs'"):
+    with pytest.raises(UsageError, match="cache_keys: unknown key 'refs'"):
         granular.DatasetWriter(tmp_path / "plain", {"a": "int"}, granular.encoders).close()
         granular.DatasetReader(tmp_path / "plain", granular.decoders, cache_keys=("refs",))
 

@@ -121,7 +121,7 @@ def test_transforms_return_one_sample_or_several(index, tmp_path):
     assert dataset[1] == 1
     with pytest.raises(KeyError) as caught:
         opened(index, tmp_path, transforms=[lambda sample: sample["nope"]])[2]
-    assert caught.value.__notes__ == [f"in a transform of row 2 of {index}"]
+    assert caught.value.__notes__ == [f"raised by a transform of row 2 of {index}"]
 
 
 def test_the_cache_limit_is_kept(index, tmp_path):

@@ -294,7 +294,7 @@ def test_null_rows_of_large_fixed_size_lists_are_not_allocated():
         (None, "unknown type None"),
         (
             {"struct": {str(i): "int8" for i in range(1000)}},
-            "type has more than 1000 parts or 5 levels",
+            "type has more than 1000 nested types or 5 levels",
         ),
     ],
 )
@@ -310,7 +310,7 @@ def test_a_deep_header_is_refused():
         header = {"list": header}
     with pytest.raises(UsageError) as caught:
         parse_type(header)
-    assert caught.value.message == "type has more than 1000 parts or 5 levels"
+    assert caught.value.message == "type has more than 1000 nested types or 5 levels"
 
 
 JSON = st.recursive(

@@ -39,7 +39,7 @@ class FileWriter(Closeable):
         self.fname, self.n = os.fspath(fname), n
         if not self.fname.endswith(".ffr") or n < 0:
             raise UsageError(
-                f"expected a name that ends in .ffr and at least 0 records, got {n} records",
+                f"expected a name that ends in .ffr, and n of at least 0, got n={n}",
                 where=self.fname,
             )
         folder, name = os.path.split(self.fname)

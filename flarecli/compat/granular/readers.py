@@ -57,7 +57,7 @@ class _Reader(Closeable):
         has_refs = any(file.name == REFS for file in self._shards[0].chunk.companions)
         for key in cache_keys:
             if key not in self.spec and not (key == "refs" and has_refs):
-                raise UsageError(f"cache_keys: no key {key!r:.60}")
+                raise UsageError(f"cache_keys: unknown key {key!r:.60}")
         self.cache_keys = tuple(key for key in cache_keys if key in self.spec and key not in lists)
         self._cached = [
             {key: _records(shard, key) for key in self.cache_keys} for shard in self._shards

@@ -198,7 +198,7 @@ class StreamingDataset:
         try:
             yield from _transformed(sample, self.transforms)
         except Exception as error:
-            error.add_note(f"in a transform of row {fetched.row} of {self.src}")
+            error.add_note(f"raised by a transform of row {fetched.row} of {self.src}")
             raise
 
     def _store(self, fetched: FetchedRow, sharers: int) -> None:

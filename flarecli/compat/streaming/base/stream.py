@@ -192,9 +192,9 @@ class Stream:
         first.validate(allow_unsafe_types)
         if self.validate_hash and self.validate_hash not in first.hashes:
             raise UsageError(
-                f"the index lists no {self.validate_hash}",
+                f"the index lists no {self.validate_hash} checksums",
                 where=self.folder,
-                hint=f"Listed hashes: {', '.join(first.hashes) or 'none'}.",
+                hint=f"Set validate_hash to a listed hash ({', '.join(first.hashes) or 'none'}).",
             )
         return shards
 
