@@ -29,7 +29,7 @@ class VersionInfo:
     rows      number of rows
     added     number of rows in the shards that the version added
     removed   number of rows in the shards that the version no longer lists
-    checksum  xxh3_128 of the list
+    checksum  xxh3_128 of the playlist
     pin       names of the pins, separated by commas; None without a pin
     """
 
@@ -66,8 +66,8 @@ class Restore(versions.Change):
 def log(options: LogOptions) -> tuple[VersionInfo, ...]:
     """Return the versions of a dataset, the oldest first.
 
-    `pin` first copies the newest list to `playlist.PIN.yaml`, and `restore` first creates a version
-    with the shards of an earlier version.
+    `pin` first copies the newest playlist to `playlist.PIN.yaml`, and `restore` first creates a
+    version with the shards of an earlier version.
 
     raises  UsageError for an invalid or existing name of a pin, or an unknown version
     """
@@ -156,11 +156,12 @@ class Pruned:
 
 @from_options(PruneOptions)
 def prune(options: PruneOptions) -> Pruned:
-    """Remove all but the newest versions of a dataset, and the files that no remaining list names.
+    """Remove all but the newest versions of a dataset, and all files that become unlisted.
 
     Pins keep their files. The result lists what was removed, or what would be removed in a dry run.
 
-    raises  UsageError without `keep`; FormatError if a list cannot be read, before any file is removed
+    raises  UsageError without `keep`; FormatError if a playlist cannot be read, before any file is
+            removed
     """
     if options.keep is None:
         raise UsageError(

@@ -24,7 +24,7 @@ from flarecli.units import format_size
 __all__ = ["build", "decode", "describe", "encode"]
 
 _DTYPES = {code: name for name, code in NDARRAY_CODES.items()}
-# Only numbers and text of fixed size are allowed: objects are pointers, and times are not
+# Only numbers and text of fixed size are allowed. Objects are pointers, and times are not
 # supported.
 _DTYPE = re.compile(r"[<>|=]?[biufcSUV][0-9]{1,9}", re.ASCII)
 MAX_DIMENSIONS = 32  # supported by all versions of numpy

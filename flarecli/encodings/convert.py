@@ -90,7 +90,8 @@ MAX_VALUES = 1 << 22  # maximum number of values in a row that is converted to P
 _ARRAYS = ("ndarray", "array", "tree")
 _DOCUMENTS = ("msgpack", "array", "tree")
 _PER_DAY = {"day": 1, "s": 86_400, "ms": 86_400 * 10**3, "us": 86_400 * 10**6, "ns": 86_400 * 10**9}
-_LAST_MEAN_TIME = 737  # days since 1970: Liberia was the last country to use local mean time
+# days from 1970-01-01 to the day on which the last country, Liberia, abandoned local mean time
+_LAST_MEAN_TIME = 737
 # days since 1970: the first day of year 1, and the last day of year 9999
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
 _FLOAT = r"^-?(?:0|[1-9][0-9]*)(?:\.[0-9]+(?:[eE][+-]?[0-9]+)?|[eE][+-]?[0-9]+)$"
@@ -620,7 +621,7 @@ def _recode_number_text(array: pa.Array, source: str, target: str) -> Converted 
     )
 
 
-# -- value by value
+# -- conversion value by value
 
 
 def _convert_each(

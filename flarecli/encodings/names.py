@@ -113,7 +113,7 @@ NDARRAY_CODES = {
 }
 NDARRAY_CODES_SIZE = {dtype: int(re.sub(r"\D", "", dtype)) // 8 for dtype in NDARRAY_CODES}
 _NDARRAY = r"(?a)ndarray:([a-z]+\d+)(?::( *\d+ *(?:, *\d+ *)*))?"
-MAX_NDARRAY_BYTES = 1 << 32  # sample offsets in MDS shards are uint32
+MAX_NDARRAY_BYTES = 1 << 32  # limited, because sample offsets in MDS shards are uint32
 _CUSTOM_NAME = r"(?a)[A-Za-z_][\w.-]{0,63}"
 
 

@@ -58,7 +58,7 @@ def _json_widths() -> ByteArray:
     widths = np.full(256, 6, np.uint8)  # an escape such as \u00e9
     widths[32:127] = 1
     widths[list(b'"\\\b\f\n\r\t')] = 2
-    widths[128:192] = 0  # continuation bytes of a character
+    widths[128:192] = 0  # continuation bytes of a character are not counted
     widths[240:] = 12  # a surrogate pair
     return widths
 

@@ -45,21 +45,21 @@ _NUMBERED = re.compile(r"playlist\.(\d{6,13})\.yaml", re.ASCII)
 
 
 def version_name(number: int) -> str:
-    """Return the file name of a numbered list: `playlist.000001.yaml`."""
+    """Return the file name of a numbered playlist: `playlist.000001.yaml`."""
     return f"playlist.{number:06d}.yaml"
 
 
 def version_number(name: str) -> int | None:
-    """Return the number in the file name of a numbered list; None for any other name."""
+    """Return the number in the file name of a numbered playlist; None for any other name."""
     match = _NUMBERED.fullmatch(name)
     number = int(match[1]) if match else 0
     return number if 0 < number <= MAX_VERSION and name == version_name(number) else None
 
 
 def pin_of(name: str) -> str | None:
-    """Return the name of a pin from the file name of the pin's list; None for any other file name.
+    """Return the name of a pin from the file name of the pin; None for any other file name.
 
-    For a numbered list, the result is the number as text.
+    For a numbered playlist, the result is the number as text.
     """
     match = _PIN.fullmatch(name)
     return match[1] if match else None

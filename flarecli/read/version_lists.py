@@ -1,8 +1,8 @@
-"""The lists of a changed dataset, and the names of its other files; see `write/versions`.
+"""The playlists of a changed dataset, and the names of its other files; see `write/versions`.
 
-OUT/playlist.yaml            the current version: a copy of the newest list
-OUT/playlist.000001.yaml     one list per version
-OUT/playlist.NAME.yaml       a pin: a copy of a list under another name
+OUT/playlist.yaml            the current version: a copy of the newest numbered playlist
+OUT/playlist.000001.yaml     the playlist of each version
+OUT/playlist.NAME.yaml       a pin: a copy of a numbered playlist under another name
 OUT/fragment.1f3a…/          rows that a change added
 """
 
@@ -75,7 +75,7 @@ def is_version_file(name: str) -> bool:
 
 
 def list_names(at: Location) -> list[str]:
-    """Return the names of all lists in a folder: the current list, numbered lists and pins."""
+    """Return the names of all playlists in a folder: current, numbered, and pins."""
     return [name for name in at.names() if name == PLAYLIST or pin_of(name) is not None]
 
 
@@ -91,7 +91,7 @@ def file_names(stream: Stream) -> Iterator[tuple[str, int | None]]:
 def listed_files(at: Location, name: str) -> dict[str, int | None]:
     """Return the listed files that are in the folder `at`: name -> size.
 
-    raises  FormatError for an invalid list
+    raises  FormatError for an invalid playlist
     """
     at = confined(at)
     return files_of(at, playlists.read(at / name))
@@ -129,12 +129,12 @@ def listed_in_versions(at: Location, removed: Iterable[str] = ()) -> set[str]:
     """Return the names of all files that are listed by a playlist in the folder.
 
     removed  names of playlists to ignore
-    raises   FormatError for an invalid list
+    raises   FormatError for an invalid playlist
     """
     ignored, found = set(removed), set[str]()
     for name in list_names(at):
         if name not in ignored:
-            with contextlib.suppress(MissingError):  # the list was pruned in the meantime
+            with contextlib.suppress(MissingError):  # another process has pruned the version
                 found.update(listed_files(at, name))
     return found
 

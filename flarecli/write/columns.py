@@ -148,7 +148,7 @@ def reader_notes(
 
 
 def _original_value(kind: pa.DataType, value: OriginalValue) -> str:
-    """Describe the values that the original's readers return for a type; empty if they are equal.
+    """Describe the values that the original's readers return for a type; empty if unchanged.
 
     value  the form of the values that these readers return
     """

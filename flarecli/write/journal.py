@@ -75,7 +75,7 @@ class Journal:
             return
         first, *rest = _checked(lines, self._at)
         head = json.loads(json.dumps(head))
-        # an earlier version read the complete source before packing
+        # A journal of an earlier version of flare contains the checksum of the complete source.
         if self._checksum is not None and first != head == {**first, "source": head["source"]}:
             head["source"], self._checksum = self._checksum.total(), None
         if first != head:

@@ -1,10 +1,10 @@
-"""Deletion of versions, and of the files that no remaining list names.
+"""Deletion of versions, and of the files that no remaining playlist lists.
 
-    OUT/.flare-removal    JSON lines: the names of the files to delete, written before any list is
-                          deleted, so that a killed removal continues
+    OUT/.flare-removal    JSON lines: the names of the files to delete, written before any
+                          playlist is deleted, so that a killed removal continues
 
-The lists are deleted first, so that every list that exists is complete. All functions need the
-commit lock.
+The playlists are deleted first, so that all files of every existing playlist exist. All functions
+need the commit lock.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """The lists and the files that a removal deletes.
+    """The playlists and the files that a removal deletes.
 
-    lists  names of the lists
-    files  (name, size) of each file that no remaining list names; the size is None if unknown
+    lists  names of the playlists
+    files  (name, size) of each file that no remaining playlist lists; the size is None if unknown
     """
 
     lists: tuple[str, ...]
@@ -70,9 +70,9 @@ class Removal:
 
 
 def plan_removal(at: Location, lists: Sequence[str]) -> Removal:
-    """Return the lists and the files that the removal of lists deletes.
+    """Return the playlists and the files that the removal of playlists deletes.
 
-    raises  the error of a remaining list that cannot be read, because its files are unknown
+    raises  the error of a remaining playlist that cannot be read, because its files are unknown
     """
     kept = listed_in_versions(at, lists)
     named: dict[str, int | None] = {}
@@ -86,9 +86,9 @@ def plan_removal(at: Location, lists: Sequence[str]) -> Removal:
 
 
 def lists_of(at: Location, files: Collection[str], newest: int) -> tuple[list[str], list[str]]:
-    """Return the numbered lists and the pins that name one of the files.
+    """Return the numbered playlists and the pins that list one of the files.
 
-    newest  number of the version that no longer lists the files; its list is not returned
+    newest  number of the version that no longer lists the files; its playlist is not returned
     """
     kept, found = (PLAYLIST, version_name(newest)), list[str]()
     for name in list_names(at):
@@ -113,10 +113,10 @@ def refuse_pins(at: Location, files: Collection[str], newest: int) -> None:
 def copies(at: Location, lists: Sequence[str], files: Collection[str]) -> set[str]:
     """Return the files that may contain rows of `files`, including earlier and later copies.
 
-    If two consecutive lists differ, any file that only the first list names may have been rewritten
-    as any file that only the second list names.
+    If two consecutive playlists differ, any file that only the first playlist lists may have been
+    rewritten as any file that only the second playlist lists.
 
-    lists  names of all lists, in the order of their versions
+    lists  names of all playlists, in the order of their versions
     """
     named = []
     for name in lists:
@@ -135,7 +135,7 @@ def copies(at: Location, lists: Sequence[str], files: Collection[str]) -> set[st
 def erase(
     at: Location, files: Collection[str], newest: int, breaks_pins: bool
 ) -> tuple[int, list[str]]:
-    """Delete files, and all lists that name one of them.
+    """Delete files, and all playlists that list one of the files.
 
     newest  number of the newest version, which must not list the files
     return  the number of deleted files, and the fragments that another process is writing, which
@@ -168,9 +168,9 @@ def erase(
 
 
 def remove(at: Location, removal: Removal) -> list[str]:
-    """Delete lists, and then the files that only these lists named; see `finish_removal`."""
+    """Delete playlists, and then the files that only they listed; see `finish_removal`."""
     at = confined(at)
-    # an interrupted removal may have deleted the only list that named some of its files
+    # an interrupted removal may have deleted the only playlist that listed some of its files
     names = dict.fromkeys((*files_to_remove(at), *(name for name, _ in removal.files)))
     if removal.files:
         (at / REMOVAL).write([(json.dumps(name) + "\n").encode() for name in names])
@@ -180,10 +180,10 @@ def remove(at: Location, removal: Removal) -> list[str]:
 
 
 def finish_removal(at: Location) -> list[str]:
-    """Delete the files of a removal whose lists are deleted, and the fragments that no list names.
+    """Delete the files of a removal whose playlists are deleted, and all unlisted fragments.
 
     return  names of the fragments that another process is writing, which are kept
-    raises  the error of a list that cannot be read; then no file is deleted
+    raises  the error of a playlist that cannot be read; then no file is deleted
     """
     at = confined(at)
     kept = listed_in_versions(at)

@@ -135,7 +135,7 @@ class Spool:
             batches = list(_batches(self._writer, head["batches"], body, first, stop))
             failures = [Failure(**one) for one in head["failures"]]
         except (FlareError, pa.ArrowException, ValueError, KeyError, TypeError, IndexError):
-            return 0  # damaged, or written by another version
+            return 0  # the file is damaged, or was written by another version
         if not (first <= self.until < stop and self._writer.source_matches(head["source"])):
             return 0
         rows = 0

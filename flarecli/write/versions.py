@@ -1,19 +1,19 @@
 """Versions of a dataset, and the commit that adds a version.
 
-    OUT/playlist.yaml            the current version: a copy of the newest list
-    OUT/playlist.000001.yaml     one list per version, created once and never changed
-    OUT/playlist.NAME.yaml       a pin: a copy of a list under another name
+    OUT/playlist.yaml            the current version: a copy of the newest numbered playlist
+    OUT/playlist.000001.yaml     the playlist of each version, created once and never changed
+    OUT/playlist.NAME.yaml       a pin: a copy of a numbered playlist under another name
     OUT/index.000001.json        the format's index before the first change, if changes replace it
     OUT/fragment.1f3a…/          rows that a change added: a separate dataset
     OUT/.flare-commit            the lock of a commit
 
 A file that was ever listed never changes, and its name is never used again. The creation of the
-next numbered list is the commit: only one process can create it, so correctness does not depend on
-a lock. `playlist.yaml` and the format's index are derived from the newest list afterwards. If a
+next numbered playlist is the commit: only one process can create it, so correctness does not depend
+on a lock. `playlist.yaml` and the format's index are derived from this playlist afterwards. If a
 process is killed before that, readers see the previous version until the next commit.
 
-A change is applied to the newest list. It raises BusyError if this list no longer contains the
-shards from which the change was computed.
+A change is applied to the newest version. It raises BusyError if this version no longer contains
+the shards from which the change was computed.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ REQUIRES = 1  # version of the playlist format that a reader must support
 _PARTIAL = re.compile(r"\.(?:playlist|index|shardindex|\.flare-removal)\..*\.part")
 MAX_WAIT_S = 600.0  # maximum wait for the lock of a commit
 _POLL_S = 0.02, 1.0  # shortest and longest wait between two attempts
-_MAX_ATTEMPTS = 8  # maximum attempts to commit a change, and to write a list after an error
+_MAX_ATTEMPTS = 8  # maximum attempts to commit a change, and to write a playlist after an error
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,8 @@ class Version:
     """A version of a dataset.
 
     number  1 for the dataset as it was first packed
-    data    bytes of the list
-    parsed  the list, if `data` was written from it
+    data    bytes of the playlist
+    parsed  the playlist, if `data` was written from it
     """
 
     at: Location
@@ -115,17 +115,17 @@ class Version:
 
     @cached_property
     def playlist(self) -> Playlist:
-        """The list. Raises FormatError if it is invalid."""
+        """The playlist. Raises FormatError if it is invalid."""
         return self.parsed or playlists.parse(self.data, self.at)
 
     @cached_property
     def dataset(self) -> Dataset:
-        """The dataset that the list describes, with its streams joined."""
+        """The dataset that the playlist describes, with its streams joined."""
         return Dataset([[stream] for stream in self.streams], [self.playlist])
 
     @cached_property
     def checksum(self) -> str:
-        """The xxh3_128 of the list."""
+        """The xxh3_128 of the playlist."""
         return digest(self.data)
 
     @property
@@ -166,12 +166,12 @@ class Version:
 
     @property
     def streams(self) -> tuple[Stream, ...]:
-        """The streams of the list."""
+        """The streams of the playlist."""
         return self.playlist.streams
 
     @property
     def rows(self) -> int:
-        """The number of rows; 0 if the list does not contain the number."""
+        """The number of rows; 0 if the playlist does not contain the number."""
         streams = self.playlist.streams
         rows = streams[0].rows if streams else None
         return 0 if rows is None else int(rows.sum())
@@ -235,7 +235,7 @@ def pin_name(name: str) -> str:
 
 
 def pins(at: Location) -> dict[str, Version]:
-    """Return the pins in a folder: name -> the version that it lists."""
+    """Return the pins in a folder: name -> the version that the pin lists."""
     out = {}
     for file in at.names():
         name = pin_of(file)
@@ -256,7 +256,7 @@ def numbers(at: Location) -> list[int]:
 
 
 def read_version(at: Location, number: int) -> Version:
-    """Read a numbered list. Raises MissingError if it does not exist."""
+    """Read the playlist of a version by its number. Raises MissingError if it does not exist."""
     where = at / version_name(number)
     return Version(where, number, playlists.stored(where))
 
@@ -437,7 +437,7 @@ def commit(at: Location, change: Change, base: Version) -> Version:
                 publish(at, new, current)
                 return new
             current = newest(at)
-    raise ReachError("cannot create the list of the next version", where=at)
+    raise ReachError("cannot create the playlist of the next version", where=at)
 
 
 def _next_version(at: Location, change: Change, base: Version) -> Version:
@@ -484,9 +484,9 @@ def _shard_rows(streams: Sequence[Stream]) -> dict[str, int]:
 
 
 def _created(at: Location, new: Version) -> bool:
-    """Create the list of a version; return False if another process created this version first.
+    """Create the playlist of a version; return False if another process created it first.
 
-    After an error, the list is read: it may have been written although the response was lost.
+    After an error, the playlist is read, because it may exist although the response was lost.
     """
     where = at / version_name(new.number)
     for attempt in range(_MAX_ATTEMPTS):
@@ -553,7 +553,7 @@ def partial_files(at: Location) -> list[str]:
 
 
 def is_published(at: Location, version: Version) -> bool:
-    """Return whether `playlist.yaml` is the list of a version."""
+    """Return whether `playlist.yaml` is a copy of the playlist of a version."""
     return _stored(at / PLAYLIST) == version.data
 
 
@@ -575,7 +575,7 @@ def publish(at: Location, version: Version, before: Version | None = None) -> No
     (at / PLAYLIST).write([version.data])
 
 
-# -- lists of several fragments
+# -- streams of several fragments
 
 
 def joined(at: Location, parts: Sequence[tuple[str, Stream]], base: Stream) -> Stream:

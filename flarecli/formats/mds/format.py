@@ -67,7 +67,7 @@ __all__ = [
     "weights",
 ]
 
-MAX_SHARD_BYTES = (1 << 32) - 1  # starts are uint32
+MAX_SHARD_BYTES = (1 << 32) - 1  # limited, because sample offsets are uint32
 MAX_CONFIG_BYTES = 1 << 24  # sufficient for thousands of columns
 _STEP_ROWS, _STEP_BYTES = 8192, 4 << 20  # limits for rows checked or joined in the CPU cache
 # Arrow joins about 1 MiB at once, but at least 1 KiB per column, to amortize the cost of the calls.

@@ -38,7 +38,8 @@ _DECIMAL_COMMA = r"^[+-]?[0-9]+,[0-9]+$"
 _THOUSANDS = r"^[+-]?[0-9]{1,3},[0-9]{3}$"
 _EXPECTED = {pa.int64(): "integers", pa.float64(): "numbers", pa.bool_(): "true or false"}
 _TYPES = {*_EXPECTED, pa.string()}
-# match text that Arrow would convert with loss: leading zeros, too many digits, 0 or 1 for a bool
+# These patterns match text that Arrow would convert with loss: leading zeros, too many digits, 0 or
+# 1 for a bool
 _LOSSY = {pa.float64(): r"^[+-]?(?:0[0-9]|[0-9]{16,}$)", pa.bool_(): r"^[01]$"}
 
 

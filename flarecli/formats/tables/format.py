@@ -382,7 +382,7 @@ def _fits(encoding: str, kind: pa.DataType) -> bool:
 
 
 def _runs(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield the runs of consecutive rows, as (start, stop)."""
+    """Yield (start, stop) for each run of consecutive rows."""
     place = 0
     while place < len(rows):
         stop = place + 1

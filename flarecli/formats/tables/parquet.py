@@ -52,7 +52,8 @@ HEAD_BYTES = 64  # bytes read after the magic, to check the header of the first 
 _WITHOUT_CRC = re.compile(rb"PAR1(?:\x15[\x80-\xff]*[\0-\x7f]){3}[^\x15]")
 # Arrow's buffers grow by doubling, so batches are slightly smaller than a power of two.
 _ROWS, _BATCH_BYTES = 8192, 15 << 17
-REMOTE_BUFFER_BYTES, LOCAL_BUFFER_BYTES = 1 << 20, 1 << 16  # each remote read is a request
+# larger for remote files, because each read is a request
+REMOTE_BUFFER_BYTES, LOCAL_BUFFER_BYTES = 1 << 20, 1 << 16
 MAX_REMOTE_PAGES = 8 << 20  # maximum size of remote files whose page headers are read
 MAX_PAGES_BYTES = 32 << 20  # maximum size of the pages of several rows that are read together
 PROBE_ROWS = 64  # rows decoded to estimate the row size, which the footer does not contain

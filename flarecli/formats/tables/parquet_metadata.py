@@ -135,7 +135,7 @@ def valid_leaves(at: Location, metadata: pq.FileMetaData) -> frozenset[int]:
             )
         )
     except INVALID_FOOTER:
-        return frozenset()  # reading the rows reports the error
+        return frozenset()  # the error is reported when the rows are read
 
 
 def _is_valid(
@@ -416,7 +416,7 @@ class _Reader:
         self._data, self.position, self._values_left = data, position, MAX_VALUES
 
     def read_spans(self) -> list[_Span]:
-        """Return number, type and byte range of each field of a struct."""
+        """Return the number, the type and the byte range of each field of a struct."""
         out, number = list[_Span](), 0
         while head := self._byte():
             number = number + (head >> 4) if head >> 4 else self._signed()

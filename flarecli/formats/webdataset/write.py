@@ -252,7 +252,7 @@ def _names(keys: pa.Array, extension: str | pa.Array) -> pa.Array:
 def _all_names(keys: pa.Array, extensions: Sequence[str | pa.Array]) -> pa.Array:
     """Return the names of all members in row order: large_string [rows * members]."""
     rows, members = len(keys), len(extensions)
-    of_members = [  # the extensions of the first member in all rows, then of the second
+    of_members = [  # the extensions of the first member in all rows, then of the second member
         pa.repeat(pa.scalar(one, encodings.TEXT), rows)
         if isinstance(one, str)
         else one.cast(encodings.TEXT)
