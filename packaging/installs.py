@@ -2,9 +2,10 @@
 
     python packaging/installs.py [--extras] [--floors]
 
-Each Python from 3.11 that is on the PATH gets an environment of its own. In each of them, the installed command packs, verifies and reads a
-table, from an empty folder. --extras also installs each optional extra that users need. --floors installs the lowest version that
-pyproject.toml allows of every dependency, and runs the tests of the formats and commands with them. The exit code is 1 if anything fails.
+Each Python from 3.11, on the PATH or installed by pyenv, gets an environment of its own, and the source package gets one. In each
+environment, the command packs, verifies and reads a table, from an empty folder. --extras also installs each optional extra that users
+need. --floors installs the lowest version that pyproject.toml allows of every dependency, and runs the tests of the formats and commands
+with these versions. The exit code is 1 if anything fails.
 """
 
 from __future__ import annotations
@@ -32,12 +33,16 @@ PACKED = "id,text\n1,one\n2,two\n3,\n"
 
 
 def interpreters() -> dict[str, str]:
-    """Return version -> path of each Python on the PATH that starts."""
+    """Return version -> path of each Python that starts, on the PATH or installed by pyenv."""
     found = {}
+    root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
     for version in VERSIONS:
-        path = shutil.which(f"python{version}")
-        if path and not run([path, "-c", "import venv"], Path.cwd()):
-            found[version] = path
+        name = f"python{version}"
+        installed = sorted(map(str, root.glob(f"versions/{version}.*/bin/{name}")))
+        for path in filter(None, (shutil.which(name), *installed)):
+            if not run([path, "-c", "import venv"], Path.cwd()):
+                found[version] = path
+                break
     return found
 
 
@@ -100,7 +105,7 @@ def main() -> int:
     parser.add_argument("--extras", action="store_true")
     parser.add_argument("--floors", action="store_true")
     options = parser.parse_args()
-    (wheel,) = (ROOT / "dist").glob("*.whl")
+    (wheel,), (source,) = ((ROOT / "dist").glob(kind) for kind in ("*.whl", "*.tar.gz"))
     failures = 0
 
     def report(name: str, failed: str) -> None:
@@ -116,6 +121,10 @@ def main() -> int:
             failed = new_environment(python, folder, str(wheel))
             report(f"Python {version}", failed or try_command(folder, home))
         version, python = next(iter(found.items()))
+        folder, home = Path(scratch) / "source", Path(scratch) / "home-source"
+        home.mkdir()
+        failed = new_environment(python, folder, str(source))
+        report("source package", failed or try_command(folder, home))
         for extra in EXTRAS if options.extras else ():
             pip = [
                 str(Path(scratch) / version / "bin" / "python"),
