@@ -325,6 +325,7 @@ class Option:
     suggest        function that returns values for the help and for completion; other values are
                    allowed too
     complete       function that returns values for completion, if they differ from `suggest`
+    takes_columns  whether the value begins with a column name, so that completion lists columns
     minimum        smallest allowed number
     maximum        largest allowed number
     is_repeatable  True if the command line may contain the option several times
@@ -342,6 +343,7 @@ class Option:
     choices: tuple[str, ...] = ()
     suggest: Callable[[], Sequence[str]] = tuple
     complete: Callable[[], Sequence[str]] | None = None
+    takes_columns: bool = False
     minimum: float | None = None
     maximum: float | None = None
     is_repeatable: bool = False

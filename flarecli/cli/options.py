@@ -161,16 +161,39 @@ def _option(declaration: Declared) -> inspect.Parameter:
         )
         return _parameter(declaration.name, Annotated[bool, about], False)
     default = f"  [default: {declaration.shown_default}]" if declaration.shown_default else ""
+    takes_columns = declaration.option is not None and declaration.option.takes_columns
     about = typer.Option(
         *declaration.flags,
         help=declaration.help + default,
         metavar=declaration.metavar,
         show_default=False,
         rich_help_panel=group,
-        autocompletion=declaration.complete,
+        autocompletion=_complete_columns if takes_columns else declaration.complete,
         hidden=is_hidden,
     )
     return _parameter(declaration.name, Annotated[list[str] | None, about], None)
+
+
+def _complete_columns(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the column names of the local dataset or table on the command line.
+
+    Addresses on a network are not read, because completion must be quick and must not fail.
+    """
+    import os
+
+    from flarecli import read
+    from flarecli.errors import FlareError
+
+    before, comma, start = incomplete.rpartition(",")
+    for address in ctx.args:  # while a line is completed, Typer assigns no arguments
+        if os.path.exists(address):
+            try:
+                with read.open(address) as data:
+                    names = data.column_names
+            except (FlareError, OSError):
+                return []
+            return [before + comma + name for name in names if name.startswith(start)]
+    return []
 
 
 def _texts(

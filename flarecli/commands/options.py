@@ -235,6 +235,7 @@ class _RowOptions(Options):
             group="Rows",
             flags=("-c",),
             metavar="A,B",
+            takes_columns=True,
             parse=_names,
             help="Read and fetch only these columns.",
             is_everyday=True,
@@ -331,6 +332,7 @@ class _WriteOptions(_RowOptions):
         Option(
             group="Rows",
             metavar="COLUMN",
+            takes_columns=True,
             help="Column whose value identifies a row.",
             is_everyday=True,
         ),
@@ -340,6 +342,7 @@ class _WriteOptions(_RowOptions):
         Option(
             group="Links",
             metavar="COL[:NAME]",
+            takes_columns=True,
             is_repeatable=True,
             help="Download the links in COL into column NAME (default: COL); repeatable.",
             is_everyday=True,
@@ -398,6 +401,7 @@ class PackOptions(_DownloadOptions, _TableOptions, _WriteOptions, _StreamOptions
         Option(
             group="Rows",
             metavar="COL=ENC",
+            takes_columns=True,
             is_repeatable=True,
             parse=_pairs,
             help="Encoding of a column (default: inferred); repeatable.",
@@ -443,6 +447,7 @@ class PackOptions(_DownloadOptions, _TableOptions, _WriteOptions, _StreamOptions
         Option(
             group="Rows",
             metavar="COL=VALUE|fill|fail",
+            takes_columns=True,
             is_repeatable=True,
             help="Replace nulls with VALUE, or with a default value for the type (fill); repeatable.",
         ),
@@ -1012,6 +1017,7 @@ class DropOptions(_ChangeOptions):
         Option(
             group="Rows",
             metavar="COLUMN",
+            takes_columns=True,
             help="Column to compare with the keys in --keys.",
             is_everyday=True,
         ),
@@ -1021,6 +1027,7 @@ class DropOptions(_ChangeOptions):
         Option(
             group="Rows",
             metavar="COLUMN",
+            takes_columns=True,
             help="Remove a column instead of rows.",
             is_everyday=True,
         ),

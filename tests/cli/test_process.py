@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from flarecli.__main__ import GRACE_S
+from flarecli.__main__ import GRACE_S, main
 from flarecli.model import Settings
 from flarecli.write import Writer
 
@@ -91,6 +91,26 @@ def test_completion_of_commands_options_and_values_loads_no_heavy_library(shell,
     assert heavy == "[]"
     for one in wanted:
         assert one in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ("flare cat pets.csv -c ", "id\ntext\nscore\n"),
+        ("flare cat pets.csv --columns id,s", "id,score\n"),
+        ("flare pack pets.csv out --key t", "text\n"),
+        ("flare cat missing.csv -c ", "\n"),
+        ("flare cat http://127.0.0.1:9/pets.csv -c ", "\n"),
+        ("flare drop set --key t", "text\n"),
+    ],
+)
+def test_completion_lists_the_columns_of_a_local_table(flare_run, tmp_path, words, wanted):
+    (tmp_path / "pets.csv").write_text("id,text,score\n1,a cat,0.9\n")
+    assert main(["pack", f"{tmp_path}/pets.csv", f"{tmp_path}/set", "-q"]) == 0
+    env = {"_FLARE_COMPLETE": "complete_bash", "COMP_WORDS": words}
+    env["COMP_CWORD"] = str(words.count(" "))
+    ran = flare_run([], env=env, cwd=tmp_path)
+    assert (ran.code, ran.out, ran.err) == (0, wanted, "")
 
 
 NAMED_SHELL = {
