@@ -438,7 +438,7 @@ class Part:
                 os.rename(self._name, identity.name, src_dir_fd=folder, dst_dir_fd=folder)
                 self._folder.prefixes.add(identity.name)
         except OSError as error:
-            # Issue no warning if another process removed the part.
+            # Issue no warning if another process removed the `.part` file.
             if not isinstance(error, FileNotFoundError):
                 self._folder.warn(_reason(error))
             self.drop()

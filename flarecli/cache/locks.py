@@ -34,8 +34,8 @@ __all__ = [
 _PAUSE_S = 0.004  # maximum delay between two attempts to lock a file
 _TURNS, _DIGITS = "turns", 3
 NOTICE_AFTER_S = 10.0  # longer waits are reported
-_YOUNG_S = 5.0  # parts below this age are kept even if they are not locked
-_OLD_S = 3600.0  # parts below this age are kept if locks do not work
+_YOUNG_S = 5.0  # `.part` files below this age are kept even if they are not locked
+_OLD_S = 3600.0  # `.part` files below this age are kept if locks do not work
 _HERE = "here"
 _ALONE_S = 0.25  # time for which the number of other processes is reused
 _number = itertools.count()
@@ -188,7 +188,7 @@ def host() -> str:
 
 
 def is_abandoned(folder: int, name: str, status: os.stat_result, own: str) -> bool:
-    """Return whether the process that created a part or a reservation has ended.
+    """Return whether the process that created a `.part` file or a reservation has ended.
 
     folder  file descriptor of the folder
     own     result of `host`

@@ -335,7 +335,7 @@ class CachedStore(Store):
     ) -> tuple[directory.Part | None, bool]:
         """Reserve space for a whole copy.
 
-        return  the part in the folder or None, and whether memory was reserved instead
+        return  the new `.part` file or None, and whether memory was reserved instead
         """
         copies, limit = self._folder.open_copies, self.cache.limit
         is_once = passing and self._folder.is_alone()

@@ -57,7 +57,7 @@ def version_number(name: str) -> int | None:
 
 
 def pin_of(name: str) -> str | None:
-    """Return the name of a pin from the file name of the pin; None for any other file name.
+    """Return the name of a pin (a named copy of a playlist) from its file name; None for other files.
 
     For a numbered playlist, the result is the number as text.
     """

@@ -132,7 +132,7 @@ def without_sums(stream: Stream, names: Sequence[str]) -> list[int]:
 
 
 def summed(stream: Stream, names: Sequence[str], progress: Progress | None = None) -> Stream:
-    """Return a stream with checksums of every chunk, its companions, and all other files.
+    """Return a stream with checksums of every chunk, its companion files, and all other files.
 
     Only files without a checksum are read.
 

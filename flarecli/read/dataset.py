@@ -244,7 +244,7 @@ class Dataset(Data):
         rows, names = self.rows(indices), list(self._decoders)
         if not names:
             return [{} for _ in rows]
-        if len(rows) == 1:  # for a single row, faster than decoding column by column
+        if len(rows) == 1:  # decoding by column is slower for a single row
             with contextlib.suppress(Exception):  # `_values` below reports the row and the column
                 return [
                     {name: decoder.value(rows[0][name]) for name, decoder in self._decoders.items()}

@@ -101,7 +101,7 @@ class Loader(Closable):
         self.rank, self.ranks = rank, ranks
         self._transforms = (transform,) if callable(transform) else tuple(transform)
         self._collate, self._processes, self._start = collate, processes, start
-        self._ahead = ahead or workers + 2  # few batches, so that the allocator reuses their memory
+        self._ahead = ahead or workers + 2  # the allocator can reuse the memory of a few batches
         self._window = window
         self._skip = 0  # samples of the next row that were already yielded
         self._cursor, self._loop = Cursor(seed, epoch, 0, order), 0

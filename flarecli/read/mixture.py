@@ -159,7 +159,7 @@ class Mix(Data):
             part.close()
 
     def load(self) -> None:
-        """Import the format modules of all datasets."""
+        """Import the format modules of all datasets, so that forked processes share them."""
         for part in self.parts:
             part.load()
 

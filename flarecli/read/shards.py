@@ -134,7 +134,7 @@ class Series:
 
     @property
     def types(self) -> dict[str, pa.DataType]:
-        """The parsed types of `schema`; for a typed format, the types of the columns."""
+        """The parsed types of `schema`; if the format stores Arrow types, the types of the columns."""
         if self.is_typed:
             return {field.name: field.type for field in self.fields.values()}
         return {name: encodings.parse_type(header) for name, header in self.schema.items()}
@@ -146,7 +146,7 @@ class Series:
 
     @functools.cached_property
     def fields(self) -> dict[str, pa.Field]:
-        """The Arrow field of each column in a typed format; empty for other formats."""
+        """The Arrow field of each column if the format stores Arrow types; otherwise empty."""
         if not self.is_typed:
             return {}
         types = self.streams[0].types
@@ -169,7 +169,7 @@ class Series:
         return listing_checksum(self.streams, self.columns, np.diff(self.starts[: count + 1]))
 
     def load(self) -> None:
-        """Import the format modules."""
+        """Import the format modules, so that forked processes share them."""
         for stream in self.streams:
             if stream.format:
                 formats.find(stream.format)
@@ -250,7 +250,7 @@ class Series:
         return shard
 
     def shard_facts(self, i: int) -> Mapping[str, int | str]:
-        """Return facts about a shard for `inspect`; empty unless the format is typed."""
+        """Return facts about a shard for `inspect`; empty unless the format stores Arrow types."""
         return _format(self.shard(i)).shard_facts(self.shard(i)) if self.is_typed else {}
 
     def large_values(self, i: int, max_bytes: int) -> list[LargeValue]:
@@ -305,7 +305,7 @@ class Series:
             return
         with self._lock:
             fetch_lock = self._fetch_locks.setdefault(i, threading.Lock())
-        with fetch_lock:  # faster than polling for the cache's lock between processes
+        with fetch_lock:  # threads that wait for the cache's lock between processes would poll it
             if i in self._fetched:
                 return
             chunk = self.chunk(i)
@@ -359,7 +359,7 @@ class Series:
         return out
 
     def take(self, rows: IntArray, columns: Sequence[str]) -> pa.Table:
-        """Return columns of a typed format in the order of `rows`.
+        """Return columns in the order of `rows`, for a format that stores Arrow types.
 
         rows  row numbers, int64 [k], each in [0, self.rows)
         """

@@ -126,11 +126,11 @@ class Table:
 
     @cached_property
     def fields(self) -> dict[str, pa.Field]:
-        """The Arrow field of each column that is stored in a typed format."""
+        """The Arrow field of each column whose format stores Arrow types."""
         return {name: field for part in self.series for name, field in part.fields.items()}
 
     def take(self, indices: Sequence[int] | IntArray, names: Sequence[str]) -> dict[str, pa.Array]:
-        """Return columns of typed formats in the order of `indices`."""
+        """Return columns of formats that store Arrow types, in the order of `indices`."""
         rows, out = self.series_rows(indices), dict[str, pa.Array]()
         for series, own_names in self._split(names):
             table = series.take(rows, own_names or [])

@@ -414,7 +414,7 @@ class Engine:
 
     def _start(self, now: float) -> None:
         active, window = self._active, self._window
-        # Paused transfers are not counted, because they could prevent the head from starting.
+        # Paused transfers are not counted, because they could prevent the request with the lowest order from starting.
         while len(active) - len(window.paused) < self.limits.jobs:
             request = self.hosts.pick(now, window.head if window.is_full(len(active)) else None)
             if request is None:
@@ -427,9 +427,9 @@ class Engine:
             self._begin(request, now)
 
     def _displace_paused(self, now: float) -> bool:
-        """Stop and requeue a paused transfer if its host is at its limit and the head needs the host.
+        """Stop and requeue a paused transfer if the request with the lowest order needs its host, which is at its limit.
 
-        Otherwise, the head would wait for transfers that are paused until the head is complete.
+        Otherwise, this request would wait for transfers that are paused until the request is complete.
 
         return  whether a transfer was requeued
         """
