@@ -156,7 +156,7 @@ def packed(run, place, tmp_path):
     return pack
 
 
-def test_pack_and_its_list_of_failed_rows(run, tmp_path, capfd):
+def test_pack_and_its_list_of_failed_rows_have_the_documented_keys(run, tmp_path, capfd):
     assert (
         main(
             [
@@ -185,7 +185,7 @@ def test_pack_and_its_list_of_failed_rows(run, tmp_path, capfd):
     check_object(told, ("pack", 0))
 
 
-def test_pack_that_is_resumed_and_unpack(run, packed, tmp_path):
+def test_a_resumed_pack_and_unpack_have_the_documented_keys(run, packed, tmp_path):
     told, out = packed()
     check_object(told, ("pack", 0))
     again, _ = packed("--resume")
@@ -195,7 +195,7 @@ def test_pack_that_is_resumed_and_unpack(run, packed, tmp_path):
     check_object(told, ("unpack", 0))
 
 
-def test_inspect(run, packed, tmp_path):
+def test_inspect_has_the_documented_keys(run, packed, tmp_path):
     _, out = packed("--shard-rows 1")
     for options in ("", "--shards", "--stats", "--sample 1", "--shards --stats --sample 2 --urls"):
         code, (told,), _ = run(f"inspect {out} {options}")
@@ -215,7 +215,7 @@ def test_inspect(run, packed, tmp_path):
             assert run(f"inspect {out} --field {name}")[0] == 0
 
 
-def test_verify_and_its_report(run, packed, tmp_path):
+def test_verify_and_its_report_have_the_documented_keys(run, packed, tmp_path):
     _, out = packed()
     code, (told,), _ = run(f"verify {out}")
     assert code == 0
@@ -233,7 +233,7 @@ def test_verify_and_its_report(run, packed, tmp_path):
     assert set(report["found"][0]) == {*finding, "file", "row", "line"}
 
 
-def test_playlist(run, packed, tmp_path, place, monkeypatch):
+def test_playlist_has_the_documented_keys(run, packed, tmp_path, place, monkeypatch):
     _, out = packed()
     monkeypatch.chdir(tmp_path)
     assert list(run(f"playlist {out} -o {tmp_path}/p.yaml")[1][0]) == ["playlist"]
@@ -250,7 +250,7 @@ def test_playlist(run, packed, tmp_path, place, monkeypatch):
     assert run(f"playlist {out} --reindex")[1] == [{"index": f"{out}/index.json"}]
 
 
-def test_cat_and_errors(run, packed):
+def test_cat_and_errors_have_the_documented_keys(run, packed):
     _, out = packed()
     assert run(f"cat {out}")[:2] == (
         0,
@@ -261,7 +261,7 @@ def test_cat_and_errors(run, packed):
     check_object(error["error"], ("Errors", 0))
 
 
-def test_drop_compact_log_and_prune(run, packed):
+def test_drop_compact_log_and_prune_have_the_documented_keys(run, packed):
     _, out = packed("--shard-rows 1")
     assert run(f"pack t.parquet {out} -c id,n,text --append")[0] == 0
     for line in ("drop OUT --where id='a' -n", "drop OUT --rows 0", "compact OUT", "log OUT"):

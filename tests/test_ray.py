@@ -49,7 +49,7 @@ def packed(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("format", ["webdataset", "granular"])
-def test_read_filter_write_as_another_format(
+def test_a_dataset_is_read_filtered_and_written_as_another_format(
     cluster: None, packed: str, tmp_path: Path, format: str
 ) -> None:
     from ray.data.expressions import col

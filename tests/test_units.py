@@ -25,7 +25,7 @@ from flarecli.units import format_count, format_size, parse_size, parse_time
         ("9223372036854.775807MB", (1 << 63) - 1),
     ],
 )
-def test_sizes(text, size):
+def test_sizes_are_parsed(text, size):
     assert parse_size(text) == size
 
 
@@ -63,7 +63,7 @@ def test_a_size_above_int64_is_refused():
     ("text", "seconds"),
     [("30s", 30), ("10m", 600), ("2h", 7200), ("500ms", 0.5), ("1.5", 1.5), ("1d", 86400)],
 )
-def test_times(text, seconds):
+def test_times_are_parsed(text, seconds):
     assert parse_time(text) == seconds
 
 
@@ -95,5 +95,5 @@ def test_a_formatted_size_parses_to_nearly_the_same_size(size):
     assert abs(parse_size(format_size(size)) - size) <= size * 0.051 + 1
 
 
-def test_counts():
+def test_counts_have_a_noun_in_singular_or_plural():
     assert (format_count(1, "row"), format_count(12345, "row")) == ("1 row", "12,345 rows")

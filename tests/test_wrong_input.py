@@ -46,7 +46,7 @@ def check_error(capfd, args, code, error, hint=""):
     assert out == ""
 
 
-def test_missing_file(here, capfd):
+def test_a_missing_file_is_reported(here, capfd):
     check_error(capfd, "pack nowhere.parquet out", 3, "nowhere.parquet: no such file or folder")
     check_error(capfd, "inspect nowhere", 3, "nowhere: no such file or folder")
     check_error(
@@ -173,7 +173,7 @@ def test_an_unknown_column_is_reported(here, capfd):
     assert not (here / "out").exists()
 
 
-def test_duplicate_columns(here, capfd):
+def test_duplicate_columns_are_reported(here, capfd):
     (here / "two.csv").write_text("a,a\n1,2\n")
     check_error(
         capfd,
@@ -201,7 +201,7 @@ def test_duplicate_columns(here, capfd):
     )
 
 
-def test_ragged_csv(here, capfd):
+def test_a_ragged_csv_is_reported(here, capfd):
     (here / "ragged.csv").write_text("a,b\n1,2\n3\n")
     hint = "Quote fields that contain a separator or a newline."
     check_error(
@@ -218,7 +218,7 @@ def test_ragged_csv(here, capfd):
     )
 
 
-def test_empty_index(here, capfd):
+def test_an_empty_index_is_reported(here, capfd):
     (here / "none.csv").write_text("")
     (here / "head.csv").write_text("a,b\n")
     pq.write_table(pa.table({"a": pa.array([], pa.int64())}), "none.parquet")
@@ -235,7 +235,7 @@ def test_empty_index(here, capfd):
     assert not (here / "out").exists()
 
 
-def test_null_link_and_null_value(here, capfd):
+def test_a_null_link_and_a_null_value_are_reported(here, capfd):
     (here / "pic.bin").write_bytes(b"data")
     pq.write_table(
         pa.table({"id": ["a", "b"], "url": ["pic.bin", None], "t": ["x", "y"]}), "null.parquet"
@@ -253,20 +253,20 @@ def test_null_link_and_null_value(here, capfd):
     assert not (here / "out2").exists()
 
 
-def test_null_without_a_value(here, capfd):
+def test_a_null_option_without_a_value_is_reported(here, capfd):
     error = "option '--null' requires an argument"
     hint = "Use -0 or --from0 for addresses on stdin that end with NUL."
     check_error(capfd, "pack - out --null", 2, error, hint)
 
 
-def test_an_empty_target(here, capfd):
+def test_an_empty_target_name_is_reported(here, capfd):
     for command in ("pack ok.csv", "unpack ok.csv"):
         assert main([*command.split(), ""]) == 2
         error = capfd.readouterr().err
         assert error == "error: the name of the output folder is empty\nhint: Name a folder.\n"
 
 
-def test_a_target_that_cannot_be_created(here, capfd):
+def test_a_target_that_cannot_be_created_is_reported(here, capfd):
     (here / "file").write_text("")
     check_error(
         capfd,
@@ -287,12 +287,12 @@ def test_a_target_that_cannot_be_created(here, capfd):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="permissions do not bind root")
-def test_a_target_without_permission(here, capfd):
+def test_a_target_without_permission_is_reported(here, capfd):
     (here / "locked").mkdir(mode=0o500)
     check_error(capfd, "pack ok.csv locked/out", 3, "locked/out: permission denied")
 
 
-def test_non_empty_target(here, capfd):
+def test_a_target_that_is_not_empty_is_reported(here, capfd):
     (here / "out").mkdir()
     (here / "out" / "notes.txt").write_text("mine")
     hint = "Use --resume to continue an unfinished pack, --append to add rows, --overwrite to replace a dataset, or name another folder."
@@ -303,7 +303,7 @@ def test_non_empty_target(here, capfd):
     assert [p.name for p in (here / "out").iterdir()] == ["notes.txt"]
 
 
-def test_unknown_encoding(here, capfd):
+def test_an_unknown_encoding_is_reported(here, capfd):
     main(["pack", "ok.csv", "out", "--encode", "t=txt"])
     out, err = capfd.readouterr()
     lines = err.splitlines()
@@ -313,7 +313,7 @@ def test_unknown_encoding(here, capfd):
     assert out == ""
 
 
-def test_a_value_that_does_not_fit(here, capfd):
+def test_a_value_that_does_not_fit_is_reported(here, capfd):
     check_error(
         capfd,
         "pack ok.csv out --encode n=uint8 --key k",
@@ -420,7 +420,7 @@ def test_a_value_that_does_not_fit_is_listed_with_on_error_skip(here, capfd):
     assert json.loads(line) == told
 
 
-def test_text_that_is_not_utf8(here, capfd):
+def test_text_that_is_not_utf8_is_reported(here, capfd):
     (here / "latin.csv").write_bytes(b"a,b\n1,caf\xe9\n")
     check_error(
         capfd,
@@ -434,7 +434,7 @@ def test_text_that_is_not_utf8(here, capfd):
     check_error(capfd, "pack latin.parquet out", 4, "latin.parquet[1]: t is not UTF-8", SKIP)
 
 
-def test_a_name_that_leaves_the_folder(here, capfd):
+def test_a_name_that_leaves_the_folder_is_reported(here, capfd):
     shutil.copytree(GOLDEN / "mds_scalars" / "data", here / "d")
     index = json.loads((here / "d" / "index.json").read_text())
     index["shards"][0]["raw_data"]["basename"] = "../../etc/passwd"
@@ -447,7 +447,7 @@ def test_a_name_that_leaves_the_folder(here, capfd):
     assert "leaves the folder" in capfd.readouterr().out
 
 
-def test_a_truncated_shard(here, capfd):
+def test_a_truncated_shard_is_reported(here, capfd):
     dataset(here / "d")
     shard = here / "d" / "shard.00001.mds"
     size = shard.stat().st_size
@@ -477,7 +477,7 @@ def test_a_pickle_is_not_decoded(here, capfd):
     )
 
 
-def test_an_unfinished_pack(here, capfd):
+def test_an_unfinished_pack_is_reported(here, capfd):
     dataset(here / "d")
     (here / "d" / ".flare").mkdir()
     (here / "d" / ".flare" / "journal").write_text("{}\n")
@@ -495,7 +495,7 @@ def test_an_unfinished_pack(here, capfd):
     assert "folder contains an unfinished pack" in capfd.readouterr().out
 
 
-def test_an_invalid_playlist_with_a_valid_index(here, capfd):
+def test_an_invalid_playlist_is_reported_despite_a_valid_index(here, capfd):
     dataset(here / "d")
     (here / "d" / "playlist.yaml").write_text("data: [\n")
     for command in ("cat d", "inspect d", "unpack d files", "pack d out"):
@@ -573,7 +573,7 @@ def test_an_unknown_name_lists_the_known_names(here, capfd):
     )
 
 
-def test_duplicate_keys(here, capfd):
+def test_duplicate_keys_are_reported(here, capfd):
     (here / "dup.csv").write_text("k,n\na,1\nb,2\na,3\n")
     hint = "Use --on-duplicate first to keep only the first row of each key, or keep to keep all."
     check_error(capfd, "pack dup.csv out --key k", 4, "dup.csv[2]: key 'a' was used in row 0", hint)
@@ -582,7 +582,7 @@ def test_duplicate_keys(here, capfd):
     assert capfd.readouterr().out.endswith('{"n": 1}\n{"n": 2}\n')
 
 
-def test_standard_input_that_is_not_a_tar(here, capfd, monkeypatch):
+def test_standard_input_that_is_not_a_tar_is_reported(here, capfd, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"k,n\n" + b"a,1\n" * 200)))
     error = "-[0]: header checksum mismatch at byte 0"
     hint = "The file was damaged or cut short; fetch or pack it again."

@@ -203,7 +203,7 @@ def kept(folder, address):
     assert part.publish(one)
 
 
-def test_a_copy_of_this_process_is_known_at_once(alone):
+def test_a_copy_that_this_process_wrote_is_found_immediately(alone):
     assert not alone.may_have(name_prefix(ADDRESS))
     kept(alone, ADDRESS)
     assert alone.may_have(name_prefix(ADDRESS))
@@ -221,7 +221,7 @@ def test_copies_of_this_process_need_no_new_listing(alone, monkeypatch):
     assert len(listed) == 1
 
 
-def test_a_copy_of_another_process_is_known_after_a_moment(alone, monkeypatch):
+def test_a_copy_that_another_process_wrote_is_found_after_a_moment(alone, monkeypatch):
     monkeypatch.setattr(directory, "_LISTING_S", 1000.0)
     assert not alone.may_have(name_prefix(ADDRESS))
     kept(Folder(alone._shown, 10**6), ADDRESS)
@@ -254,5 +254,5 @@ def test_a_listing_during_which_a_copy_is_added_is_not_reused(alone, monkeypatch
     assert known.may_have(alone.fd, name_prefix(ADDRESS), True)
 
 
-def test_a_folder_that_cannot_be_listed_may_have_any_copy():
+def test_if_a_folder_cannot_be_listed_every_copy_may_exist():
     assert KnownPrefixes().may_have(-1, name_prefix(ADDRESS), True)

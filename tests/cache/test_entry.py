@@ -88,7 +88,7 @@ def test_a_copy_that_became_longer_is_not_read(one):
     assert not copies(one)
 
 
-def test_a_note_at_another_position_is_ignored(one, tmp_path):
+def test_an_address_stored_at_another_position_is_ignored(one, tmp_path):
     put(one, "a")
     note = b'{"address": "b", "part": "whole"}'
     data = note + bytes(100) + struct.pack("<QI16s8s", 0, len(note), b"", b"flare\0\0\1")
@@ -97,7 +97,7 @@ def test_a_note_at_another_position_is_ignored(one, tmp_path):
     assert sorted(found.address for found in list_copies(str(tmp_path / "cache"))) == ["?", "a"]
 
 
-def test_an_invalid_note_is_ignored(large_folder, tmp_path):
+def test_an_invalid_stored_address_is_ignored(large_folder, tmp_path):
     put_data(large_folder, "a")
     note = b"[" * 60_000
     data = note + struct.pack("<QI16s8s", 0, len(note), b"", b"flare\0\0\1")

@@ -104,14 +104,16 @@ def test_a_turn_without_a_folder_locks_only_against_threads(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_an_impossible_process_id_counts_as_ended(large_folder):
+def test_an_impossible_process_id_counts_as_an_ended_process(large_folder):
     put_data(large_folder, "a")
     left = lie(large_folder, f"{'0' * 40}.{large_folder._host}.{10**20}.0.part")
     put_data(large_folder, "b")
     assert not os.path.exists(left)
 
 
-def test_the_lock_decides_if_another_user_has_the_process_id(large_folder, monkeypatch):
+def test_a_partial_file_is_kept_for_a_minute_if_a_process_of_another_user_has_the_id(
+    large_folder, monkeypatch
+):
     def another(pid, sign):
         raise PermissionError
 

@@ -102,7 +102,7 @@ def times(bucket, packed):
     }
 
 
-def test_processes_in_step_fetch_each_shard_once(bucket, packed, tmp_path):
+def test_synchronized_processes_fetch_each_shard_once(bucket, packed, tmp_path):
     limit = sum(map(len, packed.values())) // 2  # four prefetched batches of 64 steps are 16 shards
     argv = [sys.executable, "-c", textwrap.dedent(RANK), str(tmp_path / "cache"), str(limit)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}

@@ -140,7 +140,7 @@ def test_objects_without_a_version_are_not_kept(web, home):
     assert files(home) == []
 
 
-def test_names_and_notes_contain_no_secrets_and_ignore_signatures(web, home):
+def test_names_and_stored_addresses_contain_no_secrets_and_ignore_signatures(web, home):
     for signature in ("one", "two"):
         web.file("/d/a", b"x" * 1000, '"one"')
         address = web.url(f"/d/a?id=7&X-Amz-Signature={signature}secret", user="me:password")
@@ -391,7 +391,7 @@ def test_a_folder_that_others_may_write_to_is_not_used(web, home):
     assert files(home) == []
 
 
-def test_a_folder_removed_meanwhile_is_created_again(web, home):
+def test_a_folder_that_was_removed_is_created_again(web, home):
     import shutil
 
     at = opened(web, home)
@@ -463,7 +463,7 @@ def test_a_cached_location_can_be_pickled(web, home):
     assert bodies(web) == []
 
 
-def test_derived_data_is_kept(web, home):
+def test_derived_data_is_cached(web, home):
     web.file("/d/a.gz", b"small", '"one"')
     made = []
 

@@ -193,7 +193,7 @@ def test_older_copies_are_evicted_for_a_new_one(opened, bucket, tmp_path):
     assert "09" in names(tmp_path) and len(names(tmp_path)) == 4
 
 
-def test_objects_beyond_the_memory_limit_go_through_the_folder(
+def test_objects_beyond_the_memory_limit_are_cached_in_the_folder(
     opened, bucket, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(entries, "MAX_TRANSIENT_BYTES", SIZE + 10)
@@ -205,7 +205,7 @@ def test_objects_beyond_the_memory_limit_go_through_the_folder(
     assert names(tmp_path) == ["08", "09", "10", "11"]
 
 
-def test_with_other_processes_every_object_goes_through_the_folder(
+def test_if_other_processes_use_the_folder_every_object_is_cached_in_the_folder(
     opened, bucket, tmp_path, monkeypatch
 ):
     code = f"""
@@ -306,7 +306,9 @@ def test_a_large_object_is_not_kept_whole(opened, great, tmp_path):
     assert store._folder.open_copies._transient_bytes == 0
 
 
-def test_with_other_processes_a_large_object_is_not_fetched_in_vain(opened, great, monkeypatch):
+def test_if_other_processes_use_the_folder_a_large_object_is_not_fetched(
+    opened, great, monkeypatch
+):
     store = opened(great, 3 * LARGE)
     monkeypatch.setattr(store._folder, "is_alone", lambda: False)
     assert not store.keep("0", LARGE, passing=True)
@@ -314,7 +316,7 @@ def test_with_other_processes_a_large_object_is_not_fetched_in_vain(opened, grea
 
 
 @pytest.mark.parametrize(("limit", "is_kept"), [(2 * LARGE - 1, False), (2 * LARGE, True)])
-def test_without_memory_a_large_object_up_to_half_the_limit_goes_through_the_folder(
+def test_without_memory_a_large_object_up_to_half_the_limit_is_cached_in_the_folder(
     opened, great, tmp_path, monkeypatch, limit, is_kept
 ):
     monkeypatch.setattr(entries, "MAX_TRANSIENT_BYTES", LARGE - 1)

@@ -110,7 +110,7 @@ def test_inspect_lists_the_copies_in_a_cache(flare_forked, dataset, tmp_path):
     assert found == {"cache": home, "bytes": total, "copies": copies}
 
 
-def test_inspect_of_a_missing_cache_and_without_arguments(flare_forked, tmp_path):
+def test_inspect_reports_a_missing_cache_and_missing_arguments(flare_forked, tmp_path):
     ran = flare_forked(["inspect", "--cache", str(tmp_path / "none")])
     assert (ran.code, ran.out, ran.err) == (0, f"{tmp_path}/none: 0 copies, 0 B\n", "")
     (tmp_path / "file").touch()

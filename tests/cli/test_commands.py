@@ -298,7 +298,7 @@ class Verification:
         self.files, self.shards, self.rows, self.bytes = 3, 2, 500, 12_300_000
 
 
-def test_verify_prints_whole_in_one_line(flare):
+def test_verify_prints_one_line_for_an_undamaged_dataset(flare):
     ran = flare("verify", "out", verify=Recorder(Verification()))
     assert (ran.code, ran.out, ran.err) == (0, "whole: 3 files, 2 shards, 500 rows, 12.3 MB\n", "")
     ran = flare(
@@ -554,7 +554,7 @@ def test_playlist_prints_yaml_or_the_written_file(flare):
     assert playlist.options["hash"] == ("xxh3_128",)
 
 
-def test_playlist_checks_and_compares(flare):
+def test_playlist_checks_and_compares_playlists(flare):
     findings = Recorder([Finding("set.yaml", "duplicate", "images is named twice", line=3)])
     ran = flare("playlist", "--check", "set.yaml", check_playlist=findings)
     assert (ran.code, ran.out) == (1, "set.yaml:3: images is named twice\n")

@@ -102,7 +102,7 @@ def test_an_interrupted_pack_prints_what_a_resume_keeps_and_repeats(
     assert len(flarecli.open(out / "00000" if "--part" in options else out)) == ROWS
 
 
-def test_an_interrupted_pack_that_keeps_nothing_says_so(tmp_path, server):
+def test_an_interrupted_pack_that_keeps_nothing_reports_this(tmp_path, server):
     server.stuck = 0
     index, fetch = write_index(tmp_path, server, rows=1)
     argv = ["pack", index, str(tmp_path / "out"), *fetch]

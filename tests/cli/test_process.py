@@ -223,7 +223,7 @@ def pack(*args, **options):
     assert (tmp_path / "tidied").exists()
 
 
-def test_a_signal_during_an_import_waits_until_it_is_done(flare_process, tmp_path):
+def test_a_signal_during_an_import_is_handled_after_the_import(flare_process, tmp_path):
     (tmp_path / "slow_module.py").write_text(
         "import sys, time\nprint('begun', file=sys.stderr, flush=True)\ntime.sleep(0.3)\nprint('loaded', flush=True)\n"
     )
@@ -391,7 +391,7 @@ def test_a_pipe_closed_before_the_start_is_not_an_error(flare_run, args):
 
 
 @pytest.mark.parametrize("form", ["csv", "table", "arrow", "parquet"])
-def test_a_pipe_closed_early_is_not_an_error_in_any_form(flare_process, form):
+def test_a_pipe_closed_early_is_not_an_error_in_any_output_form(flare_process, form):
     with flare_process(["cat", "x", "--to", form], ROWS) as process:
         assert process.stdout.read(1)
         process.stdout.close()
@@ -454,5 +454,5 @@ def test_output_is_utf_8_in_every_locale(flare_run, env):
     assert (ran.code, ran.err) == (3, "error: naïve\\udcff: nothing is there\n")
 
 
-def test_the_module_and_the_script_are_the_same(flare_run):
+def test_the_module_and_the_script_print_the_same(flare_run):
     assert flare_run(["--version"]).out == "flare 0.1.0\n"

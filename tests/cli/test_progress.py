@@ -117,7 +117,7 @@ class Steps:
         return path
 
 
-def test_the_bar_moves_with_each_row_that_arrives_and_ticks_while_none_arrives(terminal, tmp_path):
+def test_the_bar_advances_with_each_row_and_its_clock_runs_without_rows(terminal, tmp_path):
     def ticks() -> None:
         start = len(terminal.text)
         first = terminal.wait_for(r"2/4 rows.*(\d\d:\d\d)<", start)[1]
@@ -137,7 +137,7 @@ def test_the_bar_moves_with_each_row_that_arrives_and_ticks_while_none_arrives(t
     assert re.search(r"\[2\]: http://\S+/2: 404 Not Found\r\n", terminal.text)
 
 
-def test_rows_that_arrive_behind_a_slow_row_move_the_bar(terminal, tmp_path):
+def test_rows_that_are_downloaded_before_an_earlier_slow_row_advance_the_bar(terminal, tmp_path):
     with Steps({0: lambda: terminal.wait_for(r"\| 7/8 rows, ")}) as server:
         index, out = server.index(tmp_path, 8), str(tmp_path / "out")
         options = ["--fetch", "u", "-j", "4", "--allow-host", server.host]
@@ -263,7 +263,7 @@ def _list_bytes(dataset) -> int:
     return os.path.getsize(f"{dataset}/playlist.yaml")
 
 
-def test_verify_of_a_sample_knows_its_rows_and_bytes(tmp_path):
+def test_verify_of_a_sample_shows_the_total_rows_and_bytes_of_the_sample(tmp_path):
     out, progress = str(tmp_path / "out"), Recorder()
     flarecli.pack(numbers(tmp_path), out, shard_rows=100)
     assert list(flarecli.verify(out, progress=progress, sample=3)) == []
@@ -389,7 +389,7 @@ def wait_for_lines(stream, count: int) -> None:
         time.sleep(0.01)
 
 
-def test_a_log_gets_a_line_at_each_interval_while_nothing_arrives(monkeypatch):
+def test_a_log_has_a_line_for_each_interval_without_rows(monkeypatch):
     def run(bar, stream):
         wait_for_lines(stream, 2)
         bar.start("pack", 10)
@@ -507,5 +507,5 @@ def test_a_line_has_counts_rate_failures_and_time_left(shown, line):
         ),
     ],
 )
-def test_compression_counts_in_the_share_and_in_the_time_left(shown, line):
+def test_compression_counts_towards_the_percentage_and_the_time_left(shown, line):
     assert shown.line() == line

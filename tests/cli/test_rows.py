@@ -432,7 +432,7 @@ def test_a_table_wider_than_the_terminal_shows_all_columns(flare, width):
     assert max(map(len, told.splitlines())) <= width
 
 
-def test_a_table_is_ruled_only_on_a_terminal(flare):
+def test_a_table_has_rules_only_on_a_terminal(flare):
     rows = batch(id=(["a", "b"], TEXT, "str"), n=([1, 2], pa.int64(), "int"))
     assert flare("cat", "x", "--to", "table", cat=cat(rows)).out == "id\tn\na\t1\nb\t2\n"
     lines = flare("cat", "x", "--to", "table", terminal=True, cat=cat(rows)).out.splitlines()

@@ -77,7 +77,7 @@ def test_the_same_change_of_the_same_dataset_gives_the_same_bytes(out, tmp_path)
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_random_changes_equal_a_model_and_every_version_verifies(format, tmp_path):
+def test_random_changes_equal_a_model_and_every_version_is_valid(format, tmp_path):
     rng = random.Random(format)
     out, model = tmp_path / "out", rows(0, 20)
     columns = ["text"] if format == "ffrecord" else None

@@ -104,7 +104,7 @@ def test_the_addresses_of_streams_follow_each_other_and_one_stream_can_be_chosen
 @pytest.mark.parametrize(
     "options", [["--shards"], ["--stats"], ["--sample", "1"], ["--html", "-"], ["--field", "rows"]]
 )
-def test_addresses_are_printed_alone(plain, capsys, options):
+def test_with_urls_only_addresses_are_printed(plain, capsys, options):
     assert main(["inspect", str(plain), "--urls", *options]) == 2
     assert capsys.readouterr().err.splitlines() == [
         f"error: --urls and {options[0]} cannot be used together",
@@ -240,7 +240,7 @@ def test_the_number_of_distinct_values_in_memory_is_limited(tmp_path, monkeypatc
     )
 
 
-def test_the_address_of_a_single_file_is_its_own(plain, tmp_path):
+def test_the_address_of_a_single_file_is_the_address_of_this_file(plain, tmp_path):
     shard, table = next(plain.glob("*.mds")), tmp_path / "x.parquet"
     pq.write_table(pa.table({"id": [1]}), table)
     assert commands.inspect(str(shard)).address == str(shard)

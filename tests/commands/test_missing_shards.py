@@ -97,7 +97,7 @@ def test_statistics_and_samples_describe_the_existing_shards(tmp_path):
     )  # without a sample: `holes` lists missing shards
 
 
-def test_of_joined_streams_only_rows_without_missing_shards_are_read(tmp_path):
+def test_joined_streams_are_read_only_where_no_shard_is_missing(tmp_path):
     for name, values in (
         ("left", {"id": list(range(12))}),
         ("right", {"word": [str(i) for i in range(12)]}),
@@ -158,7 +158,7 @@ def test_row_numbers_continue_in_the_next_source(tmp_path):
     assert one.holes == ("shard.00000.mds: missing, rows 12 to 13",)
 
 
-def test_a_name_that_leaves_the_folder_is_a_hole_and_is_not_opened(tmp_path):
+def test_a_name_that_leaves_the_folder_is_listed_as_missing_and_is_not_opened(tmp_path):
     out = dataset(tmp_path)
     listed = out / "by_hand.yaml"
     listed.write_text(

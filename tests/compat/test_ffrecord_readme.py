@@ -36,7 +36,7 @@ def fname(tmp_path):
     return fname
 
 
-def test_write_and_read(fname):
+def test_written_records_are_read(fname):
     reader = FileReader(fname, check_data=True)
     assert reader.n == 100
     indices = [3, 6, 0, 10, 3]
@@ -166,7 +166,7 @@ def test_a_folder_is_packed_and_listed(tmp_path):
     assert not (tmp_path / "g.ffr").exists()
 
 
-def test_records_in_several_files(tmp_path):
+def test_records_of_several_files_are_one_dataset(tmp_path):
     ffrecord.dump([bytes([i]) for i in range(10)], str(tmp_path / "d"), 4, verbose=True)
     ffrecord.dump({0: b"x", 1: b"yz"}, tmp_path / "one.ffr", 1)  # any object with `len` and `[i]`
     assert [one.tobytes() for one in FileReader(tmp_path / "one.ffr").read([0, 1])] == [b"x", b"yz"]
@@ -178,7 +178,7 @@ def test_records_in_several_files(tmp_path):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_torch_dataset_and_loader(fname, workers):
+def test_the_torch_dataset_and_loader_return_the_records(fname, workers):
     torch = pytest.importorskip("torch")
 
     class CustomDataset(ffrecord.torch.Dataset):
@@ -262,7 +262,7 @@ def test_arguments_of_a_packed_folder_have_the_names_of_the_original(tmp_path):
 
 
 @pytest.mark.parametrize("file", [1, -1])
-def test_tables_of_missing_files_are_an_index_error(fname, file):
+def test_a_file_number_out_of_range_is_an_index_error(fname, file):
     with FileReader(fname) as reader:
         assert len(reader.get_offsets(0)) == len(reader.get_checksums(0)) + 1 == 101
         with pytest.raises(RowsError, match=f"^file {file} is out of range; there are 1 files$"):

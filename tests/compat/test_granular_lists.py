@@ -41,7 +41,7 @@ def directory(tmp_path):
     return directory
 
 
-def test_the_quickstart_with_a_list(tmp_path):
+def test_the_quickstart_runs_with_a_list_type(tmp_path):
     directory = tmp_path / "dataset"
     spec = {"foo": "int", "bar": "utf8[]", "baz": "msgpack", "abc": "jpg", "xyz": "array"}
     with granular.DatasetWriter(directory, spec, granular.encoders) as writer:
@@ -74,7 +74,7 @@ def test_the_quickstart_with_a_list(tmp_path):
         assert datapoint["abc"].shape == (60, 80, 3)
 
 
-def test_masks_and_ranges(directory):
+def test_masks_and_ranges_select_items_of_lists(directory):
     reader = granular.DatasetReader(directory, granular.decoders)
     available = reader.available(7)
     assert available == {
@@ -104,7 +104,7 @@ def test_masks_and_ranges(directory):
             reader[0, wrong]
 
 
-def test_shards_of_lists(tmp_path):
+def test_lists_are_written_in_shards(tmp_path):
     with granular.ShardedDatasetWriter(
         tmp_path / "d", {"n": "int[]"}, granular.encoders, shardlen=3, shardstart=1, shardstep=2
     ) as writer:
@@ -122,7 +122,7 @@ def test_shards_of_lists(tmp_path):
     ] == [[], [3, 3, 3]]
 
 
-def test_custom_type_names(tmp_path):
+def test_lists_may_have_custom_types(tmp_path):
     encoders, decoders = (
         {"point": lambda one: f"{one[0]},{one[1]}".encode()},
         {"point": lambda data: tuple(map(int, data.split(b",")))},
@@ -197,7 +197,7 @@ def peer(*args):
     not OLD, reason="GRANULAR_OLD_PYTHON names no interpreter that has granular 0.21"
 )
 @pytest.mark.parametrize("shardlen", [0, 7])
-def test_both_write_the_same_bytes_and_read_each_other(tmp_path, shardlen):
+def test_flare_and_the_original_write_the_same_bytes_and_read_each_other(tmp_path, shardlen):
     peer("write", tmp_path / "peer", 0, 30, 1, shardlen)
     writer, reader = KINDS[shardlen > 0]
     with writer(

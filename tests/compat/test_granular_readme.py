@@ -47,7 +47,7 @@ def directory(tmp_path):
     return directory
 
 
-def test_the_quickstart(directory):
+def test_the_quickstart_runs(directory):
     assert {path.name for path in directory.glob("*")} == {
         "spec.json",
         *(f"{key}.{end}" for key in SPEC for end in ("bag", "idx")),
@@ -73,7 +73,7 @@ def preproc(datapoint, seed):
 
 
 @pytest.mark.parametrize("mp", [None, "spawn"])
-def test_loading_and_resuming(directory, mp, tmp_path, monkeypatch):
+def test_a_loader_resumes_at_a_saved_state(directory, mp, tmp_path, monkeypatch):
     (tmp_path / "users_own_module.py").write_text(PREPROC)  # as a worker process imports it
     monkeypatch.syspath_prepend(tmp_path)
     preproc = importlib.import_module("users_own_module").preproc
@@ -130,7 +130,7 @@ def test_epochs_are_permutations_of_numpy():
     assert [other(step) for step in range(7)] != [2, 4, 3, 6, 5, 0, 1]
 
 
-def test_columns_and_ranges(directory):
+def test_selected_columns_and_ranges_of_rows_are_read(directory):
     reader = granular.DatasetReader(
         directory, granular.decoders, cache_index=True, cache_keys=("foo",)
     )
@@ -150,7 +150,7 @@ def test_columns_and_ranges(directory):
         reader[0, ("nope",)]
 
 
-def test_custom_types(tmp_path):
+def test_custom_types_are_written_and_read(tmp_path):
     encoders = {"point": lambda x: f"{x[0]},{x[1]}".encode(), "utf8": lambda x: x.encode("utf-8")}
     decoders = {
         "point": lambda x: tuple(map(int, x.decode().split(","))),
@@ -165,7 +165,7 @@ def test_custom_types(tmp_path):
     assert granular.DatasetReader(str(tmp_path / "d"), None)[2] == {"p": b"2,-2", "t": b""}
 
 
-def test_sharding(tmp_path):
+def test_two_writers_write_separate_shards(tmp_path):
     for worker in range(2):
         with granular.ShardedDatasetWriter(
             tmp_path / "d",
@@ -285,7 +285,7 @@ def test_objects_with_the_methods_of_a_path_are_accepted(tmp_path, shardlen):
     assert [one["foo"] for one in reader] == list(range(10))
 
 
-def test_lists_of_the_earlier_release(tmp_path):
+def test_lists_of_the_earlier_release_are_read_with_masks_and_ranges(tmp_path):
     """Masks and ranges on files of the original."""
     folders = [
         path.parent
@@ -325,7 +325,7 @@ def peer(*args):
 
 @pytest.mark.skipif(not PEER, reason="GRANULAR_PYTHON names no interpreter that has granular")
 @pytest.mark.parametrize("shardlen", [0, 7])
-def test_both_write_the_same_bytes_and_read_each_other(tmp_path, shardlen):
+def test_flare_and_the_original_write_the_same_bytes_and_read_each_other(tmp_path, shardlen):
     peer("write", tmp_path / "peer", 0, 30, 0, shardlen)
     how = {"shardlen": shardlen} if shardlen else {}
     kind = (
@@ -408,7 +408,7 @@ def granular_loader(source):
         loader.close()
 
 
-def test_sources_with_an_explicit_length():
+def test_sources_may_have_an_explicit_length():
     numbers = list(range(100, 110))
     assert {granular.sources.Sample(numbers, length=2)(step) for step in range(40)} == {100, 101}
     assert [granular.sources.Truncate(numbers, 5, length=3)(step) for step in range(4)] == [

@@ -103,13 +103,13 @@ def test_names_and_numbers_of_a_packed_folder_are_checked(tmp_path, listing):
     ],
 )
 @pytest.mark.parametrize("check", [True, False])
-def test_false_tables_are_rejected(tmp_path, data, check):
+def test_invalid_tables_are_rejected(tmp_path, data, check):
     (tmp_path / "a.ffr").write_bytes(data)
     with pytest.raises(FlareError):
         FileReader(tmp_path / "a.ffr", check_data=check).read_one(0)
 
 
-def test_empty_records(tmp_path):
+def test_empty_records_are_written_and_read(tmp_path):
     with FileWriter(tmp_path / "a.ffr", 3) as writer:
         for one in (b"", b"x", b""):
             writer.write_one(one)
@@ -150,7 +150,7 @@ def test_keys_that_are_paths_are_rejected(tmp_path, key):
 
 
 @pytest.mark.parametrize("ends", [(1 << 62, 1 << 62, 1 << 62), (3, 2, 3), (9, 9, 9), (0, 1)])
-def test_false_indexes_are_rejected(tmp_path, ends):
+def test_forged_indexes_are_rejected(tmp_path, ends):
     folder = dataset(tmp_path / "d", a_idx=struct.pack(f"<{len(ends)}Q", *ends))
     with pytest.raises(FlareError):
         granular.DatasetReader(folder, granular.decoders)[2]
@@ -174,7 +174,7 @@ def packs(value):
         b"\xdd\xff\xff\xff\xff",
     ],
 )
-def test_false_arrays_are_rejected(record):
+def test_invalid_arrays_are_rejected(record):
     with pytest.raises(FlareError):
         granular.decoders["array"](record)
 
@@ -197,7 +197,7 @@ def test_addresses_inside_a_video_are_not_opened(tmp_path, web):
     assert web.requests == []
 
 
-def test_empty_records_and_an_empty_dataset(tmp_path):
+def test_empty_records_and_an_empty_dataset_are_read(tmp_path):
     assert granular.DatasetReader(dataset(tmp_path / "d"), granular.decoders)[0]["a"] == b""
     granular.DatasetWriter(tmp_path / "e", {"a": "bytes"}, granular.encoders).close()
     assert list(granular.DatasetReader(tmp_path / "e", granular.decoders)) == []
@@ -360,7 +360,7 @@ def test_pickles_in_a_shard_never_run(tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-def test_empty_samples(tmp_path):
+def test_empty_samples_are_written_and_read(tmp_path):
     with MDSWriter(out=str(tmp_path / "d"), columns={"b": "bytes", "t": "str"}) as out:
         for _ in range(3):
             out.write({"b": b"", "t": ""})
@@ -424,7 +424,7 @@ def test_rows_with_forbidden_addresses_fail(tmp_path, url):
     assert kept == ["1-url.bin"]
 
 
-def test_an_empty_index_and_an_empty_file(tmp_path):
+def test_an_empty_file_is_a_failed_row_and_an_empty_index_has_no_rows(tmp_path):
     src = index(tmp_path, ["fine.bin"])
     (tmp_path / "src" / "fine.bin").write_bytes(b"")
     data = Streamed(src, str(tmp_path / "dst"), columns_to_load=["url"], index_col_name="id")

@@ -174,7 +174,7 @@ def test_workers_are_divided_by_ratio(ratios, total, wanted):
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-def test_workers_of_used_streams():
+def test_unused_streams_get_no_workers():
     made = [StreamOptions(str(i), ratio, i, batch_gpu=1) for i, ratio in enumerate((0.5, 0, 0.5))]
     data = [Numbers(0)] * 3
 
@@ -205,7 +205,7 @@ def test_batch_sizes_are_derived_and_checked(monkeypatch):
         assert str(caught.value) == message
 
 
-def test_options_of_a_group():
+def test_a_group_derives_the_ratios_of_its_used_streams():
     made = StreamOptions.init_group(
         [{"batch_gpu": 1, "ratio": 3}, {"batch_gpu": 1, "ratio": 0}, {"batch_gpu": 1, "ratio": 1}],
         drop_unused=True,

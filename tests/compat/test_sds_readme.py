@@ -56,7 +56,7 @@ def opened(src, tmp_path, **how):
     return StreamingDataset(src=src, dst=str(tmp_path / "ignore" / "tmp"), data_type="image", **how)
 
 
-def test_basic_usage_against_s3(bucket, tmp_path):
+def test_the_basic_usage_reads_from_s3(bucket, tmp_path):
     dataset = opened(f"{bucket}/index.parquet", tmp_path, num_downloading_workers=10)
     sample = dataset[0]  # downloads (with blocking) the sample and returns it
     assert sample["data_url"] == str(tmp_path / "ignore" / "tmp" / "index" / "id00-data_url.bin")
@@ -78,7 +78,7 @@ def test_basic_usage_against_s3(bucket, tmp_path):
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("workers", [0, 3])
-def test_torch_dataloader(index, tmp_path, workers):
+def test_a_torch_dataloader_reads_each_epoch_in_another_order(index, tmp_path, workers):
     torch = pytest.importorskip("torch")
 
     dataset = opened(index, tmp_path, shuffle_seed=7)
@@ -91,7 +91,7 @@ def test_torch_dataloader(index, tmp_path, workers):
     assert epochs[0] == [one["score"] for one in opened(index, tmp_path, shuffle_seed=7)]
 
 
-def test_state_and_ranks(index, tmp_path, monkeypatch):
+def test_a_state_resumes_with_other_ranks(index, tmp_path, monkeypatch):
     whole = [one["score"] for one in opened(index, tmp_path, shuffle_seed=3)]
     dataset = opened(index, tmp_path, shuffle_seed=3)
     running = iter(dataset)
@@ -150,7 +150,7 @@ def test_a_row_that_cannot_be_fetched_is_reported_and_counted(index, tmp_path, c
         dataset[4]
 
 
-def test_sql_query_and_duplicate_keys(index, tmp_path):
+def test_a_query_selects_rows_and_duplicate_keys_are_rejected(index, tmp_path):
     assert [
         one["score"]
         for one in opened(index, tmp_path, sql_query="SELECT * FROM dataframe WHERE score >= 17")
@@ -163,7 +163,7 @@ def test_sql_query_and_duplicate_keys(index, tmp_path):
         opened(index, tmp_path, columns_to_load=["nope"])
 
 
-def test_a_folder_of_files(tmp_path):
+def test_a_folder_of_files_is_read(tmp_path):
     folder = tmp_path / "files"
     folder.mkdir()
     for i in range(4):

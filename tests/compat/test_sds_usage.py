@@ -58,7 +58,7 @@ class Flip:
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("workers", [0, 2])
-def test_images_in_a_dataloader(bucket, tmp_path, workers):
+def test_a_dataloader_returns_transformed_images(bucket, tmp_path, workers):
     torch = pytest.importorskip("torch")
     from flarecli.compat.sds.transforms import presets
 
@@ -106,7 +106,7 @@ def test_images_in_a_dataloader(bucket, tmp_path, workers):
     assert len(found) >= 6 and all(value == 5 * int(name[1:]) for name, value in found.items())
 
 
-def test_unpack(bucket, tmp_path, capsys):
+def test_unpack_downloads_a_column_of_the_index(bucket, tmp_path, capsys):
     out = tmp_path / "ignore" / "tmp"
     assert (
         main(
@@ -158,7 +158,7 @@ def test_a_row_with_a_missing_file_does_not_block_others(bucket, tmp_path):
         dataset[5]
 
 
-def test_a_folder_of_texts(tmp_path):
+def test_a_folder_of_texts_is_read(tmp_path):
     torch = pytest.importorskip("torch")
     src, dst, ext = str(tmp_path / "dummy-data"), str(tmp_path / "dummy-out"), "txt"
     os.makedirs(src)
@@ -222,7 +222,7 @@ def numbers(dataset):
     return [one["n"] for one in dataset]
 
 
-def test_max_index_files_to_use(indexes, tmp_path):
+def test_the_number_of_used_index_files_is_limited(indexes, tmp_path):
     assert numbers(opened(indexes / "*.parquet", tmp_path, max_index_files_to_use=2)) == list(
         range(8)
     )
@@ -232,7 +232,7 @@ def test_max_index_files_to_use(indexes, tmp_path):
         opened(indexes / "*.parquet", tmp_path, nope=1)
 
 
-def test_infinite_iteration(indexes, tmp_path):
+def test_an_infinite_iteration_yields_epoch_after_epoch(indexes, tmp_path):
     dataset = opened(indexes / "*.parquet", tmp_path, infinite_iteration=True, shuffle_seed=5)
     running = iter(dataset)
     epochs = [[next(running)["n"] for _ in range(12)] for _ in range(3)]
@@ -317,7 +317,7 @@ def test_a_large_index_takes_little_memory(tmp_path):
     assert table.take([]).num_rows == 0
 
 
-def test_dictionary_columns_and_duplicate_keys_far_apart(tmp_path):
+def test_dictionary_columns_are_read_and_distant_duplicate_keys_are_rejected(tmp_path):
     def batches(last):
         for words in (["a", "b"], ["c", "a"]):
             yield pa.record_batch(

@@ -334,7 +334,7 @@ def test_folders_without_a_dataset_are_reported(tmp_path):
         ("base.util", "clean_stale_shared_memory merge_index"),
     ],
 )
-def test_import_paths_of_the_original(path, names):
+def test_the_import_paths_of_the_original_exist(path, names):
     module = importlib.import_module(f"flarecli.compat.streaming.{path}")
     for name in names.split():
         assert getattr(module, name) is getattr(streaming, name, getattr(module, name))

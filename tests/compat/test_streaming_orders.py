@@ -120,7 +120,9 @@ def test_a_whole_stream_is_used_once_with_any_granularity(a, granularity):
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("method", ["stratified", "per_stream", "device_per_stream"])
-def test_batches_by_stream(folders, monkeypatch, method, ranks, shuffle):
+def test_each_batch_is_drawn_from_streams_by_the_batching_method(
+    folders, monkeypatch, method, ranks, shuffle
+):
     batch = 4
 
     def make():

@@ -36,7 +36,7 @@ def numbers(folder, count=100, **how):
     return folder
 
 
-def test_the_quickstart(tmp_path):
+def test_the_quickstart_runs(tmp_path):
     data_dir = str(tmp_path / "path-to-dataset")
     columns = {"image": "jpeg", "class": "int"}
     compression = "zstd"
@@ -60,7 +60,7 @@ def test_the_quickstart(tmp_path):
     ("writer", "how"),
     [(JSONWriter, {}), (CSVWriter, {}), (TSVWriter, {}), (XSVWriter, {"separator": "|"})],
 )
-def test_shards_of_lines(tmp_path, writer, how):
+def test_shards_of_lines_are_written_and_read(tmp_path, writer, how):
     rows = [{"a": i, "b": i / 7, "c": f"t{i}"} for i in range(30)]
     with writer(
         out=str(tmp_path / "d"),
@@ -87,7 +87,7 @@ def test_an_exception_in_the_block_leaves_no_index(tmp_path):
     assert not (tmp_path / "d" / "index.json").exists()
 
 
-def test_a_writer_with_a_folder_and_an_address(tmp_path):
+def test_a_writer_with_two_outputs_keeps_the_dataset_at_the_second(tmp_path):
     with MDSWriter(
         out=(str(tmp_path / "here"), str(tmp_path / "there")), columns={"i": "int"}
     ) as out:
@@ -98,7 +98,7 @@ def test_a_writer_with_a_folder_and_an_address(tmp_path):
     assert flarecli.open(str(tmp_path / "there"))[0] == {"i": 1}
 
 
-def test_indices_of_a_dataset(tmp_path):
+def test_a_dataset_accepts_integers_slices_lists_and_arrays_as_indices(tmp_path):
     data = LocalDataset(str(numbers(tmp_path / "d")))
     assert data[-1]["i"] == 99
     assert [one["i"] for one in data[::-1]] == list(range(99, -1, -1))

@@ -33,7 +33,7 @@ def written(out, start, count, **how):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_quickstart_from_a_bucket(bucket, tmp_path, workers):
+def test_the_quickstart_runs_with_a_bucket(bucket, tmp_path, workers):
     torch = pytest.importorskip("torch")
     written(
         (str(tmp_path / "out"), f"{bucket}/path-to-dataset"),
@@ -61,7 +61,7 @@ def test_the_quickstart_from_a_bucket(bucket, tmp_path, workers):
     assert not [name for name in os.listdir(local) if name.endswith(".zstd")]
 
 
-def test_mixed_streams_from_buckets(bucket, tmp_path):
+def test_streams_of_several_buckets_are_mixed(bucket, tmp_path):
     for k, count in enumerate((40, 20, 10)):
         written(f"{bucket}/{k}/train", 1000 * k, count)
     streams = [

@@ -358,7 +358,7 @@ def test_any_header_is_a_type_or_is_refused(header):
 @pytest.mark.parametrize(
     "kind", [pa.month_day_nano_interval(), pa.struct([("a", pa.int8()), ("a", pa.int8())])]
 )
-def test_types_without_a_header(kind):
+def test_some_types_have_no_header(kind):
     assert type_header(kind) is None
 
 

@@ -230,7 +230,7 @@ def test_values_and_nulls_are_read_back(data, compression):
 
 
 @pytest.mark.parametrize("kind", ["tfrecord", "webdataset"])
-def test_a_file_whose_index_could_have_no_name_is_read_without_it(tmp_path, kind):
+def test_a_file_is_read_without_an_index_if_the_name_of_the_index_would_be_too_long(tmp_path, kind):
     (tmp_path / "a.csv").write_text("n,t\n1,one\n")
     commands.pack([str(tmp_path / "a.csv")], str(tmp_path / "out"), format=kind)
     suffix = {"tfrecord": ".tfrecord", "webdataset": ".tar"}[kind]

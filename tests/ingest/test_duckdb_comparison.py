@@ -81,7 +81,7 @@ def duckdb_rows(query: str) -> list[dict]:
     version=st.sampled_from(["1.0", "2.6"]),
     page=st.sampled_from(["1.0", "2.0"]),
 )
-def test_parquet(tmp_path_factory, table, groups, version, page):
+def test_parquet_has_the_rows_that_duckdb_reads(tmp_path_factory, table, groups, version, page):
     path = tmp_path_factory.mktemp("x") / "x.parquet"
     pq.write_table(
         table,
@@ -103,7 +103,9 @@ def test_parquet(tmp_path_factory, table, groups, version, page):
     is_file=st.booleans(),
     compression=st.sampled_from([None, "zstd", "lz4"]),
 )
-def test_arrow(tmp_path_factory, table, groups, is_file, compression):
+def test_arrow_has_the_rows_that_duckdb_reads(
+    tmp_path_factory, table, groups, is_file, compression
+):
     path = tmp_path_factory.mktemp("x") / ("x.arrow" if is_file else "x.arrows")
     options = pa.ipc.IpcWriteOptions(compression=compression)
     with (pa.ipc.new_file if is_file else pa.ipc.new_stream)(
@@ -117,7 +119,7 @@ def test_arrow(tmp_path_factory, table, groups, is_file, compression):
 @given(
     table=tables(IN_JSON), compression=st.sampled_from(["", ".gz", ".zst"]), is_array=st.booleans()
 )
-def test_json(tmp_path_factory, table, compression, is_array):
+def test_json_has_the_rows_that_duckdb_reads(tmp_path_factory, table, compression, is_array):
     rows = table.to_pylist()
     for row in rows:
         if isinstance(row.get("float"), float) and not math.isfinite(row["float"]):
@@ -150,7 +152,7 @@ def test_json(tmp_path_factory, table, compression, is_array):
 @given(
     table=tables(("int", "float", "text", "flag")), compression=st.sampled_from(["", ".gz", ".zst"])
 )
-def test_csv(tmp_path_factory, table, compression):
+def test_csv_has_the_rows_that_duckdb_reads(tmp_path_factory, table, compression):
     path = tmp_path_factory.mktemp("x") / f"x.csv{compression}"
     table = table.append_column(
         "row", pa.array(range(table.num_rows))
@@ -185,7 +187,9 @@ def test_csv(tmp_path_factory, table, compression):
 
 @settings(max_examples=examples(40), deadline=None)
 @given(st.lists(tables(("int", "small", "text", "day", "nest")), min_size=2, max_size=3))
-def test_several_files_with_missing_columns(tmp_path_factory, parts):
+def test_several_files_with_missing_columns_have_the_rows_that_duckdb_reads(
+    tmp_path_factory, parts
+):
     folder = tmp_path_factory.mktemp("x")
     for number, part in enumerate(parts):
         pq.write_table(part, folder / f"{number}.parquet")

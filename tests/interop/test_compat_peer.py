@@ -34,7 +34,7 @@ def peer(run_peer):
         ("lines", {"format": "tsv", "size_limit": 9_000}),
     ],
 )
-def test_both_writers_write_the_same_files(peer, tmp_path, kind, settings):
+def test_flare_and_the_original_write_the_same_files(peer, tmp_path, kind, settings):
     samples, columns = shared["KINDS"][kind]
     rest = dict(settings)
     with getattr(streaming, rest.pop("format", "mds").upper() + "Writer")(

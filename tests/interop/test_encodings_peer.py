@@ -72,7 +72,7 @@ def peer(variable):
 
 
 @pytest.mark.parametrize("variable", PEERS)
-def test_both_encode_values_as_the_same_bytes(variable):
+def test_flare_and_the_original_encode_values_as_the_same_bytes(variable):
     theirs_bytes, _, pillow = peer(variable)
     same = 0
     for (kind, data), expected in zip(encoded(PEERS[variable]), theirs_bytes, strict=True):

@@ -142,7 +142,7 @@ def test_one_generation_is_converted_to_the_other(peer, tmp_path, source, target
 @pytest.mark.skipif(
     not PEERS["new"], reason="GRANULAR_PYTHON names no interpreter that has granular"
 )
-def test_both_append_rows_to_one_dataset_in_turn(peer, tmp_path):
+def test_flare_and_the_original_append_rows_to_one_dataset_in_turn(peer, tmp_path):
     folder = tmp_path / "ds"
     peer("new", "write", tmp_path / "whole", 0, 30, 0, 0)
     peer("new", "write", folder, 0, 10, 0, 0)

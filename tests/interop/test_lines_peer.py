@@ -81,7 +81,7 @@ def files(folder):
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_both_write_the_same_bytes(peer, tmp_path, form):
+def test_flare_and_the_original_write_the_same_bytes(peer, tmp_path, form):
     flare, original = write_datasets(peer, tmp_path, form)
     assert files(flare) == files(original)
     index = (flare / "index.json").read_bytes()

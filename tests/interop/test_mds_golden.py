@@ -55,7 +55,7 @@ def test_a_dataset_packed_again_has_the_same_bytes(tmp_path, name):
     assert [name for name in expected if packed[name] != expected[name]] == []
 
 
-def test_the_empty_shard_before_a_first_row_larger_than_a_shard_is_left_out(tmp_path):
+def test_the_empty_shard_before_a_first_row_larger_than_a_shard_is_omitted(tmp_path):
     """Check the only difference: the original first writes and lists a shard without rows."""
     pack(OVERSIZE, tmp_path / "out")
     assert [shard["samples"] for shard in index_of(OVERSIZE)["shards"]] == [0, 1, 1, 1]

@@ -58,7 +58,7 @@ SETTINGS = [
     "settings", SETTINGS, ids=lambda settings: f"{settings.shard_bytes} {'-'.join(settings.hashes)}"
 )
 @pytest.mark.parametrize("kind", KINDS)
-def test_both_write_the_same_bytes(peer, tmp_path, kind, settings):
+def test_flare_and_the_original_write_the_same_bytes(peer, tmp_path, kind, settings):
     write(tmp_path / "flare", kind, settings)
     peer(
         "write",

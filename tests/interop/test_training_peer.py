@@ -104,7 +104,7 @@ def errors(results, name):
     return [rank_results[name] for rank_results in results]
 
 
-def test_each_row_once_with_accelerate(dataset, tmp_path):
+def test_each_row_is_read_once_with_accelerate(dataset, tmp_path):
     results = run("accelerate", dataset, tmp_path)
     order = [[row["n"] for row in flare.open(str(dataset)).run(1, epoch)] for epoch in (0, 1)]
     epochs = once(results, "prepared")
@@ -133,7 +133,7 @@ def test_each_row_once_with_accelerate(dataset, tmp_path):
     assert errors(results, "ranks, prepared") == errors(results, "ranks, not dispatched") == twice
 
 
-def test_each_row_once_with_lightning(dataset, tmp_path):
+def test_each_row_is_read_once_with_lightning(dataset, tmp_path):
     results = run("lightning", dataset, tmp_path)
     order = [[row["n"] for row in flare.open(str(dataset)).run(1, epoch)] for epoch in (0, 1)]
     whole = [sorted(rows[:48]) for rows in order]  # drop_last: all ranks have equally many batches
@@ -145,13 +145,13 @@ def test_each_row_once_with_lightning(dataset, tmp_path):
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn"])
-def test_each_row_once_if_lightning_starts_the_processes(dataset, tmp_path, strategy):
+def test_each_row_is_read_once_if_lightning_starts_the_processes(dataset, tmp_path, strategy):
     results = run(strategy, dataset, tmp_path, [0])
     expected = [row["n"] for row in flare.open(str(dataset)).run(1)][:48]
     assert once(results, "launched", (24, 24), sorted(expected))[0] == expected[::2]
 
 
-def test_each_row_once_with_transformers(dataset, tmp_path):
+def test_each_row_is_read_once_with_transformers(dataset, tmp_path):
     results = run("transformers", dataset, tmp_path)
     mine, other = (rank_results["iterable"]["rows"][0] for rank_results in results)
     assert sorted(mine[:25] + other[:25]) == sorted(mine[25:] + other[25:]) == ALL

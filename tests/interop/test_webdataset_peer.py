@@ -48,7 +48,9 @@ def rows(path):
 
 @pytest.mark.parametrize("format", ["USTAR_FORMAT", "PAX_FORMAT", "GNU_FORMAT"])
 @pytest.mark.parametrize("kind", sorted(shared["KINDS"]))
-def test_both_read_the_same_from_files_of_the_original(peer, tmp_path, kind, format):
+def test_flare_and_the_original_read_the_same_from_files_of_the_original(
+    peer, tmp_path, kind, format
+):
     if (kind, format) == ("long", "USTAR_FORMAT"):
         pytest.skip("ustar cannot store these names")
     peer("write", tmp_path / "t.tar", kind, format)
@@ -123,7 +125,7 @@ def test_the_original_decodes_files_of_flare_to_the_same_values(peer, tmp_path):
     assert peer("decode", tmp_path / "00000.tar") == expected
 
 
-def test_both_read_the_same_from_files_of_flare(peer, tmp_path):
+def test_flare_and_the_original_read_the_same_from_files_of_flare(peer, tmp_path):
     pack_samples(tmp_path)
     assert peer("read", tmp_path / "00000.tar") == [
         described(row) for row in rows(tmp_path / "00000.tar")

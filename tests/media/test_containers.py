@@ -20,7 +20,7 @@ def sliced(data, parts):
 
 
 @given(PARTS)
-def test_png_chunks_up_to_iend(parts):
+def test_png_chunks_are_yielded_up_to_iend(parts):
     parts = [(name, payload) for name, payload in parts if name != b"IEND"] + [(b"IEND", b"")]
     data = b"\x89PNG\r\n\x1a\n" + b"".join(
         struct.pack(">I", len(payload)) + name + payload + struct.pack(">I", zlib.crc32(payload))
@@ -38,7 +38,7 @@ def test_riff_chunks_are_padded_to_even_sizes(parts):
     assert sliced(data, containers.riff_chunks(data)) == parts
 
 
-def test_a_truncated_riff_chunk_is_yielded_cut_before_the_error():
+def test_a_truncated_riff_chunk_is_yielded_before_the_error():
     data = b"RIFF\0\0\0\0WAVEdata" + struct.pack("<I", 100) + b"abc"
     parts = containers.riff_chunks(data)
     assert next(parts) == (b"data", 20, 23)
@@ -58,7 +58,7 @@ def box(name, payload, form):
     st.lists(st.tuples(NAMES, PAYLOADS, st.sampled_from(["short", "long"])), max_size=6),
     st.booleans(),
 )
-def test_boxes_of_all_three_size_forms(parts, is_open):
+def test_boxes_of_all_three_size_forms_are_yielded(parts, is_open):
     if is_open and parts:
         parts[-1] = (b"last", parts[-1][1], "rest")
     data = b"".join(box(*part) for part in parts)
@@ -80,7 +80,7 @@ def vint(value, width):
 
 
 @given(st.lists(st.tuples(IDS, PAYLOADS, st.integers(1, 8)), max_size=6), st.booleans())
-def test_ebml_elements_of_all_size_widths(parts, is_open):
+def test_ebml_elements_of_all_size_widths_are_yielded(parts, is_open):
     data = b""
     for number, (name, payload, width) in enumerate(parts):
         unknown = is_open and number == len(parts) - 1
@@ -91,7 +91,7 @@ def test_ebml_elements_of_all_size_widths(parts, is_open):
 
 
 @given(st.lists(st.tuples(st.integers(0, 126), PAYLOADS), min_size=1, max_size=6))
-def test_flac_blocks_up_to_the_last_one(parts):
+def test_flac_blocks_are_yielded_up_to_the_last_one(parts):
     data = b"fLaC"
     for number, (kind, payload) in enumerate(parts):
         last = 0x80 if number == len(parts) - 1 else 0
@@ -102,7 +102,7 @@ def test_flac_blocks_up_to_the_last_one(parts):
 @given(
     st.lists(st.tuples(st.integers(0, 7), st.lists(st.integers(0, 255), max_size=4)), max_size=5)
 )
-def test_ogg_pages(pages):
+def test_the_flags_of_ogg_pages_are_yielded(pages):
     data = b"".join(
         b"OggS\0" + bytes([flags]) + bytes(20) + bytes([len(sizes), *sizes]) + bytes(sum(sizes))
         for flags, sizes in pages
@@ -110,7 +110,7 @@ def test_ogg_pages(pages):
     assert list(containers.ogg_pages(data)) == [flags for flags, _ in pages]
 
 
-def test_mp3_frames_after_an_id3_tag_until_one_is_truncated():
+def test_mp3_frames_after_an_id3_tag_are_yielded_until_one_is_truncated():
     frame = b"\xff\xfb\x90\x64" + bytes(413)  # MPEG 1, 128 kbit/s, 44.1 kHz
     data = b"ID3\4\0\0\0\0\0\5" + bytes(5) + 3 * frame + frame[:-1]
     starts = [15, 15 + 417, 15 + 2 * 417]
@@ -131,7 +131,7 @@ def test_gif_blocks_skip_palettes_and_sub_blocks():
 
 
 @pytest.mark.parametrize(("order", "mark"), [("<", b"II*\0"), (">", b"MM\0*")])
-def test_tiff_directories_in_both_byte_orders(order, mark):
+def test_tiff_directories_in_both_byte_orders_are_yielded(order, mark):
     entries = struct.pack(f"{order}HHIHxx", 256, 3, 1, 640)
     entries += struct.pack(f"{order}HHII", 257, 4, 1, 480)
     first = struct.pack(f"{order}H", 2) + entries + struct.pack(f"{order}I", 38)
@@ -177,6 +177,6 @@ def test_arbitrary_bytes_give_a_bounded_number_of_parts(name, rest):
         ("gif", b"GIF89a" + bytes(7) + b"\x21\xfe\0" * 20),
     ],
 )
-def test_a_walk_ends_after_the_maximum_number_of_parts(name, data, monkeypatch):
+def test_no_more_than_the_maximum_number_of_parts_is_yielded(name, data, monkeypatch):
     monkeypatch.setattr(containers, "MAX_PARTS", 5)
     assert len(list(WALKERS[name][1](data))) == 5

@@ -186,7 +186,7 @@ def test_files_written_to_a_pipe_without_their_size_are_accepted():
     assert check_header(live) == MediaInfo("webm", 48, 32, None, 0.6)
 
 
-def test_impossible_numbers_are_left_out():
+def test_impossible_numbers_are_omitted():
     webm = WHOLE["whole.webm"]
     duration = webm.index(b"\x44\x89\x88") + 3
     assert (

@@ -127,11 +127,11 @@ def test_sniff_never_raises(head):
         ("x.unknown", None),
     ],
 )
-def test_kind_of_a_name_comes_from_its_extension(name, kind):
+def test_the_extension_determines_the_kind_of_a_name(name, kind):
     assert kind_of(name) == kind
 
 
-def test_extension_and_kind_are_inverse():
+def test_each_kind_has_an_extension_of_the_same_kind():
     kinds = ["jpeg", "png", "webp", "gif", "tiff", "mp4", "mp3", "npy", "html", "str"]
     assert [kind_of(f"x.{extension_of(kind)}") for kind in kinds] == kinds
     assert (extension_of("jpeg"), extension_of("nothing")) == ("jpg", None)

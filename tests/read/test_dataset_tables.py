@@ -50,14 +50,14 @@ def test_other_libraries_read_a_dataset_as_a_table(out):
     }
 
 
-def test_names_and_shape(out):
+def test_a_dataset_has_column_names_and_a_shape(out):
     data = read.open(out)
     assert (data.column_names, data.shape) == (["text", "group", "ok", "n"], (ROWS, 4))
     assert data.select(["n"]).shape == (ROWS, 1)
     assert data.where("n < 5").shape == (5, 4)
 
 
-def test_the_first_rows(out):
+def test_head_returns_the_first_rows(out):
     data = read.open(out)
     assert data.head().to_arrow().equals(TABLE.slice(0, 5))
     assert data.head(0).to_arrow().equals(TABLE.slice(0, 0))

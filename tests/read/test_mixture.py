@@ -46,7 +46,7 @@ def test_the_ratio_follows_the_weights_and_rows_repeat_only_after_all_were_read(
             assert sorted(own[start : start + rows]) == list(range(rows))
 
 
-def test_a_block_has_exactly_the_share_of_each(parts):
+def test_each_block_has_the_exact_share_of_each_dataset(parts):
     whole = flare.mix(dict(zip(parts, (7, 2.5, 0.5), strict=True)), rows=20_000)
     rows = whole.order(1, 0, "shuffle", 8).at(np.arange(20_000))
     for block in (rows[:10_000], rows[10_000:]):
@@ -139,7 +139,7 @@ def test_invalid_row_numbers_of_a_mix_are_refused(parts, rows, what):
         flare.mix({a: 1, b: 1}).__getitems__(rows)
 
 
-def test_no_rows_of_a_mix_are_an_empty_batch(parts):
+def test_an_empty_list_of_row_numbers_is_an_empty_batch(parts):
     empty = flare.mix({parts[0]: 1, parts[1]: 1}).collated([])
     assert {name: len(values) for name, values in empty.items()} == {"n": 0, "of": 0, "w": 0}
     assert (empty["n"].dtype, empty["w"].dtype) == (np.int64, np.float32)

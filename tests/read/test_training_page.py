@@ -11,7 +11,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.mark.parametrize(("page", "examples"), [("training.md", 20), ("start.md", 9)])
-def test_the_examples_run(page, examples, tmp_path, in_tmp_path):
+def test_the_examples_of_the_training_page_run(page, examples, tmp_path, in_tmp_path):
     text = (
         (DOCS / page).read_text().replace("\n```\n", "\n")
     )  # a closing fence is not expected output

@@ -44,7 +44,7 @@ def serve(queue, room, over):
     ("start", "ahead"),
     [("fork", 1), ("fork", 3), ("fork", 30), ("spawn", 3)],  # spawned processes import torch
 )
-def test_a_process_reads_what_another_wrote(start, ahead, monkeypatch):
+def test_a_process_reads_the_batches_that_another_process_wrote(start, ahead, monkeypatch):
     monkeypatch.syspath_prepend(
         Path(__file__).parents[2]
     )  # so that a spawned process can import this module

@@ -235,7 +235,7 @@ def slow():
 
 
 @pytest.mark.parametrize("how", ["move", "unlink"])
-def test_the_command_exits_3_and_commits_nothing(tmp_path, slow, how):
+def test_a_command_whose_target_was_moved_exits_3_and_commits_nothing(tmp_path, slow, how):
     out, index = tmp_path / "out", tmp_path / "index.csv"
     host = f"127.0.0.1:{slow.server_port}"
     rows = "".join(f"http://{host}/{row}\n" for row in range(4))

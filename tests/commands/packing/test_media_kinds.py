@@ -89,7 +89,9 @@ def stored(out, name):
         if format == "mds" or extension in OF[format] or extension in ("txt", "json", "gif")
     ],
 )
-def test_the_kind_of_a_link_a_file_and_a_value_is_inferred_alike(tmp_path, format, extension):
+def test_links_files_and_values_with_the_same_content_have_the_same_kind(
+    tmp_path, format, extension
+):
     data = VALUES[extension]
     (tmp_path / "in").mkdir()
     (tmp_path / f"in/000.{extension}").write_bytes(data)

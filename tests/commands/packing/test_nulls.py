@@ -75,7 +75,7 @@ def test_a_column_of_nulls_is_empty_text(pack):
     assert pack(pa.table({"n": [1], "x": pa.nulls(1)}), null=["fill"]) == [{"n": 1, "x": ""}]
 
 
-def test_formats_that_hold_nulls_keep_them_unless_a_value_is_named(pack):
+def test_formats_that_store_nulls_keep_them_unless_a_value_is_set(pack):
     table = pa.table({"k": ["a", "b"], "n": [1, 2], "t": ["x", None]})
     rows = pack(table, format="webdataset", key="k")
     assert [row["t"] for row in rows] == ["x", None]
@@ -293,7 +293,7 @@ def test_a_sample_without_members_is_a_failed_row(tmp_path):
     assert [row["v"] for row in flare.open(tmp_path / "out")] == ["a", "b"]
 
 
-def test_a_key_is_not_nan(tmp_path):
+def test_a_nan_key_is_a_failed_row(tmp_path):
     table = pa.table({"k": [1.5, math.nan, 2.5], "v": [1, 2, 3]})
     with pytest.raises(ValueFitError) as caught:
         flare.pack(table, tmp_path / "out", key="k")

@@ -517,7 +517,7 @@ def test_failed_rows_of_all_parts_are_listed_by_the_join(
     assert main([*argv, "--part", "2/4", "-q"]) == 0
 
 
-def test_parts_without_rows_are_not_missed(index: str, tmp_path: Path) -> None:
+def test_parts_without_rows_are_not_reported_as_missing(index: str, tmp_path: Path) -> None:
     notes, out = NoteCollector(), tmp_path / "out"
     for number in (1, 2, 3, 4, 5):
         packed = flarecli.pack(index, out, part=f"{number}/5", limit=3, progress=notes)

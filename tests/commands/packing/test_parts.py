@@ -193,7 +193,7 @@ def test_a_key_used_in_two_parts_is_refused_before_anything_is_packed(tmp_path: 
     assert not (tmp_path / "out").exists()
 
 
-def test_limit_counts_over_all_parts(index: str, tmp_path: Path) -> None:
+def test_limit_counts_the_rows_of_all_parts(index: str, tmp_path: Path) -> None:
     packed = flarecli.pack(index, str(tmp_path / "out"), part_rows=20, limit=50)
     assert [row["n"] for row in flarecli.open(packed.playlist)[:]] == list(range(50))
 
@@ -326,7 +326,7 @@ def _interrupted(*_: Any) -> None:
 
 @pytest.mark.parametrize("format", ["mds", "granular"])
 @pytest.mark.parametrize("is_whole", [True, False])
-def test_overwrite_replaces_only_parts(
+def test_overwrite_replaces_parts_but_no_other_files(
     index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str, is_whole: bool
 ) -> None:
     out = tmp_path / "out"

@@ -154,7 +154,7 @@ def test_relative_links_start_in_the_working_folder(tmp_path, in_tmp_path):
     assert read.open("out")[0]["data"] == "content"
 
 
-def test_arrays_images_and_tensors(tmp_path):
+def test_arrays_images_and_tensors_are_packed(tmp_path):
     rows = [
         {
             "image": Image.new("RGB", (3, 2), (n, 0, 0)),
@@ -309,7 +309,7 @@ def test_times_with_and_without_a_zone_are_not_mixed(tmp_path):
     )
 
 
-def test_later_values_without_a_loss_are_packed(tmp_path):
+def test_later_values_that_fit_without_loss_are_packed(tmp_path):
     first = {"n": 1, "s": {"x": 1, "y": 2}, "l": [1.5], "d": decimal.Decimal("1.25")}
     later = {"n": 2, "s": {"x": 3}, "l": [2], "d": decimal.Decimal("1.5")}
     commands.pack([first] * 1030 + [later], tmp_path / "out")

@@ -50,7 +50,7 @@ def notes_of(table, out, **options):
 
 
 @pytest.mark.parametrize("form", SEEN)
-def test_one_note_names_what_the_originals_readers_return(tmp_path, form):
+def test_a_note_names_the_types_that_readers_of_the_original_return(tmp_path, form):
     noted = {}
     for name, values in TABLE.items():
         if formats.find(form).store_as("bytes") is None and name == "data":

@@ -178,7 +178,7 @@ def test_a_resumed_pack_has_the_bytes_of_an_uninterrupted_pack(
     assert second.resumed_rows > 0
 
 
-def test_a_resume_must_have_the_same_access_if_access_selects_rows(tmp_path, monkeypatch):
+def test_a_resume_needs_the_same_access_options_if_they_select_rows(tmp_path, monkeypatch):
     for i in range(12):
         (tmp_path / f"{i}.bin").write_bytes(bytes(50 + i))
     pq.write_table(pa.table({"file": [f"{i}.bin" for i in range(12)]}), tmp_path / "i.parquet")
@@ -567,7 +567,7 @@ def test_a_dry_run_and_parts_treat_rows_that_a_format_cannot_store_like_a_pack(t
 
 
 @pytest.mark.parametrize("options", [{"dry_run": True}, {"part_rows": 10}, {}], ids=str)
-def test_nulls_are_no_failures_in_a_format_that_stores_them(tmp_path, options):
+def test_nulls_are_not_failures_in_a_format_that_stores_nulls(tmp_path, options):
     pq.write_table(pa.table({"id": ["a", None], "n": [1, None]}), tmp_path / "i.parquet")
     packed = commands.pack(
         str(tmp_path / "i.parquet"), str(tmp_path / "out"), format="tfrecord", **options

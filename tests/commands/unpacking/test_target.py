@@ -118,7 +118,7 @@ def test_overwrite_of_an_unfinished_unpack_removes_only_its_files(source, tmp_pa
     assert sorted(files_of(to)) == names([3, 4])
 
 
-def test_a_link_to_a_folder_is_another_file(source, tmp_path, monkeypatch):
+def test_a_symbolic_link_in_the_target_is_a_file_of_the_user(source, tmp_path, monkeypatch):
     to = tmp_path / "f"
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes").write_text("precious")
@@ -159,7 +159,7 @@ def test_a_resume_replaces_only_files_that_it_began(source, tmp_path, monkeypatc
     assert files_of(to) == files_of(tmp_path / "whole")
 
 
-def test_a_file_created_between_record_and_write_is_not_ours(source, tmp_path, monkeypatch):
+def test_a_file_that_appears_before_unpack_writes_it_is_kept(source, tmp_path, monkeypatch):
     to, put = tmp_path / "f", outlets.Folder.write
 
     def adding_file(self, name, data):
@@ -260,7 +260,7 @@ def test_the_names_of_a_batch_are_synced_once_before_its_first_file(source, tmp_
     assert lines[-1]["names"] == ["index.jsonl"]
 
 
-def test_an_incomplete_record_names_no_file(source, tmp_path, monkeypatch):
+def test_files_named_only_by_an_incomplete_record_are_kept(source, tmp_path, monkeypatch):
     to = tmp_path / "f"
     leave_unfinished(source, to, monkeypatch)
     with (to / ".flare" / "begun").open("ab") as log:
@@ -400,7 +400,7 @@ def test_a_link_at_the_path_of_a_log_is_not_followed(source, tmp_path, monkeypat
     ],
 )
 @pytest.mark.parametrize("name", ["begun", "journal"])
-def test_invalid_records_name_no_file(source, tmp_path, monkeypatch, name, line):
+def test_files_named_only_by_invalid_records_are_kept(source, tmp_path, monkeypatch, name, line):
     to = tmp_path / "f"
     leave_unfinished(source, to, monkeypatch)
     with (to / ".flare" / name).open("a") as log:

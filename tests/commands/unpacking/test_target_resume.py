@@ -224,7 +224,7 @@ def test_a_finished_unpack_of_fewer_rows_is_refused(tmp_path):
     assert caught.value.hint == "Use --overwrite to replace the output, or name another folder."
 
 
-def test_pairs_are_not_accepted_as_names(tmp_path):
+def test_a_dict_is_not_accepted_as_a_list_of_names(tmp_path):
     for do in (commands.pack, commands.unpack):
         with pytest.raises(UsageError) as caught:
             do(str(tmp_path / "d.csv"), str(tmp_path / "out"), fetch={"url": "image"})

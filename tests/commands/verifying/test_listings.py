@@ -151,7 +151,7 @@ def test_a_shard_missing_in_an_intermediate_index_is_reported(root):
         ], i
 
 
-def test_an_index_need_not_list_a_separate_dataset_below_it(root):
+def test_an_index_need_not_list_a_separate_dataset_in_a_subfolder(root):
     top = root / "deep"
     top.mkdir()
     (root / "p0").rename(top / "p0")
@@ -357,7 +357,7 @@ def test_the_shell_expansion_of_a_folder_is_checked_as_one_dataset(form, has_pla
     )
 
 
-def test_a_list_named_together_with_shards_is_still_compared_with_them(out):
+def test_a_list_that_is_named_with_its_shards_is_compared_with_the_shards(out):
     path = out / "index.json"
     changed(path, lambda index: index["shards"][1].update(samples=11))
     (alone,) = findings_of(out)

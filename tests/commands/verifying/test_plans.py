@@ -86,7 +86,7 @@ def test_a_broken_link_outside_the_sample_is_reported(tmp_path):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_damaged_list_is_one_finding_for_any_of_its_addresses(form, tmp_path):
+def test_a_damaged_list_is_one_finding_however_it_is_addressed(form, tmp_path):
     out = packed(tmp_path / "out", form)
     (out / "playlist.yaml").write_bytes(b"")
     at = f"{out}/playlist.yaml"

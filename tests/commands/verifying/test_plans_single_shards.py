@@ -44,7 +44,7 @@ def damage(path):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_changed_byte_of_a_single_shard_is_found_by_the_playlist_beside_it(form, tmp_path):
+def test_a_changed_byte_of_a_single_shard_is_found_by_the_playlist_in_its_folder(form, tmp_path):
     out = packed(tmp_path / "out", form)
     name, changed = FORMS[form]
     result, done = checked(out / name)
@@ -93,7 +93,7 @@ def test_a_single_shard_is_checked_against_an_index_with_hashes(tmp_path):
     assert ": sha1 is " in one.message and f", {out}/index.json lists " in one.message
 
 
-def test_an_index_is_checked_against_the_playlist_beside_it(tmp_path):
+def test_an_index_is_checked_against_the_playlist_in_its_folder(tmp_path):
     out = packed(tmp_path / "out")
     damage(out / "shard.00001.mds")
     (one,), _ = checked(out / "index.json")
@@ -101,7 +101,7 @@ def test_an_index_is_checked_against_the_playlist_beside_it(tmp_path):
 
 
 @pytest.mark.parametrize("is_relative", [False, True])
-def test_lists_of_the_folders_above_count_if_they_name_the_shard(
+def test_lists_in_parent_folders_are_used_if_they_name_the_shard(
     is_relative, tmp_path, monkeypatch
 ):
     top = tmp_path / "sets"
@@ -215,7 +215,9 @@ def test_a_single_shard_on_a_web_server_is_checked_against_its_playlist(tmp_path
     assert list(web.asked) == ["/set/shard.00001.mds"]
 
 
-def test_a_server_that_denies_or_invents_lists_causes_no_finding(tmp_path, web):
+def test_a_server_that_denies_access_to_lists_or_returns_wrong_pages_causes_no_finding(
+    tmp_path, web
+):
     out = packed(tmp_path / "out")
     web.file("/a/b/shard.00001.mds", (out / "shard.00001.mds").read_bytes())
     web.page("/a/b/playlist.yaml", b"no", status=403)

@@ -139,14 +139,14 @@ ROOT = CLASS + b")R"
         (ROOT + b"(X\1\0\0\0as.", "43: the stack is empty"),
     ],
 )
-def test_objects_below_a_mark_are_not_used(pickled, message):
+def test_pickle_opcodes_cannot_use_objects_below_a_mark(pickled, message):
     with pytest.raises(FormatError) as caught:
         packed_folder.directory(listed(pickled))
     assert str(caught.value) == f"s.ffr[1]: invalid list of files at byte {message}"
 
 
 @pytest.mark.parametrize("call", [CLASS + CLASS + b"R.", CLASS + b"X\1\0\0\0aR.", CLASS + b"K\0R."])
-def test_a_folder_is_only_made_without_arguments(call):
+def test_a_pickle_may_create_a_folder_object_only_without_arguments(call):
     with pytest.raises(UnsafeError) as caught:
         packed_folder.directory(listed(call))
     assert str(caught.value) == f"s.ffr[1]: the pickle calls an object at byte {9 + len(call) - 2}"
@@ -156,7 +156,7 @@ def test_a_folder_is_only_made_without_arguments(call):
     ("number", "code"),
     [(-1, b"\x8a\1\xff"), (-(1 << 40), b"\x8a\6\0\0\0\0\0\xff"), (1 << 40, b"\x8a\6\0\0\0\0\0\1")],
 )
-def test_long_numbers_are_signed(number, code):
+def test_long_integers_of_a_pickle_are_signed(number, code):
     assert pickle.loads(b"\x80\2" + code + b".") == number
     with pytest.raises(FormatError) as caught:
         packed_folder.directory(listed(ROOT + b"X\1\0\0\0a" + code + b"s."))

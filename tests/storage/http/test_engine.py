@@ -234,7 +234,7 @@ def test_a_large_file_is_streamed_without_range_support(web):
         ("endless", "large", "larger than the limit of 100000 bytes"),
     ],
 )
-def test_faults_are_named(web, engine, name, kind, message):
+def test_errors_name_their_cause(web, engine, name, kind, message):
     def drip(handler, times):
         handler.begin(1000)
         while not web.over.wait(0.05):

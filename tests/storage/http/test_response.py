@@ -25,7 +25,7 @@ def head(*lines):
     return Response([line.encode("latin-1") + b"\r\n" for line in lines])
 
 
-def test_the_last_of_several_heads_counts():
+def test_the_last_of_several_response_heads_is_used():
     answer = head(
         "HTTP/1.1 100 Continue",
         "X: 1",

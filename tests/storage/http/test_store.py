@@ -381,7 +381,7 @@ def test_secrets_are_not_shown(web):
     assert web.requests[-1][0] == "/a?X-Amz-Signature=hunter2"
 
 
-def test_names_and_references_below_a_folder(web):
+def test_names_and_references_are_resolved_below_a_folder(web):
     web.file("/d/a%20b%23.bin", b"1")
     web.file("/d/sub/c.bin", b"2")
     web.file("/e.bin", b"3")
@@ -500,7 +500,7 @@ def test_certificates_are_verified_and_located_once(tmp_path):
         server.server_close()
 
 
-def test_the_network_is_read_only(web):
+def test_a_web_server_is_neither_written_nor_listed(web):
     at = locate(web.url("/a"))
     for call in (lambda: at.write([b"x"]), at.delete, lambda: list(at.list())):
         with pytest.raises((UsageError, ReachError)):
