@@ -248,7 +248,7 @@ def source_of(chunk: Chunk) -> MappedSource | RangeSource:
 
 
 def sliceable(view: memoryview | None) -> bytes | mmap.mmap | None:
-    """Return the map or bytes object behind a view of a complete file; None for a partial view.
+    """Return the map or bytes object behind a view of a complete file; None for other views.
 
     A slice of such an object is bytes, and is faster than copying a slice of a view.
     """

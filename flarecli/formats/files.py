@@ -123,6 +123,6 @@ def _data(shard: Shard) -> bytes:
         raise IntegrityError(
             f"file is {len(data)} bytes; {listed} are listed",
             where=at,
-            hint="The file was changed after it was listed.",
+            hint="The file was changed after the list was written; write the list again.",
         )
     return data

@@ -422,9 +422,9 @@ def commit(at: Location, change: Change, base: Version) -> Version:
         if current.data == base.data:
             current = base  # `base` is already parsed
         for number in range(base.number + 1, current.number + 1) if change.fragments else ():
-            with contextlib.suppress(MissingError):  # pruned
+            with contextlib.suppress(MissingError):  # another process has pruned the version
                 one = read_version(at, number)
-                # parsing a list takes milliseconds
+                # checked first, because parsing a playlist takes milliseconds
                 if change.fragments[0].encode() in one.data and one.fragments == change.fragments:
                     publish(at, current)
                     return one

@@ -48,8 +48,9 @@ _PROMOTIONS = (
 
 
 def merge(parts: Sequence[Part], allow_missing: bool) -> tuple[pa.Schema, tuple[Part, ...]]:
-    """Return the common schema, and the parts, which read their columns as these types where possible.
+    """Return the common schema, and readers that use its types where possible.
 
+    parts          readers of the files
     allow_missing  whether columns may be missing in some files; their values are null
     raises         FormatError that names two files whose columns differ or have no common type
     """
@@ -85,9 +86,9 @@ def _columns_differ(part: Part, other: Part, reason: str, hint: str) -> FormatEr
 
 
 def align(batch: pa.RecordBatch, schema: pa.Schema, part: Part, row: int) -> pa.RecordBatch:
-    """Convert a batch of a part to the schema of the index; missing columns are null.
+    """Convert a batch of one file to the common schema; missing columns are null.
 
-    row     number of the first row of the batch in the part
+    row     number of the batch's first row in the file
     raises  FormatError with the row of a value that the common type cannot represent
     """
     if batch.schema.equals(schema):

@@ -95,7 +95,7 @@ def write_shard(
 
 
 def _prefix(at: Location) -> str:
-    """Return the prefix of the tar names in a folder; empty outside a fragment.
+    """Return the prefix of the tar names in a fragment; empty for other folders.
 
     webdataset and wids cache a tar under the last part of its address, so the tars of all fragments
     of a dataset must have different names.

@@ -198,7 +198,7 @@ class StreamingDataset(Array):
             raise UsageError(
                 "Please pass `batch_size` to StreamingDataset: batching_method "
                 f"{self.batching_method!r} requires it",
-                hint="Pass the same batch_size as to the DataLoader.",
+                hint="Pass the batch_size of the DataLoader.",
             )
 
     @property

@@ -31,7 +31,7 @@ class Registry:
         if name not in self._functions:
             raise UsageError(
                 f"no stream is registered as {name!r:.60}",
-                hint=f"Registered names: {', '.join(sorted(self._functions))}.",
+                hint=f"Choose a registered name: {', '.join(sorted(self._functions))}.",
             )
         return self._functions[name]
 

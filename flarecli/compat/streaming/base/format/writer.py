@@ -81,7 +81,7 @@ class Writer(Closeable):
         if self.size_limit is not None and self.size_limit >= 1 << 32:
             raise UsageError(
                 f"`size_limit` must be less than 2**32 bytes, got {self.size_limit}",
-                hint="Shards store sample offsets as uint32.",
+                hint="Lower size_limit; shards store sample offsets as uint32.",
             )
         self._settings = Settings(
             self.compression,
