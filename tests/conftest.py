@@ -1,4 +1,4 @@
-"""A web server of this machine for tests: pages that behave, and pages that do not."""
+"""A local web server for tests, with valid and with faulty responses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a command wrote: the files of a folder, and the failed rows that `failed.jsonl` lists."""
+"""The output of a command: the files of a folder, and the failed rows that `failed.jsonl` lists."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the thread pool of `flarecli.prefetch` is doing, for tests."""
+"""The state of the thread pool of `flarecli.prefetch`, for tests."""
 
 import threading
 import time

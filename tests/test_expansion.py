@@ -1,6 +1,6 @@
 """Small inputs that would expand to much: refused with one line, in bounded memory.
 
-Memory is bounded by RLIMIT_DATA of a child, so that what takes more ends there and not on the
+Memory is bounded by RLIMIT_DATA of a child, so that a command that needs more ends there, not on the
 machine.
 """
 

@@ -1,4 +1,4 @@
-"""The files around the package: workflows, forms, citation, container, recipe and metadata are valid and name real things."""
+"""The files around the package: workflows, forms, citation, container, recipe and metadata are valid and contain only existing names."""
 
 import importlib.util
 import os

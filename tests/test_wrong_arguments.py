@@ -1,4 +1,4 @@
-"""Arguments of the wrong type are refused before anything runs, with one line, compared whole."""
+"""Arguments of the wrong type are refused before anything runs; the complete message is compared."""
 
 from __future__ import annotations
 

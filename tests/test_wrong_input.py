@@ -1,4 +1,4 @@
-"""Errors of command lines: each with its line, its hint and its exit code, compared whole."""
+"""Errors of command lines: the complete message, the hint and the exit code are compared."""
 
 import io
 import json

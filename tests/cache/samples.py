@@ -26,7 +26,7 @@ def put_data(folder, name, data=b"x" * 100):
 
 
 def lie(folder, name, data=b""):
-    """Write a file into a folder without the cache's knowledge; return its path."""
+    """Write a file into a folder directly, not through the cache; return its path."""
     path = os.path.join(folder.path, name)
     with open(path, "wb") as file:
         file.write(data)

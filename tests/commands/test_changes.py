@@ -35,7 +35,7 @@ def table(samples, path):
 
 
 def stored(samples, format):
-    """Return the columns that a test packs: ffrecord holds one."""
+    """Return the columns that a test packs: ffrecord stores one."""
     return [{"text": one["text"]} for one in samples] if format == "ffrecord" else samples
 
 

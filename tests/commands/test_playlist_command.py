@@ -1,5 +1,5 @@
-"""playlist: what is written reads back as the same data, names only what readers may follow, and
-says what is wrong.
+"""playlist: a written playlist is read back as the same data, contains only allowed addresses, and
+faults are reported.
 """
 
 import hashlib

@@ -53,7 +53,7 @@ MAX_ROWS = 200  # rows of an input that are read in each way
 
 
 class Disagreement(AssertionError):
-    """Two ways to read the same bytes gave different results."""
+    """Two ways to read the same bytes returned different results."""
 
 
 class Target(NamedTuple):
@@ -73,7 +73,7 @@ def join(*parts: bytes) -> bytes:
 
 
 def split(data: bytes, count: int) -> list[bytes]:
-    """Unpack what `join` packed; sizes that do not fit are cut to what is there."""
+    """Unpack the result of `join`; sizes that exceed the data are reduced."""
     head = 4 * (count - 1)
     sizes = struct.unpack(f"<{count - 1}I", data[:head].ljust(head, b"\0"))
     rest, parts = data[head:], []
@@ -123,7 +123,7 @@ def small(folder: str, pattern: str, most: int = 40_000, count: int = 12) -> Ite
 
 
 def ffrecord(data: bytes) -> None:
-    """Read the input with its own header checksum, and again with one that is right."""
+    """Read the input with its own header checksum, and again with a valid header checksum."""
     with contextlib.suppress(FlareError):
         read_shard("ffrecord", {"a.ffr": data}, "a.ffr")
     if len(data) >= 12:
@@ -373,7 +373,7 @@ ENCODINGS = [
 
 
 def values(data: bytes) -> None:
-    """Decode a value of each encoding: the first byte chooses it."""
+    """Decode a value; the first byte selects the encoding."""
     if not data:
         return
     name = ENCODINGS[data[0] % len(ENCODINGS)]

@@ -3,7 +3,7 @@
     python tests/interop/ordinary_sources.py [--only NAME,…] [--formats NAME,…] [--keep DIR]
 
 The tables are the data of vega_datasets and scikit-learn, and exports of pandas and Polars; the
-folders hold photographs with the names that cameras and people give them. Each source is packed by
+folders contain photographs with the names that cameras and people use. Each source is packed by
 `flare pack SOURCE OUT -f FORMAT`. If that fails, it is packed again with the options of the source
 in this file, provided that the error message or its hint named each of them. The rows are read back
 by `flare cat OUT --to arrow` and compared with what another library reads from the source: the same
@@ -12,7 +12,7 @@ count as one type, and so do lists whose items have other names, and dictionarie
 other widths.
 
 A line is a source, and a column a format: `=` is equal without an option, `o` with the option that
-the message named, `-` is a table that the format cannot hold, where the message names a format that
+the message named, `-` is a table that the format cannot store, where the message names a format that
 can, and `x` is anything else, with the reason below. The exit code is 1 if there is an `x`. Needs scikit-learn, vega_datasets, pandas and
 Polars.
 """
@@ -53,7 +53,7 @@ _LINES = ("json", *_SEPARATORS)  # lines of text, which cannot contain bytes
 
 
 class Source(NamedTuple):
-    """A source and the table that it holds.
+    """A source and its table.
 
     path      file, folder or pattern
     expected  what another library reads from it; of a folder, its columns of media
@@ -450,7 +450,7 @@ def difference(source: Source, found: pa.Table, filled: bool) -> str:
 
 
 def _holds(name: str, source: Source) -> bool:
-    """Return whether a format can hold a source. The rows of a folder have a key beside the media."""
+    """Return whether a format can store a source. The rows of a folder have a key and media."""
     table = source.expected
     if name == "ffrecord":
         return source.ordered and table.num_columns == 1
@@ -552,7 +552,7 @@ def outcomes(names: Sequence[str], formats: Sequence[str], folder: Path) -> Iter
 
 
 def _names_a_format(message: str, source: Source) -> bool:
-    """Return whether a message names formats, all of which can hold a source."""
+    """Return whether a message names formats, and all of these formats can store a source."""
     named = [one for one in re.findall(r"-f (\w+)", message) if one in FORMATS]
     return bool(named) and all(_holds(one, source) for one in named)
 

@@ -1,4 +1,4 @@
-"""Servers of this machine that stand for the network's: moto; nginx, rclone, azurite where they are installed. Each ends by its process id."""
+"""Local servers in place of web servers and clouds: moto; nginx, rclone and azurite if installed. Each is ended by its process id."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A third-party format: records of MessagePack-like lengths, one file per shard, nothing of flare's private parts."""
+"""A third-party format: records of MessagePack-like lengths, one file per shard, without private names of flare."""
 
 import struct
 import zlib

@@ -672,7 +672,7 @@ def test_a_missing_list_of_failed_rows_is_not_filled_with_zeros(tmp_path):
 
 @pytest.mark.parametrize("line", ["[1]\n", "3\n", "{\n"])
 def test_an_invalid_journal_is_a_format_error(tmp_path, line):
-    """The lines are complete, but no journal."""
+    """The lines are complete, but are not a journal."""
     (tmp_path / "out" / ".flare").mkdir(parents=True)
     (tmp_path / "out" / ".flare" / "journal").write_text(line)
     with pytest.raises(FormatError) as caught:

@@ -1,4 +1,4 @@
-"""Notes about columns of which the original's readers return another type of value than flare."""
+"""Notes about columns whose values have another type in readers of the original than in flare."""
 
 import datetime
 import decimal

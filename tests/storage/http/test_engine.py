@@ -1,4 +1,4 @@
-"""The fetch engine: fair, bounded, with retries, and without leftovers when it is closed."""
+"""The fetch engine: fair, bounded, with retries; nothing remains when it is closed."""
 
 from __future__ import annotations
 
