@@ -89,7 +89,10 @@ def _cast(array: Any, encoding: Encoding) -> Any:
 
 
 def decode(encoding: Encoding, data: bytes) -> Any:
-    """Return a read-only array over the stored bytes. Raises ValueFitError for invalid bytes."""
+    """Return a read-only array that uses the stored bytes without a copy.
+
+    raises  ValueFitError for invalid bytes
+    """
     import numpy as np
 
     at, dtype, shape = 0, encoding.dtype, encoding.shape

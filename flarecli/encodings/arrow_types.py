@@ -545,7 +545,10 @@ def _same(value: Any) -> Any:
 
 
 def duration_nanoseconds(text: str) -> int:
-    """Parse a duration as Python and pandas print it; return nanoseconds. Raises ValueError."""
+    """Parse a duration as Python and pandas print it; return nanoseconds.
+
+    Raises ValueError for other text.
+    """
     match = _TIMEDELTA.fullmatch(text)
     if match is None:
         raise ValueError

@@ -478,7 +478,7 @@ def _to_text(array: pa.Array) -> pa.Array:
 
 
 def _exact_offsets(array: pa.Array, text: pa.Array) -> pa.Array:
-    """Replace timestamps in text whose UTC offset is not exact with timestamps in UTC.
+    """Convert timestamps as text to UTC if Arrow could not write their offset exactly.
 
     Arrow writes offsets in whole minutes. Until 1972, offsets of local mean time had seconds.
     """

@@ -418,7 +418,7 @@ class _Feature(NamedTuple):
 
 
 def _sampled(shard: Shard) -> dict[str, Column] | None:
-    """Return name -> column for the first records; None if any of them is not an Example."""
+    """Return the columns of the first records: name -> column; None unless all are Examples."""
     kinds: dict[str, int] = {}
     lists: set[str] = set()
     starts, rows = shard.layout["starts"], min(shard.rows, SAMPLED_ROWS)
@@ -442,7 +442,7 @@ def _sampled(shard: Shard) -> dict[str, Column] | None:
 
 
 def _values(shard: Shard, row: int, data: memoryview, columns: Columns) -> Row:
-    """Return column name -> stored value for one record."""
+    """Return the stored values of one record: column name -> value."""
     if shard.layout["is_raw"]:
         return {one.name: bytes(data) for one in columns}
     try:

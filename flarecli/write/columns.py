@@ -362,7 +362,7 @@ class ColumnConverter:
         return self._source[1]
 
     def _unnamed(self, batch: pa.RecordBatch) -> dict[int, tuple[str, str]]:
-        """Return position -> (column, reason) for rows with a null, empty or NaN key."""
+        """Return the rows with a null, empty or NaN key: position -> (column, reason)."""
         wrong = (
             ()
             if self._key is None

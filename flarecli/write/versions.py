@@ -7,10 +7,10 @@
     OUT/fragment.1f3a…/          rows that a change added: a separate dataset
     OUT/.flare-commit            the lock of a commit
 
-A file that was ever listed never changes, and its name is never used again. The creation of the
-next numbered playlist is the commit: only one process can create it, so correctness does not depend
-on a lock. `playlist.yaml` and the format's index are derived from this playlist afterwards. If a
-process is killed before that, readers see the previous version until the next commit.
+A listed file never changes, and its name is never used again. The creation of the next numbered
+playlist is the commit: only one process can create it, so correctness does not depend on a lock.
+`playlist.yaml` and the format's index are derived from this playlist afterwards. If a process is
+killed before that, readers see the previous version until the next commit.
 
 A change is applied to the newest version. It raises BusyError if this version no longer contains
 the shards from which the change was computed.
@@ -184,8 +184,8 @@ class Change(ABC):
     fragments  names of the folders with the new rows; there may be none
     source     record of the source of the new rows; None if there is none
     erases     names of the files that are deleted after the commit
-    copied     number of rows that the new shards contain because the removed shards contained them;
-               None: as many as possible
+    copied     number of rows that are copied from the removed shards to the new shards; None: as
+               many as possible
     """
 
     verb: str

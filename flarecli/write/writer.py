@@ -814,7 +814,10 @@ def _drop(pid: int, target: Target, *logs: Any) -> None:
 
 
 def _validated_settings(settings: Settings) -> Settings:
-    """Validate settings, and convert their numbers to Python integers. Raises UsageError."""
+    """Validate settings, and convert their numbers to Python integers.
+
+    raises  UsageError for an invalid setting
+    """
     return _checked(**{name: getattr(settings, name) for name in settings.__slots__})
 
 

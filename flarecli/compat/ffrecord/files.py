@@ -175,7 +175,7 @@ class FileReader(Closeable):
         return self.read([index])[0]
 
     def validate(self) -> None:
-        """Check the CRC-32 of every table. Raises IntegrityError."""
+        """Check the CRC-32 of every table. Raises IntegrityError for a damaged table."""
         for name in self.fnames:
             ffrecord_table.open_shard(byte_ranges.single_file_chunk(locate(name)))
 

@@ -1,6 +1,6 @@
 """Encoders and decoders for granular's types.
 
-All of them can be pickled, so that a reader can be sent to workers.
+Encoders and decoders can be pickled, so that a reader can be sent to workers.
 """
 
 from __future__ import annotations

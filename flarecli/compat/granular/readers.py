@@ -168,7 +168,7 @@ class _Reader(Closeable):
         return bytes(data) if decoder is None else decoder(bytes(data))
 
     def available(self, index: int) -> dict[str, Any]:
-        """Return key -> True for each value in a datapoint, or a range for each list."""
+        """Return the mask of all values in a datapoint: key -> True, or a range for each list."""
         row = rows_of(index, len(self), "datapoint").start
         i = bisect_right(self._starts, row) - 1
         (values,) = formats.find("granular").read_rows(self._shards[i], [row - self._starts[i]])
@@ -227,7 +227,7 @@ def _records(shard: Shard, key: str) -> Any:
 
 
 def _bounds(part: range | slice) -> tuple[int, int]:
-    """Return the start and the exclusive end of a list range. Raises UsageError."""
+    """Return the start and the exclusive end of a list range; raise UsageError if it is invalid."""
     start, stop = part.start or 0, part.stop
     if part.step not in (None, 1) or start < 0 or (stop is not None and stop < start):
         raise UsageError(f"expected a range with step 1 within a list, got {part!r:.60}")

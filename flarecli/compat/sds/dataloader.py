@@ -426,7 +426,7 @@ def _workers_listed(
 
 
 def _counts(ratios: Sequence[float], precision: int) -> list[int]:
-    """Return group -> batches per round: the group's ratio divided by the smallest ratio."""
+    """Return the batches of each group per round: group -> ratio divided by the smallest ratio."""
     shares = np.round(np.array(ratios), precision)
     if not (shares > 0).all():
         raise UsageError(

@@ -130,7 +130,7 @@ def _check_unique(keys: Keys, column: pa.Array, first: int, where: str) -> None:
 
 
 def _check_suffix(both: Keys, column: pa.Array, suffix: str, where: str) -> None:
-    """Raise UsageError if one key equals another key followed by the suffix.
+    """Raise UsageError if one key equals another key followed by a suffix.
 
     both  all earlier keys, with and without the suffix
     """
@@ -421,7 +421,10 @@ def _suffixes(columns: Sequence[str]) -> list[str]:
 
 
 def _first(src: str, count: int | None) -> str | list[str]:
-    """Return the first `count` indexes that match a wildcard. Raises UsageError."""
+    """Return the first `count` indexes that match a wildcard.
+
+    raises  UsageError for an invalid count
+    """
     if count is None:
         return src
     if count < 1 or src.endswith(".txt"):

@@ -64,7 +64,7 @@ def _divide(weights: Sequence[float], total: int) -> list[int]:
 
 
 def parse_count(value: float | str) -> int:
-    """Parse a number of samples such as 1000, `10k` or `1.5m`. Raises UsageError."""
+    """Parse a number of samples such as 1000, `10k` or `1.5m`. Raises UsageError for other text."""
     text = str(value).lower().strip()
     unit = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}.get(text[-1:], 1)
     try:

@@ -110,7 +110,10 @@ class LineFormat(MosaicFormat):
         raise NotImplementedError
 
     def check_lines(self, shard: Shard, start: int, stop: int, values: bool) -> None:
-        """Check lines start..stop and, with `values`, every value. Raises FormatError."""
+        """Check lines start..stop and, with `values`, every value.
+
+        raises  FormatError for the first invalid line
+        """
         raise NotImplementedError
 
     def sniff(self, name: str, head: bytes) -> bool:
@@ -336,7 +339,7 @@ def _joined_lines(piece: pa.RecordBatch, writer: LineWriter) -> Iterator[memoryv
 
 
 def stored_columns(columns: Columns, batch: pa.RecordBatch) -> dict[str, pa.Array]:
-    """Return name -> stored bytes of each column: large_binary [rows].
+    """Return the stored bytes of each column: name -> large_binary [rows].
 
     raises  ValueFitError for a null
     """

@@ -428,7 +428,7 @@ def _string_end(line: bytes, start: int) -> int:
 
 
 def parsed(line: bytes) -> dict[str, bytes]:
-    """Return key -> JSON text of the value for each entry of a JSON object.
+    """Return the JSON text of each value in a JSON object: key -> text.
 
     Whitespace around the object is allowed.
 

@@ -1,4 +1,4 @@
-"""Rebuild and merge indexes of MosaicML Streaming (`index.json`), and list changed datasets.
+"""Rebuild and merge `index.json` files of MosaicML Streaming; write the index of a version.
 
 A lost index is rebuilt from the configs, row counts, sizes and checksums of the shards. For shards
 that the original wrote, the result has the same bytes as the lost index.

@@ -178,7 +178,7 @@ class TextPart(Part):
 
 
 def listed_encodings(schema: pa.Schema) -> dict[str, str]:
-    """Return column -> encoding name in the metadata of a file; the names are not checked."""
+    """Return the encoding names in the metadata of a file, unchecked: column -> name."""
     return {
         field.name: name.decode("utf-8", "replace")
         for field in schema

@@ -317,7 +317,7 @@ def _is_described(stream: Stream, first: Stream) -> bool:
 
 
 def _opened(chunk: Chunk) -> Part:
-    """Open a file; a file whose types are listed is not read."""
+    """Open a file; if its types are listed, the file is not read."""
     from flarecli.formats.registry import find
 
     form = find(chunk.format or "")

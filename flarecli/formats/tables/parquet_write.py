@@ -29,7 +29,7 @@ _CODECS = {"br": "brotli", "gz": "gzip", "snappy": "snappy", "zstd": "zstd"}
 
 
 def checked_codec(compression: str | None) -> tuple[str, int | None]:
-    """Return Parquet's name and the level of a compression; Snappy if there is none.
+    """Return Parquet's name and the level of a compression; Snappy if no compression is set.
 
     raises  UsageError for a compression that Parquet does not support
     """

@@ -165,7 +165,7 @@ class Reader(Array):
         return bytes(byte_ranges.read(shard.chunk, [(int(starts[idx]), int(starts[idx + 1]))])[0])
 
     def decode_sample(self, data: bytes) -> Sample:
-        """Decode the stored bytes of one sample. Raises FormatError."""
+        """Decode the stored bytes of one sample. Raises FormatError for invalid bytes."""
         settings = Settings(newline=self.newline, separator=self.separator)
         config = mds_config.dumped(mds_config.config(self.format, self.columns, settings))
         name, head = f"sample.{self.format}", b""

@@ -108,7 +108,10 @@ class Writer(Closeable):
         self._pickled = [name for name, encoding in self.columns.items() if encoding == "pkl"]
 
     def _encoding(self, column: str, name: str) -> str:
-        """Return flare's name for the encoding of a column. Raises UsageError."""
+        """Return flare's name for the encoding of a column.
+
+        raises  UsageError for an invalid encoding
+        """
         if self.encodings is None:
             return name
         if name not in self.encodings:

@@ -85,7 +85,10 @@ class _Named(Encoding):
 
 
 class _Encodings(dict[str, type[Encoding]]):
-    """Encoding name -> class. A class that is added here is used by all readers and writers of this process."""
+    """The class of each encoding: name -> class.
+
+    All readers and writers of this process use a class that is added here.
+    """
 
     def __setitem__(self, name: str, encoding: type[Encoding]) -> None:
         if encoding.size is not None:
