@@ -13,14 +13,16 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache, wraps
-from typing import Any, ParamSpec, TypeAlias, TypeVar, cast
+from typing import Any, ClassVar, NamedTuple, ParamSpec, TypeAlias, TypeVar, cast
 
 from flarecli.errors import UsageError
 from flarecli.suggest import nearest
+from flarecli.units import format_list
 
 __all__ = [
     "Address",
     "Addresses",
+    "Conflict",
     "Declared",
     "GROUPS",
     "Option",
@@ -307,6 +309,7 @@ GROUPS = (  # headings in the help output, in order
 )
 T = TypeVar("T")
 R = TypeVar("R")
+Opts = TypeVar("Opts", bound="Options")
 P = ParamSpec("P")
 
 
@@ -350,6 +353,22 @@ class Option:
     shown: str | None = None
     is_everyday: bool = False
     is_hidden: bool = False
+
+
+class Conflict(NamedTuple):
+    """Two options that cannot be combined.
+
+    one, other  names of the options, in the order of the message
+    reason      end of the message; empty if the reason is obvious
+    hint        sentence that solves the problem
+    unless      name of a switch that permits the combination
+    """
+
+    one: str
+    other: str
+    reason: str = ""
+    hint: str = ""
+    unless: str = ""
 
 
 def option(default: T, declaration: Option) -> T:
@@ -443,7 +462,7 @@ class Declared:
         if option.choices and value not in option.choices:
             guess = nearest(value, option.choices)
             raise UsageError(
-                f"{self.flags[0]}: expected {_or(option.choices)}, got {shown(value)}",
+                f"{self.flags[0]}: expected {format_list(option.choices, 'or')}, got {shown(value)}",
                 hint=f"Did you mean {guess}?" if guess else "",
             )
         low, high = option.minimum, option.maximum
@@ -455,7 +474,12 @@ class Declared:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Base class for declarations of options. Creating an object checks its values."""
+    """Base class for declarations of options. Creating an object checks its values.
+
+    conflicts  pairs of options that cannot be combined
+    """
+
+    conflicts: ClassVar[tuple[Conflict, ...]] = ()
 
     def __post_init__(self) -> None:
         for item, space in _declared(cast(Any, type(self))):
@@ -464,6 +488,23 @@ class Options:
     def keywords(self, of: type[Options]) -> dict[str, Any]:
         """Return the values of the options that the class `of` declares, as keyword arguments."""
         return {item.name: getattr(self, item.name) for item in declared(of)}
+
+    def changed(self, names: Sequence[str]) -> list[str]:
+        """Return the flags of the options in `names` whose values differ from the defaults."""
+        known = {item.name: item for item in declared(type(self))}
+        return [
+            known[name].flags[0] for name in names if getattr(self, name) != known[name].default
+        ]
+
+    def check_conflicts(self) -> None:
+        """Raise UsageError if two options cannot be combined."""
+        for conflict in self.conflicts:
+            flags = self.changed(conflict[:2])
+            if len(flags) == 2 and not (conflict.unless and self.changed([conflict.unless])):
+                reason = f", because {conflict.reason}" if conflict.reason else ""
+                raise UsageError(
+                    f"{' and '.join(flags)} cannot be combined{reason}", hint=conflict.hint
+                )
 
 
 def declared(options: type[Options]) -> tuple[Declared, ...]:
@@ -491,17 +532,20 @@ def _declared(options: type[Any]) -> tuple[tuple[Declared, Mapping[str, Any]], .
     return tuple(out)
 
 
-def from_options(options: Callable[P, T]) -> Callable[[Callable[[T], R]], Callable[P, R]]:
+def from_options(options: Callable[P, Opts]) -> Callable[[Callable[[Opts], R]], Callable[P, R]]:
     """Convert a function with one `Options` parameter to a function with keyword arguments.
 
-    The result has the signature of the `Options` class, and its docstring lists the options.
+    The result has the signature of the `Options` class, and its docstring lists the options. It
+    raises UsageError for options that cannot be combined.
     """
     kind = cast("type[Options]", options)
 
-    def decorate(run: Callable[[T], R]) -> Callable[P, R]:
+    def decorate(run: Callable[[Opts], R]) -> Callable[P, R]:
         @wraps(run, assigned=("__module__", "__name__", "__qualname__"))
         def call(*args: P.args, **named: P.kwargs) -> R:
-            return run(options(*args, **named))
+            values = options(*args, **named)
+            values.check_conflicts()
+            return run(values)
 
         groups = {item.name: i for i, item in enumerate(declared(kind))}
         parameters = sorted(
@@ -515,10 +559,6 @@ def from_options(options: Callable[P, T]) -> Callable[[Callable[[T], R]], Callab
         return call
 
     return decorate
-
-
-def _or(names: Sequence[str]) -> str:
-    return " or ".join([*([", ".join(names[:-1])] if names[1:] else []), names[-1]])
 
 
 def _text_parser(annotation: str) -> Callable[[str], Any]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from flarecli.errors import UsageError
 
-__all__ = ["format_count", "format_size", "parse_box", "parse_size", "parse_time"]
+__all__ = ["format_count", "format_list", "format_size", "parse_box", "parse_size", "parse_time"]
 
 _SIZE = r"(?ai)(\d{1,99})(?:\.(\d{1,99}))? ?([kmgtpe]?)(i?)b?"
 _TIME = r"(?a)(\d+(?:\.\d+)?) ?(ms|s|m|min|h|d)?"
@@ -73,6 +74,11 @@ def format_size(size: int) -> str:
 def format_count(number: int, noun: str, nouns: str | None = None) -> str:
     """Return a count with its noun: `1 row`, `12,345 rows`. `nouns` is the plural if it is irregular."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {nouns or noun + 's'}"
+
+
+def format_list(items: Sequence[str], word: str = "and") -> str:
+    """Return items as text for people: `a`, `a and b`, `a, b and c`."""
+    return f" {word} ".join([*([", ".join(items[:-1])] if items[1:] else []), items[-1]])
 
 
 def format_time(seconds: float) -> str:

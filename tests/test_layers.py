@@ -14,9 +14,8 @@ PACKAGE = ROOT / "flarecli"
 LAYERS = [  # packages and modules; each imports from the layers above it in this list, and from itself
     {"errors", "lazy", "lifetimes"},
     {"names"},
-    {"suggest", "expansion", "redact", "progress"},
+    {"suggest", "expansion", "redact", "progress", "units"},
     {
-        "units",
         "arguments",
         "braces",
         "hashes",

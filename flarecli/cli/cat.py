@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from flarecli.arguments import Option, option
+from flarecli.arguments import Conflict, Option, option
 from flarecli.cli import rows as output
 from flarecli.cli.options import CommandLine
 from flarecli.cli.printer import is_terminal
@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Line(CatOptions, CommandLine):
     """Command line of `flare cat`."""
+
+    conflicts = (
+        Conflict("raw", "columns", "--raw prints the bytes of one column", "Remove --columns."),
+        Conflict("raw", "to", "--raw prints the bytes of one column", "Remove --to."),
+    )
 
     to: str = option(
         "jsonl",
@@ -74,11 +79,6 @@ def command(line: Line) -> int:
     if line.csv_safe and line.to not in output.DELIMITERS:
         raise UsageError("--csv-safe has an effect only on CSV and TSV", hint="Add --to csv.")
     output.check_terminal(line.to, line.raw)
-    if line.raw is not None and (line.columns is not None or line.to != "jsonl"):
-        raise UsageError(
-            "--raw prints the bytes of one column; --columns and --to have no effect",
-            hint="Remove --columns and --to.",
-        )
     options: dict[str, Any] = line.keywords(CatOptions)
     if line.raw is not None:
         options |= {"columns": [line.raw], "stored": True}

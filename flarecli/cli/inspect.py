@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, repeat
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from flarecli.arguments import Address, Option, address_text, option
+from flarecli.arguments import Address, Conflict, Option, address_text, option
 from flarecli.cli import rows as output
 from flarecli.cli.options import SOURCES, Argument, CommandLine
 from flarecli.cli.printer import Printer, binary_stdout
@@ -39,6 +39,14 @@ class Line(InspectOptions, CommandLine):
             is_required=False,
         )
     }
+    conflicts = (
+        Conflict("html", "field", hint="Remove --html or --field."),
+        *(
+            # with --json, the output contains the addresses too
+            Conflict("urls", name, hint=f"Remove --urls or --{name}.", unless="as_json")
+            for name in ("field", "html", "shards", "stats", "sample")
+        ),
+    )
 
     field: str | None = option(
         None,
@@ -72,12 +80,6 @@ def command(line: Line) -> int:
     """
     from flarecli import commands
 
-    if line.html is not None and line.field is not None:
-        raise UsageError(
-            "--html and --field cannot be used together", hint="Remove --html or --field."
-        )
-    if line.urls and not line.as_json:
-        _refuse_with_urls(line)
     printer = line.printer()
     if not line.sources:
         _print_cache(printer, line.cache)
@@ -117,22 +119,6 @@ def command(line: Line) -> int:
             f"missing file; {count} could not be read", where=found.missing[0], hint=_MISSING_HINT
         )
     return 0
-
-
-def _refuse_with_urls(line: Line) -> None:
-    """Raise UsageError for options that print more than the addresses of the shards."""
-    for name, is_set in (
-        ("--field", line.field is not None),
-        ("--html", line.html is not None),
-        ("--shards", line.shards),
-        ("--stats", line.stats),
-        ("--sample", line.sample is not None),
-    ):
-        if is_set:
-            raise UsageError(
-                f"--urls and {name} cannot be used together",
-                hint=f"Remove --urls or {name}.",
-            )
 
 
 def _totals(of: Inspection | StreamInfo) -> str:

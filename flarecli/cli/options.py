@@ -72,13 +72,6 @@ class CommandLine(Options):
         """Return a printer with the output options of this command."""
         return Printer(self.as_json, self.quiet, self.verbose)
 
-    def changed(self, names: tuple[str, ...]) -> list[str]:
-        """Return the flags of the options in `names` whose values differ from the defaults."""
-        known = {declaration.name: declaration for declaration in declared(type(self))}
-        return [
-            known[name].flags[0] for name in names if getattr(self, name) != known[name].default
-        ]
-
 
 def callback(
     line: type[L], command: Callable[[L], int], environment: Mapping[str, str]
@@ -100,7 +93,9 @@ def callback(
                     values[declaration.name] = not declaration.default
             elif texts := _texts(declaration, typed[declaration.name], environment):
                 values[declaration.name] = declaration.parse(texts)
-        raise typer.Exit(command(line(**values)))
+        options = line(**values)
+        options.check_conflicts()
+        raise typer.Exit(command(options))
 
     parameters = [_argument(name, argument) for name, argument in line.arguments.items()]
     parameters += [_option(declaration) for declaration in declared(line)]

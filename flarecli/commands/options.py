@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, TypeAlias, cast
 
 from flarecli import formats
 from flarecli.access import CacheOptions, NetworkOptions
-from flarecli.arguments import Address, Addresses, Option, Options, option, shown
+from flarecli.arguments import Address, Addresses, Conflict, Option, Options, option, shown
 from flarecli.errors import UsageError
 from flarecli.hashes import DEFAULT
 from flarecli.units import format_count, parse_box, parse_size
@@ -37,6 +37,11 @@ Pairs: TypeAlias = "Mapping[str, str] | Sequence[tuple[str, str]]"
 DEFAULT_SHARD_SIZE = "64MiB"
 _MIN_UNITLESS_SIZE = 1024  # a smaller shard size without a unit is probably a number of megabytes
 _FRACTION = r"(?a)(\d{1,18})/(\d{1,18})"
+_PARTS_HINT = "Name another folder, or remove the folder and pack all parts again."
+_OTHER_JOBS = "OUT contains the parts of other jobs"
+_PART_ROWS_HINT = "Omit --part-rows, because N of --part K/N determines the size of a part."
+_ENGINE_HINT = "Use --part-rows with --engine ray."
+_ONE_RUN_HINT = "Omit one of these options; --duplicates reads every row in a single run."
 _ESCAPES = {"\\t": "\t", "\\n": "\n", "\\r": "\r", "\\\\": "\\"}
 
 
@@ -100,22 +105,31 @@ def sample_size(
     return round_share(sample * count)
 
 
-def _rank(text: str) -> tuple[int, int]:
-    """Parse `0/8` as rank 0 of 8. Raises UsageError for any other text."""
+def _fraction(text: str, first: int, expected: str, hint: str) -> tuple[int, int]:
+    """Parse a number and a count, such as `0/8`; return the number counted from 0, and the count.
+
+    first     the smallest number
+    expected  description of a valid text
+    raises    UsageError for an invalid text
+    """
     match = re.fullmatch(_FRACTION, text)
-    if match is None or not int(match[1]) < int(match[2]):
-        hint = "Ranks are numbered from 0, so 0/8 is the first of eight."
-        raise UsageError(f"expected R/N with R below N, got {text!r:.60}", hint=hint)
-    return int(match[1]), int(match[2])
+    if match is None or not first <= int(match[1]) < int(match[2]) + first:
+        raise UsageError(f"expected {expected}, got {text!r:.60}", hint=hint)
+    return int(match[1]) - first, int(match[2])
 
 
-def _part(text: str) -> tuple[int, int]:
-    """Parse `3/7` as the third of seven parts: (2, 7). Raises UsageError for any other text."""
-    match = re.fullmatch(_FRACTION, text)
-    if match is None or not 1 <= int(match[1]) <= int(match[2]):
-        hint = "Parts are numbered from 1, so 3/7 is the third of seven."
-        raise UsageError(f"expected K/N with K from 1 to N, got {text!r:.60}", hint=hint)
-    return int(match[1]) - 1, int(match[2])
+_rank = partial(
+    _fraction,
+    first=0,
+    expected="R/N with R below N",
+    hint="Ranks are numbered from 0, so 0/8 is the first of eight.",
+)
+_part = partial(
+    _fraction,
+    first=1,
+    expected="K/N with K from 1 to N",
+    hint="Parts are numbered from 1, so 3/7 is the third of seven.",
+)
 
 
 def _shard_size(text: str) -> int:
@@ -145,8 +159,27 @@ def _compressions() -> tuple[str, ...]:
     return SUFFIXES
 
 
+# declarations that several classes share
+_RESUME = Option(
+    group="Run",
+    help="Continue an interrupted run; the result is the same as without the interruption.",
+    is_everyday=True,
+)
+_SOURCE_FORMAT = Option(
+    group="Rows",
+    flags=("-f",),
+    metavar="NAME",
+    suggest=formats.names,
+    complete=formats.all_names,
+    help="Format of SOURCE (default: detected): {choices}.",
+    is_everyday=True,
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _DownloadOptions(CacheOptions):
+    """Options of the commands that download links."""
+
     max_object: int | str = option(
         10**9,
         Option(
@@ -199,6 +232,8 @@ class _DownloadOptions(CacheOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class _StreamOptions(Options):
+    """The option that selects streams."""
+
     streams: Sequence[str] = option(
         (),
         Option(
@@ -213,22 +248,15 @@ class _StreamOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class _FormatOptions(_StreamOptions):
-    format: str | None = option(
-        None,
-        Option(
-            group="Rows",
-            flags=("-f",),
-            metavar="NAME",
-            suggest=formats.names,
-            complete=formats.all_names,
-            help="Format of SOURCE (default: detected): {choices}.",
-            is_everyday=True,
-        ),
-    )
+    """Options of the commands that read datasets."""
+
+    format: str | None = option(None, _SOURCE_FORMAT)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _RowOptions(Options):
+    """Options that select rows and columns."""
+
     columns: Sequence[str] | None = option(
         None,
         Option(
@@ -273,6 +301,8 @@ class _RowOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class _TableOptions(Options):
+    """Options for sources that are tables."""
+
     input: str | None = option(
         None,
         Option(
@@ -327,6 +357,8 @@ class _TableOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class _WriteOptions(_RowOptions):
+    """Options of `pack` and `unpack`."""
+
     key: str | None = option(
         None,
         Option(
@@ -357,14 +389,7 @@ class _WriteOptions(_RowOptions):
             is_everyday=True,
         ),
     )
-    resume: bool = option(
-        False,
-        Option(
-            group="Run",
-            help="Continue an interrupted run; the result is the same as without the interruption.",
-            is_everyday=True,
-        ),
-    )
+    resume: bool = option(False, _RESUME)
     overwrite: bool = option(
         False, Option(group="Run", help="Replace earlier output in OUT.", is_everyday=True)
     )
@@ -372,6 +397,8 @@ class _WriteOptions(_RowOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class _SeedOptions(Options):
+    """The seed of --sample."""
+
     seed: int = option(
         0, Option(group="Rows", metavar="N", minimum=0, help="Random seed for --sample.")
     )
@@ -380,6 +407,34 @@ class _SeedOptions(Options):
 @dataclass(frozen=True)
 class PackOptions(_DownloadOptions, _TableOptions, _WriteOptions, _StreamOptions):
     """Options of `pack`."""
+
+    conflicts = (
+        Conflict(
+            "part",
+            "join",
+            hint="Pack all parts with --part first, then run the same command with --join instead.",
+        ),
+        Conflict("overwrite", "part", _OTHER_JOBS, _PARTS_HINT),
+        Conflict("overwrite", "join", _OTHER_JOBS, _PARTS_HINT),
+        Conflict("part_rows", "part", hint=_PART_ROWS_HINT),
+        Conflict("part_rows", "join", hint=_PART_ROWS_HINT),
+        Conflict("engine", "part", hint=_ENGINE_HINT),
+        Conflict("engine", "join", hint=_ENGINE_HINT),
+        Conflict(
+            "shuffle",
+            "part_rows",
+            "a shuffle needs the rows of all parts",
+            "Shuffle when reading the dataset, or omit --part-rows.",
+        ),
+        Conflict("append", "add_column"),
+        *(
+            Conflict(change, name)
+            for change in ("append", "add_column")
+            for name in ("overwrite", "part_rows", "part", "join", "engine")
+        ),
+        Conflict("add_column", "on_error", "every row of the dataset needs a value"),
+        Conflict("add_column", "on_duplicate", "every row of the dataset needs a value"),
+    )
 
     sources: Addresses
     out: Address
@@ -674,6 +729,12 @@ class UnpackOptions(_DownloadOptions, _TableOptions, _WriteOptions, _FormatOptio
 class VerifyOptions(NetworkOptions, _TableOptions, _FormatOptions, _SeedOptions):
     """Options of `verify`."""
 
+    conflicts = (
+        Conflict("duplicates", "quick", hint=_ONE_RUN_HINT),
+        Conflict("duplicates", "state", hint=_ONE_RUN_HINT),
+        Conflict("decode", "quick", hint="Omit one of these options; --decode reads every value."),
+    )
+
     sources: Addresses
     _: KW_ONLY
     quick: bool = option(
@@ -845,18 +906,7 @@ class PlaylistOptions(CacheOptions, _TableOptions):
             is_everyday=True,
         ),
     )
-    format: str | None = option(
-        None,
-        Option(
-            group="Rows",
-            flags=("-f",),
-            metavar="NAME",
-            suggest=formats.names,
-            complete=formats.all_names,
-            help="Format of SOURCE (default: detected): {choices}.",
-            is_everyday=True,
-        ),
-    )
+    format: str | None = option(None, _SOURCE_FORMAT)
     base: str | None = option(
         None,
         Option(
@@ -959,14 +1009,9 @@ class PruneOptions(NetworkOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class _ChangeOptions(NetworkOptions):
-    resume: bool = option(
-        False,
-        Option(
-            group="Run",
-            help="Continue an interrupted run; the result is the same as without the interruption.",
-            is_everyday=True,
-        ),
-    )
+    """Options of `drop` and `compact`."""
+
+    resume: bool = option(False, _RESUME)
     dry_run: bool = option(
         False,
         Option(

@@ -166,13 +166,13 @@ def test_an_error_without_place_or_hint_is_one_line(flare):
         ),
         (
             ["cat", "a", "--raw", "x", "-c", "y"],
-            "--raw prints the bytes of one column; --columns and --to have no effect",
-            "Remove --columns and --to.",
+            "--raw and --columns cannot be combined, because --raw prints the bytes of one column",
+            "Remove --columns.",
         ),
         (
             ["cat", "a", "--raw", "x", "--to", "csv"],
-            "--raw prints the bytes of one column; --columns and --to have no effect",
-            "Remove --columns and --to.",
+            "--raw and --to cannot be combined, because --raw prints the bytes of one column",
+            "Remove --to.",
         ),
         (["playlist"], "missing argument: SOURCE", "Run `flare playlist --help`."),
         (
@@ -192,7 +192,7 @@ def test_an_error_without_place_or_hint_is_one_line(flare):
         ),
         (
             ["inspect", "a", "--html", "b", "--field", "rows"],
-            "--html and --field cannot be used together",
+            "--html and --field cannot be combined",
             "Remove --html or --field.",
         ),
         (

@@ -91,7 +91,7 @@ def run_line(place, monkeypatch, capfd):
         ),
         (
             "verify out --quick --decode",
-            "--decode cannot be used with --quick",
+            "--decode and --quick cannot be combined",
             "Omit one of these options; --decode reads every value.",
         ),
         (

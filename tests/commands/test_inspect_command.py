@@ -107,7 +107,7 @@ def test_the_addresses_of_streams_follow_each_other_and_one_stream_can_be_chosen
 def test_with_urls_only_addresses_are_printed(plain, capsys, options):
     assert main(["inspect", str(plain), "--urls", *options]) == 2
     assert capsys.readouterr().err.splitlines() == [
-        f"error: --urls and {options[0]} cannot be used together",
+        f"error: --urls and {options[0]} cannot be combined",
         f"hint: Remove --urls or {options[0]}.",
     ]
 

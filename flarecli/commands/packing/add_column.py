@@ -87,11 +87,6 @@ def add_column(task: PackTask, progress: Progress) -> Packed:
 
 def _check(task: PackTask, base: Version, name: str) -> None:
     options = task.options
-    if options.on_error != "fail" or options.on_duplicate != "error":
-        raise UsageError(
-            "--add-column cannot be combined with --on-error or --on-duplicate, because every row "
-            "of the dataset needs a value"
-        )
     for stream in base.streams:
         columns = [column.name for column in stream.columns or ()]
         if name not in columns:

@@ -73,21 +73,6 @@ def pack(options: PackOptions) -> Packed:
         return _pack(saved, media, rows.name, columns)
 
 
-def _refuse_together(options: PackOptions) -> None:
-    """Raise UsageError for options that cannot be used with --append or --add-column."""
-    change = "--append" if options.append else "--add-column"
-    for name, is_set in (
-        ("--add-column", options.append and options.add_column is not None),
-        ("--overwrite", options.overwrite),
-        ("--part-rows", options.part_rows is not None),
-        ("--part", options.part is not None),
-        ("--join", options.join),
-        (f"--engine {options.engine}", options.engine != "local"),
-    ):
-        if is_set:
-            raise UsageError(f"{change} and {name} cannot be combined")
-
-
 def _pack(
     options: PackOptions,
     media: MediaOptions,
@@ -103,7 +88,6 @@ def _pack(
     # check these options before anything is read or removed
     _ = task.settings, task.links, task.guard, task.nulls, task.dialect
     engines.check(options.engine)
-    _check_parts(options)
     if options.replace and options.add_column is None:
         raise UsageError(
             "--replace needs --add-column", hint="To replace a whole dataset, use --overwrite."
@@ -131,7 +115,6 @@ def _pack(
 def _packed(task: PackTask, progress: Progress) -> Packed:
     options = task.options
     if options.append or options.add_column is not None:
-        _refuse_together(options)
         return append_rows(task, progress) if options.append else add_column(task, progress)
     if options.join:
         return join_parts(task, progress)
@@ -145,30 +128,3 @@ def _packed(task: PackTask, progress: Progress) -> Packed:
             hint="Add --part-rows, such as --part-rows 100000.",
         )
     return pack_task(task, progress)
-
-
-def _check_parts(options: PackOptions) -> None:
-    """Raise UsageError for options that cannot be combined with --part or --join."""
-    if options.part is not None and options.join:
-        raise UsageError(
-            "--part and --join cannot be combined",
-            hint="Pack all parts with --part first, then run the same command with --join instead.",
-        )
-    if options.part is None and not options.join:
-        return
-    flag = "--join" if options.join else "--part"
-    if options.overwrite:
-        raise UsageError(
-            f"--overwrite and {flag} cannot be combined, because OUT contains the parts of other jobs",
-            hint="Name another folder, or remove the folder and pack all parts again.",
-        )
-    if options.part_rows is not None:
-        raise UsageError(
-            f"--part-rows and {flag} cannot be combined",
-            hint="Omit --part-rows, because N of --part K/N determines the size of a part.",
-        )
-    if options.engine != "local":
-        raise UsageError(
-            f"--engine {options.engine} and {flag} cannot be combined",
-            hint=f"Use --part-rows with --engine {options.engine}.",
-        )

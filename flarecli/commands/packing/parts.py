@@ -667,11 +667,6 @@ def _check_options(plan: Plan) -> None:
 def _check_source_rows(plan: Plan) -> None:
     """Raise UsageError for options of --part-rows that need rows of several parts."""
     options = plan.options
-    if options.shuffle is not None:
-        raise UsageError(
-            "--shuffle cannot be combined with --part-rows, because a shuffle needs the rows of all parts",
-            hint="Shuffle when reading the dataset, or omit --part-rows.",
-        )
     if options.where is not None and not sql.is_row_by_row(plan.source.schema, options.where):
         raise UsageError(
             "the condition of --where needs rows of several parts",

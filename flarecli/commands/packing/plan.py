@@ -35,6 +35,7 @@ from flarecli.names import escape, shell_quoted
 from flarecli.playlists import PLAYLIST
 from flarecli.progress import Progress
 from flarecli.storage import Guard, Limits
+from flarecli.units import format_list
 from flarecli.write import Failure, Keys, Spool, fetch_links, is_empty_key, key_text, too_large
 from flarecli.write.columns import check_names
 
@@ -169,7 +170,7 @@ class PackTask:
         if options.newline != "\n" and "newline" not in format.options:
             raise UsageError(
                 f"--newline: {format.name} shards have no lines",
-                hint=f"Omit --newline, or use one of these formats: {_and(with_option('newline'))}.",
+                hint=f"Omit --newline, or use one of these formats: {format_list(with_option('newline'))}.",
             )
         return Settings(
             options.compress or None,
@@ -269,7 +270,7 @@ def _separator(format: Format, separator: str | None) -> str:
             return ","
         raise UsageError(
             f"--separator: {format.name} shards have no separator",
-            hint=f"Omit --separator, or use one of these formats: {_and(with_option('separator'))}.",
+            hint=f"Omit --separator, or use one of these formats: {format_list(with_option('separator'))}.",
         )
     if format.separator is not None:
         if separator in (None, format.separator):
@@ -284,10 +285,6 @@ def _separator(format: Format, separator: str | None) -> str:
             hint="Add --separator, such as --separator ';'.",
         )
     return separator
-
-
-def _and(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 class Plan:

@@ -36,7 +36,7 @@ from flarecli.model import Columns, IntArray, Stream
 from flarecli.names import is_url, local_path, scheme_of, shell_quoted, whole_path
 from flarecli.prefetch import cpu_count
 from flarecli.progress import Progress
-from flarecli.units import format_count
+from flarecli.units import format_count, format_list
 from flarecli.write import (
     FAILED,
     SHARD_LIMIT,
@@ -172,11 +172,9 @@ class PackInterrupt(KeyboardInterrupt):
         if options.part is None:
             flags = "--overwrite --resume" if options.overwrite else "--resume"
             again = f"use {flags} to continue"
-        super().__init__(f"{again}: flare keeps {_and(held)}, and {_and(verbs)} again")
-
-
-def _and(parts: Sequence[str]) -> str:
-    return " and ".join([*([", ".join(parts[:-1])] if parts[1:] else []), parts[-1]])
+        super().__init__(
+            f"{again}: flare keeps {format_list(held)}, and {format_list(verbs)} again"
+        )
 
 
 def source_record(

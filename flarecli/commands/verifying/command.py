@@ -356,16 +356,6 @@ def verify(options: VerifyOptions) -> Verification:
     )
     if format is not None:
         formats.find(format)
-    if options.duplicates and (quick or state is not None):
-        raise UsageError(
-            f"--duplicates cannot be used with {'--quick' if quick else '--state'}",
-            hint="Omit one of these options; --duplicates reads every row in a single run.",
-        )
-    if options.decode and quick:
-        raise UsageError(
-            "--decode cannot be used with --quick",
-            hint="Omit one of these options; --decode reads every value.",
-        )
     if options.engine != "local":
         from flarecli.write import engines
 

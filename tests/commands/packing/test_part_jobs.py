@@ -603,7 +603,7 @@ HELP = "Parts are numbered from 1, so 3/7 is the third of seven."
         ),
         (
             {"part": "1/2", "engine": "ray"},
-            "--engine ray and --part cannot be combined",
+            "--engine and --part cannot be combined",
             "Use --part-rows with --engine ray.",
         ),
         (

@@ -158,7 +158,7 @@ def test_a_failed_row_ends_the_pack_with_the_name_of_its_part(tmp_path: Path) ->
     [
         (
             {"shuffle": 1},
-            "--shuffle cannot be combined with --part-rows, because a shuffle needs the rows of all parts",
+            "--shuffle and --part-rows cannot be combined, because a shuffle needs the rows of all parts",
         ),
         (
             {"limit": 5, "where": "n > 1"},

@@ -135,7 +135,7 @@ def test_the_state_of_another_check_is_refused_and_unchanged(plain, tmp_path):
     assert state.read_text() == "mine\n"
     with pytest.raises(UsageError) as caught:
         commands.verify(str(plain), state=str(tmp_path / "other"), duplicates=True)
-    assert str(caught.value) == "--duplicates cannot be used with --state"
+    assert str(caught.value) == "--duplicates and --state cannot be combined"
 
 
 def test_equal_rows_are_reported_with_the_first_of_them(plain, tmp_path):
