@@ -82,7 +82,7 @@ def _stats_of_values(
             array, facts = batch.column(name), out[name]
             facts["rows"] += len(array)
             facts["nulls"] += array.null_count
-            # convert table values to the types that `pack` would store, to describe those types
+            # describe values of tables in the types that `pack` would store
             array, _ = encodings.coerce(
                 array,
                 encodings.lookup(encoded[name]),

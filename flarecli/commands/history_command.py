@@ -158,7 +158,8 @@ class Pruned:
 def prune(options: PruneOptions) -> Pruned:
     """Remove all but the newest versions of a dataset, and all files that become unlisted.
 
-    Pins keep their files. The result lists what was removed, or what would be removed in a dry run.
+    Pins keep their files. In a dry run, nothing is removed, and the result describes the versions
+    and files that a run without `dry_run` would remove.
 
     raises  UsageError without `keep`; FormatError if a playlist cannot be read, before any file is
             removed

@@ -138,7 +138,7 @@ def row_counts(stream: Stream) -> IntArray:
 
 
 def groups_without(stream: Stream, dropped: IntArray) -> list[Group]:
-    """Return a group for each shard that contains a dropped row.
+    """Return one group, with the rows to keep, for each shard that contains a dropped row.
 
     dropped  numbers of the rows in the stream: int64, ascending
     """
@@ -191,7 +191,8 @@ def rewrite(
     shard_bytes  maximum size of a new shard; None: one shard for each group
     columns      number of a stream -> the columns to keep; its groups then contain all shards
     erases       names of the files that are deleted after the commit
-    commit       commits a version with the change; None: the version contains only this change
+    commit       function that commits a version with the given change and other changes; None: the
+                 version contains only this change
     raises       BusyError if another process has replaced one of the shards
     """
     options = hashlib.sha256(repr([verb, shard_bytes, *facts]).encode()).hexdigest()[:32]

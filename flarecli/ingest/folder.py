@@ -509,7 +509,7 @@ class Folder(Part):
         )
 
     def _surveyed(self) -> tuple[_Survey, _FileColumns]:
-        """List the folder as often as needed to find the rules for its names."""
+        """List the folder repeatedly until the rules for its file names are known."""
         at, self._rules = self.at, _FIRST_RULES
         survey = _Survey(at, self._rules)
         self._metadata = Metadata(at, survey.metadata)

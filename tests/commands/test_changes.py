@@ -415,7 +415,7 @@ def test_a_key_that_the_source_repeats_is_an_error_if_rows_are_replaced(out, tmp
         (
             {"append": True},
             "--on-duplicate replace needs --key",
-            "Name the column with the keys with --key.",
+            "Name the key column with --key.",
         ),
     ],
 )

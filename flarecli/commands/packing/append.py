@@ -118,9 +118,10 @@ class Append(versions.Change):
 class Replace(versions.Change):
     """The change that adds rows, and removes the earlier rows with the same keys.
 
-    append   adds the rows; its keys were compared with those of the version that `rewrite` changes
-    rewrite  replaces the shards that contain earlier rows with the same keys
-    copied   number of rows in these shards that are kept
+    append   change that adds the rows
+    rewrite  change that replaces the shards with earlier rows that have the same keys; the keys were
+             compared in the version that this change modifies
+    copied   number of rows that the replaced shards contained and the new shards keep
     """
 
     append: Append
@@ -144,11 +145,11 @@ class Replace(versions.Change):
 def _matches(
     keys: Iterable[pa.Array], data: read.Dataset, name: str
 ) -> Generator[tuple[int, pa.Array, IntArray], None, None]:
-    """Find the rows of a dataset with one of the keys; empty keys are ignored.
+    """Find the rows of a dataset that have one of the given keys. Empty keys are ignored.
 
     name    column with the keys of the dataset
-    return  for each batch with such rows: number of its first row, its keys, and the positions of
-            these rows in the batch
+    return  for each batch that contains a matching row: the number of its first row, its keys, and
+            the positions of the matching rows in the batch
     """
     with Keys() as known:
         for column in keys:
@@ -163,7 +164,7 @@ def _matches(
 
 
 def _rows_with_keys(keys: Iterable[pa.Array], data: read.Dataset, name: str) -> IntArray:
-    """Return the numbers of the rows with one of the keys: int64, ascending; see `_matches`."""
+    """Return the numbers of the rows that have one of the given keys: int64, ascending."""
     found = [first + rows for first, _, rows in _matches(keys, data, name)]
     return np.concatenate(found) if found else np.zeros(0, np.int64)
 
@@ -202,7 +203,7 @@ def _replaces(plan: Plan) -> bool:
 
 
 def _would_replace(plan: Plan, base: Version, packed: Packed) -> Packed:
-    """Return the result of a dry run with the rows that the new rows would replace."""
+    """Return the result of a dry run, with the number of rows that the new rows would replace."""
     name, data = plan.renamed(plan.key or ""), base.dataset
     kind = data.schema.field(name).type
     keys = (batch.column(name).cast(kind) for batch in selected(plan, keys_only=True))
@@ -293,11 +294,12 @@ class _Removed:
 def _commit_replacing(
     task: PackTask, progress: Progress, change: Append, removed: _Removed
 ) -> Version:
-    """Rewrite the shards that contain rows with the keys of the new rows, and commit both.
+    """Rewrite the shards that contain keys of the new rows, and commit this change and the new rows.
 
-    The keys are compared with the newest version, because packing the new rows may take long.
+    The keys are compared with the newest version, because another process may have changed the
+    dataset while the new rows were packed.
 
-    removed  set to the removed rows
+    removed  counts to update
     """
     at, base = change.at, versions.newest(change.at)
     change = replace(change, since=base)

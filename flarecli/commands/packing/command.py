@@ -101,7 +101,7 @@ def _pack(
         if options.key is None:
             raise UsageError(
                 "--on-duplicate replace needs --key",
-                hint="Name the column with the keys with --key.",
+                hint="Name the key column with --key.",
             )
     progress = options.progress or Progress()
     if options.dry_run:

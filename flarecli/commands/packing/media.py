@@ -64,7 +64,7 @@ class MediaOptions:
     uses_ffmpeg: bool | None = None
 
     def __post_init__(self) -> None:
-        if self.uses_ffmpeg is None:  # search for FFmpeg only once, because this takes time
+        if self.uses_ffmpeg is None:  # search for FFmpeg only once, because the search is slow
             object.__setattr__(self, "uses_ffmpeg", self.info and has_ffmpeg())
 
     @property

@@ -510,8 +510,8 @@ def _hints_without_overwrite(task: PackTask, division: _Division) -> Iterator[No
 def _from_first_row(task: PackTask, source: Source) -> PackTask:
     """Return a task that reads its range of the selected rows from the first row of the range.
 
-    Only the columns in the condition are read to find this row. The task is returned unchanged if
-    all earlier rows must be read anyway, because a shuffle or a query needs them.
+    Only the columns in the condition are read to find this row. The task is returned unchanged if a
+    shuffle or a query requires that all earlier rows are read.
     """
     span, options = task.selection, task.options
     if span is None or options.where is None or options.shuffle is not None:

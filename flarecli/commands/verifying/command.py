@@ -93,7 +93,7 @@ class Verification:
     The counts are complete when the iteration has ended.
 
     files, shards, rows, bytes  numbers of checked files, shards, rows and bytes
-    findings                    total number of findings, including those beyond the maximum
+    findings                    total number of findings, which may exceed the maximum
     unprotected                 notes about files without checksums
     extra                       files in the folder that no list names
     left                        number of shards that the sample or the part skips
@@ -276,7 +276,7 @@ class Verification:
         engine = "local" if depth.quick else settings.engine  # a quick check does not use a cluster
         tasks = chunk_tasks(playlist, stream, others, depth, chosen, only)
         for finding in self._run(tasks, engine, add):
-            if finding not in others.findings:  # those findings were already reported
+            if finding not in others.findings:  # findings of other lists were already reported
                 yield finding
         yield from others.additional_shards(plan.address)
         if hashes:
