@@ -105,7 +105,7 @@ class _Signals:
                 os._exit(128 + self.number)
 
     def print_reason(self) -> None:
-        """Print which signal ended the run, on one line of stderr."""
+        """Print one line to stderr with the reason for the end of the run."""
         _write_stderr(self._line())
 
     def _line(self) -> str:

@@ -128,7 +128,7 @@ def number(value: Any) -> float:
 
 
 def check_minimum(minimum: float, **arguments: float | None) -> None:
-    """Raise UsageError for the first argument below a minimum. None is allowed."""
+    """Raise UsageError for the first argument below a minimum. Arguments may be None."""
     for name, value in arguments.items():
         if value is not None and not value >= minimum:  # `not >=` rejects NaN too
             raise UsageError(f"{name}: expected at least {minimum}, got {shown(value)}")

@@ -60,7 +60,7 @@ Environment variables set the defaults of options: FLARE_SHARD_SIZE for --shard-
 
 Exit codes: 0 success, 1 problems were found, 2 invalid command line, 3 cannot read or write, 4 invalid data, 5 refused for
 safety, 6 missing library, 130 interrupted, 143 terminated, 129 hung up."""
-# printed by `flare` without arguments
+# text that `flare` prints without arguments
 _FIRST_STEPS = """\
 flare pack photos.parquet out/ --fetch data_url:image   pack a table, and download its links
 flare inspect out/                                      describe a dataset: rows, bytes, columns

@@ -143,7 +143,7 @@ def _argument(name: str, argument: Argument) -> inspect.Parameter:
 
 
 def _option(declaration: Declared) -> inspect.Parameter:
-    """Return the Typer parameter for an option. Options with a value become lists."""
+    """Return the Typer parameter for an option: a bool for a switch, otherwise a list of texts."""
     group = declaration.option.group if declaration.option else None
     is_hidden = declaration.option is not None and declaration.option.is_hidden
     if declaration.is_switch:

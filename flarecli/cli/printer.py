@@ -227,7 +227,7 @@ class Printer:
 
     as_json  print one JSON value per line on stdout, and only errors on stderr
     quiet    print only the result line on stdout, and only errors on stderr
-    verbose  also print verbose notes
+    verbose  also print detailed notes
     """
 
     def __init__(self, as_json: bool = False, quiet: bool = False, verbose: bool = False) -> None:

@@ -24,7 +24,7 @@ __all__ = ["shuffled"]
 _MEMORY_BYTES = 32 << 20  # maximum size of rows sorted in memory
 _PART_BITS, _KEY_BITS = 8, 62  # number of sort key bits: to select a part of the file; in total
 _BATCH_ROWS = 8192
-_SORT_KEY = "place in the order"  # name of the last column
+_SORT_KEY = "place in the order"  # name of the last column, which contains the sort keys
 
 
 def shuffled(

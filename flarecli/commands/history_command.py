@@ -24,7 +24,7 @@ __all__ = ["Pruned", "VersionInfo", "log", "prune"]
 class VersionInfo:
     """A version of a dataset.
 
-    number    1 for the dataset as it was first packed
+    number    version number; the first version has the number 1
     verb      the command that created the version
     rows      number of rows
     added     number of rows in the shards that the version added

@@ -270,8 +270,8 @@ def _info(parts: Sequence[Stream], shards: bool, urls: bool) -> StreamInfo:
     """Return the description of one stream.
 
     parts   parts of the stream, with known rows and sizes
-    shards  list the shards, with their names in the list
-    urls    list the full addresses of the shards
+    shards  whether to list the shards, with the names that the playlist or index uses
+    urls    whether to list the full addresses of the shards
     """
     series = Series(parts)
     rows = np.concatenate([stream.rows for stream in parts])

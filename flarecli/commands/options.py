@@ -199,7 +199,7 @@ class _DownloadOptions(CacheOptions):
             group="Links",
             metavar="N",
             minimum=1,
-            help="Maximum number of parallel downloads from one host (default: --jobs).",
+            help="Maximum number of parallel downloads from one host (default: value of --jobs).",
         ),
     )
     user_agent: str | None = option(
@@ -340,7 +340,7 @@ class _TableOptions(Options):
         return found
 
     def table_headers(self) -> dict[str, object]:
-        """Return the headers of tables that are read with these options.
+        """Return the stream headers for tables, with the values of --input and --csv.
 
         raises  UsageError for an invalid setting
         """
@@ -600,7 +600,7 @@ class PackOptions(_DownloadOptions, _TableOptions, _WriteOptions, _StreamOptions
             group="Pictures and media",
             metavar="N[xM]",
             parse=parse_box,
-            help="Resize images to fit into N by N or N by M pixels.",
+            help="Resize images to a box of N by N or N by M pixels.",
             is_everyday=True,
         ),
     )
@@ -609,7 +609,7 @@ class PackOptions(_DownloadOptions, _TableOptions, _WriteOptions, _StreamOptions
         Option(
             group="Pictures and media",
             choices=("fit", "crop", "stretch"),
-            help="How to fit images to the target size.",
+            help="How to resize images to the box of --resize.",
         ),
     )
     quality: int | None = option(

@@ -77,7 +77,7 @@ class Places:
             self._runs.popleft()
 
     def placed(self, failure: Failure) -> Failure:
-        """Return a failure with its file and row added, unless a query created the row."""
+        """Add the source file and the row number to a failure, unless a query created the row."""
         number = self._number(failure.row)
         if number is None or self._find is None:
             return failure

@@ -63,7 +63,7 @@ class Run:
 class Rewrite(versions.Change):
     """The change that replaces runs of shards.
 
-    runs     number of a stream -> its runs, in the order of its list
+    runs     number of a stream -> its runs, in the order of its shards
     columns  number of a stream -> its columns, if they change; all its shards are then replaced
     erases   names of the files that are deleted after the commit
     """
@@ -186,7 +186,7 @@ def rewrite(
     """Write the new shards of groups to a fragment for each stream, and commit a version.
 
     out          address of the dataset, as the user typed it
-    groups       number of a stream -> its groups, in the order of its list, without overlaps
+    groups       number of a stream -> its groups, in the order of its shards, without overlaps
     facts        values that determine the groups, and thus the names of the fragments
     shard_bytes  maximum size of a new shard; None: one shard for each group
     columns      number of a stream -> the columns to keep; its groups then contain all shards

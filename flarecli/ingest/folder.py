@@ -482,7 +482,7 @@ class Folder(Part):
         self.encodings = {
             name: encoding for name, encoding in columns.encodings().items() if name in self.files
         }
-        # column of extensions -> column of files
+        # maps each column that contains extensions to its column of files
         self._extension_columns = {
             column_of(one): name for name, one in self.extensions.items() if column_of(one)
         }
@@ -658,7 +658,7 @@ class Folder(Part):
         ]
 
     def _described(self, group: Group, metadata: Rows) -> list[_Row]:
-        """Return the rows for a key, with its metadata row."""
+        """Return the rows for a key, with the values of its metadata row."""
         found = metadata.take(list(group.files.values()) or [group.key])
         rows = self._rows(group)
         if not rows or not rows[0].files:

@@ -184,7 +184,7 @@ def _plots(batches: Sequence[pa.RecordBatch]) -> Iterator[str]:
 
 def _column_plot(name: str, array: pa.Array) -> str:
     kind = array.type
-    if isinstance(array, pa.ChunkedArray):  # too large for one Arrow array
+    if isinstance(array, pa.ChunkedArray):  # the values are too large for one Arrow array
         return ""
     sizes = value_sizes(array)
     is_small = sizes is None or sizes.max(initial=0) <= MAX_TEXT_VALUE

@@ -53,7 +53,7 @@ class MediaOptions:
     """Processing of media files in a pack.
 
     info         add width, height, frames and duration as columns
-    strict       fail rows whose content contradicts the file extension
+    strict       treat rows as failed if the content of a file does not match its extension
     uses_ffmpeg  use FFmpeg for facts that video and audio headers do not contain; None: only if
                  `info` is set and FFmpeg is installed
     """

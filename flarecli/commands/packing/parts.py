@@ -436,7 +436,10 @@ def _divided(plan: Plan, count: int) -> _Division:
 
 
 def _prepare(plan: Plan, division: _Division, progress: Progress) -> tuple[Location, PackTask]:
-    """Write the journal of the whole pack, or check it; return its folder and the common task."""
+    """Write or check the journal of the whole pack.
+
+    return  the folder of the target, and the task with the values that all parts share
+    """
     record, head = _record_and_head(plan, division)
     target = _claim_and_wait(plan.task, progress)
     if target.is_done:
@@ -689,7 +692,7 @@ def _count(plan: Plan) -> int:
 
 
 def _sample(plan: Plan) -> Estimate:
-    """Infer the columns from the first rows of the source, so that all parts agree."""
+    """Infer the columns from the first rows of the source, so that all parts have equal columns."""
     # Discard the notes here, because the parts report the same notes.
     sample = estimate(Plan(plan.task, plan.source, Progress()))
     note_addresses(sample.addresses, plan.progress)

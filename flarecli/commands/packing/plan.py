@@ -370,7 +370,7 @@ class Plan:
         }
 
     def renamed(self, name: str) -> str:
-        """Return the name of a source column after selection."""
+        """Return the name of a source column in the output: the key column may be renamed."""
         return self.row_name or name if name == self._source_key else name
 
 

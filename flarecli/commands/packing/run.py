@@ -746,7 +746,7 @@ class ShardNotes:
             self.report(_LARGE_ROW)
 
     def report(self, text: str) -> None:
-        """Report one of `texts`, unless it was reported before."""
+        """Report a note, unless the same note was already reported."""
         if text not in self._reported:
             self._reported.add(text)
             self._progress.note(text)

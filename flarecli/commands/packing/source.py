@@ -180,7 +180,7 @@ class _ObjectSource(_IndexSource):
     """Rows of a Python object, which were saved to a file. Messages contain the class of the object."""
 
     def keep(self, columns: StoredColumns) -> None:
-        """Keep the encodings and types of a flare dataset, which are lost when a file is read."""
+        """Use the encodings and types of a flare dataset, which the saved file does not contain."""
         self.schema = pa.schema(
             [
                 field.with_metadata(columns.schema.field(field.name).metadata)

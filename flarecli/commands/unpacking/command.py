@@ -320,7 +320,7 @@ class _Unpacking:
         return batch.filter(pa.array([i not in errors for i in range(batch.num_rows)])), errors
 
     def _write(self, part: _Part, output: Output) -> None:
-        """Write the files of a part, and record its failures."""
+        """Write the files of some rows, and record the failed rows."""
         large = too_large(part.batch, part.rows, self.key, self.limits.max_bytes)
         whole, rows = drop_rows(part.batch, part.rows, large) if large else (part.batch, part.rows)
         batch, errors = self._split_unnamed(whole)

@@ -55,7 +55,7 @@ _TEXTS = {
 
 
 def default_key(schema: pa.Schema) -> str | None:
-    """Return the first column with a usual name of key columns; None if there is none."""
+    """Return the first column whose name is common for keys, such as `id`; None without a match."""
     for name in _KEYS:
         if name in schema.names:
             kind = schema.field(name).type

@@ -49,7 +49,7 @@ def decode_values(
                 yield finding_of(row if row.where else row.changed(row=i), chunk.at)
                 continue
             for name, data in row.items():
-                if data is None:  # the tar sample has no such member
+                if data is None:  # the tar sample has no member for this column
                     continue
                 if isinstance(data, list):
                     items_left -= len(data)

@@ -282,7 +282,7 @@ def _with_folders(plans: Sequence[Plan], guard: Guard) -> list[Plan]:
 def _merge_lists(plans: Sequence[Plan]) -> tuple[dict[int, Plan], list[str]]:
     """Return the lists to check, and notes about lists that share some shards.
 
-    return  id of a plan -> this plan, with the lists that it replaces; notes
+    return  id of a plan -> the plan, with the lists whose plans it replaces; notes
     """
     kept, notes = dict[int, Plan](), list[str]()
     owners: dict[str, int] = {}  # path of a shard -> id of the plan that checks it

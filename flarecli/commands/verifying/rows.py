@@ -113,7 +113,7 @@ def _joined(streams: Sequence[StreamRows]) -> list[StreamRows]:
 
 
 def _compare_keys(first: StreamRows, other: StreamRows) -> Iterator[Finding]:
-    """Yield a finding for the first row whose key differs, with the number of all other such rows."""
+    """Yield a finding for the first row whose key differs; it states how many later rows differ."""
     expected, actual = (
         pa.chunked_array([keys for _, keys in one.keys], encodings.BINARY) for one in (first, other)
     )
