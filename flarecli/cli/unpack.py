@@ -26,7 +26,7 @@ class Line(UnpackOptions, CommandLine):
 def command(line: Line) -> int:
     """Write rows as files, or download the links in an index.
 
-    Prints the address of the index, a table with the file names and the other columns.
+    Prints the address of the index, which is a table of the file names and the other columns.
 
     Example: flare unpack out/playlist.yaml files/
     """

@@ -140,7 +140,7 @@ class Pruned:
     versions   numbers of the removed versions
     files      number of removed files
     bytes      total size of the removed files in bytes
-    busy       fragments that another process is writing, which were kept
+    busy       fragments that were kept, because another process is writing them
     """
 
     versions: tuple[int, ...]

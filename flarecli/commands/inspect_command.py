@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Inspection", "StreamInfo", "inspect"]
 
-_MAX_ROWS, _MAX_BYTES = 10_000, 256 << 20  # maximum size of a sample, which is kept in memory
+_MAX_ROWS, _MAX_BYTES = 10_000, 256 << 20  # limits on the sample, which is kept in memory
 
 
 @dataclass(frozen=True, slots=True)

@@ -549,7 +549,7 @@ class PackOptions(_DownloadOptions, _TableOptions, _WriteOptions, _StreamOptions
             group="Shards",
             metavar="NAME",
             is_repeatable=True,
-            help="Checksums in the format's own index; repeatable. Playlists always list xxh3_128.",
+            help="Checksum to store in the format's own index; repeatable. Playlists always list xxh3_128.",
         ),
     )
     separator: str | None = option(
@@ -934,7 +934,7 @@ class PlaylistOptions(CacheOptions, _TableOptions):
             metavar="NAME",
             is_repeatable=True,
             shown=DEFAULT,
-            help="Checksums to list; repeatable.",
+            help="Checksum to list for each shard; repeatable.",
         ),
     )
     header: Pairs = option(

@@ -27,7 +27,7 @@ __all__ = ["note_sources", "open_streams", "samples", "single_tar"]
 def open_streams(
     sources: Sequence[str], kind: str | None, stdin: IO[bytes] | None = None
 ) -> dict[str, Spool]:
-    """Open the streams among the sources; return them by address.
+    """Open the sources that are streams, and return address -> stream.
 
     kind    value of --input
     raises  the errors of `ingest.open_streams`

@@ -96,7 +96,7 @@ class Metadata:
     def rows(self) -> Rows:
         """Read all rows.
 
-        raises  FormatError if they are too large; the errors of reading a table
+        raises  FormatError if the rows are too large; the errors of reading a table
         """
         schema = pa.schema([pa.field(FILE_NAME, pa.string()), *self.schema])
         rows, batches, size = Rows(), list[pa.RecordBatch](), 0

@@ -32,7 +32,7 @@ from flarecli.storage.local import temporary_file_error
 
 __all__ = ["PythonRows", "arrow_batches", "rows_of"]
 
-MAX_DEPTH = 64  # levels of nested values, as in JSON sources
+MAX_DEPTH = 64  # maximum number of levels of nested values, the same as for JSON sources
 _CONTAINERS = (list, tuple, set, frozenset, Mapping, np.ndarray)
 _ROWS = 1024  # dicts per batch
 _ARROW_ERRORS = (pa.ArrowException, ValueError, TypeError, OverflowError, NotImplementedError)

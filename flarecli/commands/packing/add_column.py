@@ -38,7 +38,7 @@ _BATCH_ROWS = 1 << 14
 class AddColumn(versions.Change):
     """The change that adds a stream with one column, or replaces this stream.
 
-    urls  addresses of the shards in the first stream, when the column was packed
+    urls  addresses that the shards of the first stream had when the column was packed
     """
 
     at: Location

@@ -359,7 +359,7 @@ def _files_below(folder: str) -> Iterator[str]:
 
 
 def _raise_unreadable(error: OSError) -> None:
-    if not isinstance(error, FileNotFoundError):  # another process has removed the folder
+    if not isinstance(error, FileNotFoundError):  # ignore folders that another process removed
         raise ReachError(os.strerror(error.errno or 0).lower(), where=error.filename)
 
 

@@ -112,8 +112,8 @@ class FileResult:
 
     rows, size    numbers of checked rows and bytes
     unprotected   notes about missing checksums
-    row_hashes    16 bytes per row, if requested
-    keys          large_binary [rows], if requested
+    row_hashes    hash of each row, 16 bytes per row; empty if not requested
+    keys          key of each row: large_binary [rows]; None if not requested
     store_hashed  whether only the object store has a checksum of the file
     """
 

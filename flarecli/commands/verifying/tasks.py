@@ -81,7 +81,7 @@ def file_tasks(
 ) -> Iterator[Task]:
     """Yield tasks for listed files that are not part of a shard, and collect their results.
 
-    results  receives name -> location and result of each file
+    results  dict to update: name of a file -> its location and result
     only     check only these files, and the other lists of the shards
     """
 
