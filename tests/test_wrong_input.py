@@ -332,7 +332,7 @@ def test_hints_for_a_first_row_that_fails_name_the_option(here, capfd, web):
             "--encode n=int",
             4,
             "n 'x' cannot be stored as int (-9223372036854775808 to 9223372036854775807)",
-            "Choose another encoding than --encode n=int, or use --on-error skip to omit such rows.",
+            "Use a different encoding instead of --encode n=int, or use --on-error skip to omit such rows.",
         ),
         (
             "--fetch n",

@@ -26,7 +26,7 @@ MIN_OPEN_FILES = 64  # a limit on open files that is sufficient for every comman
 _BUG = "This is a bug in flare, not in your data. Please report it with the output of --debug."
 _GLOB_SIGNS = re.compile(r"[*?\[{]")
 _ONE_SLASH = re.compile(r"(https?|s3|gs|az|hf):/*(?=[^/])")
-_MAX_SHOWN, _MAX_NAMES = 3, 2_000  # maximum number of names in a hint, and read from a folder
+_MAX_SHOWN, _MAX_NAMES = 3, 2_000  # maximum number of names in a hint; of names to read
 
 
 def run(

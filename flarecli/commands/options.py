@@ -949,7 +949,11 @@ class PlaylistOptions(CacheOptions, _TableOptions):
     )
     open: bool = option(
         True,
-        Option(group="Run", flags=("--no-open",), help="Do not open shards; list addresses only."),
+        Option(
+            group="Run",
+            flags=("--no-open",),
+            help="Do not open shards; list only their addresses.",
+        ),
     )
 
 

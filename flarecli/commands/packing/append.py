@@ -189,7 +189,7 @@ def append_rows(task: PackTask, progress: Progress) -> Packed:
         if (done := _appended(at, record)) is not None:
             progress.note(f"version {done.number} already contains these rows")
             return _packed(task, done)
-        if task.key is None or _replaces(plan):  # other keys are compared with the newest version
+        if task.key is None or _replaces(plan):  # otherwise, keys are compared with this version
             base = _unfinished_base(at, task, base)
     try:
         return _pack_streams(task, plan, at, base, record)

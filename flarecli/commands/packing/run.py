@@ -231,7 +231,7 @@ def pack_task(
 
     plan    plan of the task, if the source is already open
     head    further values that must be equal in a resumed pack
-    commit  see `Writer.close`
+    commit  function that commits the dataset; see `Writer.close`
     """
     plan, options = plan or planned(task, progress), task.options
     source, recorded = plan.source, task.recorded_options()
@@ -371,7 +371,7 @@ def failed_row(plan: Plan, failure: Failure) -> FlareError:
     is_first_value = failure.kind == "value" and failure.row == 0 and not failure.hint
     if is_first_value and encoding is not None:  # the encoding may be wrong for the whole column
         option = shell_quoted(f"{failure.column}={encoding}")
-        failure = replace(failure, hint=f"Choose another encoding than --encode {option}.")
+        failure = replace(failure, hint=f"Use a different encoding instead of --encode {option}.")
     return error_of(failure, plan.source.address)
 
 

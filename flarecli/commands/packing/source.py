@@ -111,7 +111,7 @@ class Source:
         return None
 
     def count(self, where: str) -> int | None:
-        """Return the number of matching rows, read from few columns; None if this is impossible."""
+        """Return the number of rows that match a condition; None if this requires a full read."""
         return None
 
     def filled(
