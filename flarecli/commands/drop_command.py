@@ -235,9 +235,9 @@ def _erases(at: Location, number: int) -> tuple[str, ...]:
 
 def _erase(at: Location, files: Sequence[str], options: DropOptions, progress: Progress) -> None:
     """Delete files, and the lists that name them."""
-    with CommitLock(at):
+    with CommitLock(at) as lock:
         number = versions.newest(at).number
-        count, busy = removal.erase(at, files, number, options.break_pins)
+        count, busy = removal.erase(at, files, number, options.break_pins, lock)
     for name in busy:
         progress.note(
             f"{name}: not erased, because another process is writing this fragment, which may contain "

@@ -171,12 +171,12 @@ def prune(options: PruneOptions) -> Pruned:
     out = address_text(options.out)
     at, _ = open_for_change(out, options.guard([out]), dry_run=options.dry_run)
     busy: list[str] = []
-    with contextlib.nullcontext() if options.dry_run else CommitLock(at):
+    with contextlib.nullcontext() if options.dry_run else CommitLock(at) as lock:
         found = versions.numbers(at)
         expired = found[: -options.keep]
         if not options.dry_run and found:
             versions.publish(at, versions.read_version(at, found[-1]))
         planned = removal.plan_removal(at, [version_name(number) for number in expired])
-        if not options.dry_run:
-            busy = removal.remove(at, planned)
+        if lock is not None:
+            busy = removal.remove(at, planned, lock)
     return Pruned(tuple(expired), len(planned.files), planned.bytes, options.dry_run, tuple(busy))

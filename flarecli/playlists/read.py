@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from flarecli.encodings import column
-from flarecli.errors import FormatError, Place
+from flarecli.errors import FormatError, Place, ReachError
 from flarecli.hashes import digest, known
 from flarecli.lazy import np
 from flarecli.model import Columns, File, IntArray, Playlist, Stream
@@ -107,10 +107,15 @@ def read(at: Location) -> Playlist:
 
 def stored(at: Location) -> bytes:
     """Read the bytes of a playlist. Raises FormatError for a file larger than MAX_BYTES."""
-    size = at.size()
-    if size > MAX_BYTES:
-        raise FormatError(f"file is {size} bytes; the maximum is {MAX_BYTES}", where=at)
-    return at.read(0, size)
+    try:
+        return at.read_whole(MAX_BYTES)  # one open file, because a change may replace it
+    except ReachError:
+        size = at.size()
+        if size > MAX_BYTES:
+            raise FormatError(
+                f"file is {size} bytes; the maximum is {MAX_BYTES}", where=at
+            ) from None
+        raise
 
 
 def parse(data: bytes, at: Location) -> Playlist:

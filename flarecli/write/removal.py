@@ -16,6 +16,7 @@ import json
 import os
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from flarecli.errors import (
     BusyError,
@@ -38,6 +39,9 @@ from flarecli.read.version_lists import (
 )
 from flarecli.storage import Location
 from flarecli.storage.local import SCRATCH, LocalStore, flock
+
+if TYPE_CHECKING:
+    from flarecli.write.versions import CommitLock
 
 __all__ = [
     "Removal",
@@ -133,7 +137,7 @@ def copies(at: Location, lists: Sequence[str], files: Collection[str]) -> set[st
 
 
 def erase(
-    at: Location, files: Collection[str], newest: int, breaks_pins: bool
+    at: Location, files: Collection[str], newest: int, breaks_pins: bool, lock: CommitLock
 ) -> tuple[int, list[str]]:
     """Delete files, and all playlists that list one of the files.
 
@@ -160,41 +164,46 @@ def erase(
     ]
     planned = plan_removal(at, [*numbered, *pins])
     names = dict.fromkeys(found) | dict(planned.files)
-    busy = remove(at, Removal(planned.lists, tuple(names.items())))
+    busy = remove(at, Removal(planned.lists, tuple(names.items())), lock)
     for name in found:
         if (at / name).exists():
             raise ReachError("the file still exists", where=at / name)
     return len(found), busy
 
 
-def remove(at: Location, removal: Removal) -> list[str]:
+def remove(at: Location, removal: Removal, lock: CommitLock) -> list[str]:
     """Delete playlists, and then the files that only they listed; see `finish_removal`."""
     at = confined(at)
     # an interrupted removal may have deleted the only playlist that listed some of its files
     names = dict.fromkeys((*files_to_remove(at), *(name for name, _ in removal.files)))
     if removal.files:
         (at / REMOVAL).write([(json.dumps(name) + "\n").encode() for name in names])
+    lock.check()
     for name in removal.lists:
         (at / name).delete()
-    return finish_removal(at)
+    return finish_removal(at, lock)
 
 
-def finish_removal(at: Location) -> list[str]:
+def finish_removal(at: Location, lock: CommitLock) -> list[str]:
     """Delete the files of a removal whose playlists are deleted, and all unlisted fragments.
 
     return  names of the fragments that another process is writing, which are kept
-    raises  the error of a playlist that cannot be read; then no file is deleted
+    raises  the error of a playlist that cannot be read; then no file is deleted; BusyError if this
+            process has lost the lock: another process may list a file again
     """
     at = confined(at)
     kept = listed_in_versions(at)
+    lock.check()
     for name in files_to_remove(at):
         if name not in kept:
+            lock.check(now=False)
             (at / name).delete()
     (at / REMOVAL).delete()
     used = {name.partition("/")[0] for name in kept}
     busy = []
     for name in at.names():
         if is_fragment(name) and name not in used:
+            lock.check(now=False)
             try:
                 _remove_fragment(at / name)
             except BusyError:

@@ -389,10 +389,13 @@ class CommitLock:
             raise
         self._fd = fd
 
-    def check(self) -> None:
-        """Raise BusyError if this process has lost the lock."""
+    def check(self, now: bool = True) -> None:
+        """Raise BusyError if this process has lost the lock.
+
+        now  True: ask the bucket; False: rely on a recent answer
+        """
         if self._lease is not None:
-            self._lease.check(now=True)
+            self._lease.check(now)
 
     def __exit__(
         self,
@@ -432,8 +435,8 @@ def commit(at: Location, change: Change, base: Version) -> Version:
             _keep_first(at, current)
         for _ in range(_MAX_ATTEMPTS):
             new = _next_version(at, change, current)
-            lock.check()
-            if _created(at, new):
+            if _created(at, new, lock):
+                _check_newest(at, new)
                 publish(at, new, current)
                 return new
             current = newest(at)
@@ -483,13 +486,16 @@ def _shard_rows(streams: Sequence[Stream]) -> dict[str, int]:
     return dict(zip(stream.urls, rows.tolist(), strict=True))
 
 
-def _created(at: Location, new: Version) -> bool:
+def _created(at: Location, new: Version, lock: CommitLock) -> bool:
     """Create the playlist of a version; return False if another process created it first.
 
     After an error, the playlist is read, because it may exist although the response was lost.
+
+    raises  BusyError if this process has lost the lock
     """
     where = at / version_name(new.number)
     for attempt in range(_MAX_ATTEMPTS):
+        lock.check()
         try:
             where.create(new.data)
             return True
@@ -501,6 +507,26 @@ def _created(at: Location, new: Version) -> bool:
                 raise
             time.sleep(0.05 * 2**attempt)
     return False
+
+
+def _check_newest(at: Location, new: Version) -> None:
+    """Raise BusyError if later versions do not contain a version that was just created.
+
+    A process that stops after the check of the lock may lose the lock. Other processes then commit
+    later versions, and may prune the version with the number that this process creates afterwards.
+    """
+    later = [number for number in numbers(_fresh(at)) if number > new.number]
+    if not later:
+        return
+    with contextlib.suppress(MissingError):  # pruned
+        if read_version(_fresh(at), new.number + 1).header.get("before") == new.checksum:
+            return
+    (at / version_name(new.number)).delete()
+    raise BusyError(
+        "other processes changed the dataset while this process had lost the lock",
+        where=at,
+        hint="Run the same command with --resume.",
+    )
 
 
 def _fresh(at: Location) -> Location:
@@ -562,17 +588,37 @@ def publish(at: Location, version: Version, before: Version | None = None) -> No
 
     before  an earlier version that is already parsed
     """
-    current = _stored(at / PLAYLIST)
-    if current == version.data:
-        return
-    if current is not None and (before is None or current != before.data):
-        number = version_of(playlists.parse(current, at / PLAYLIST))
-        if number is not None and number > version.number:
+    for _ in range(_MAX_ATTEMPTS):
+        current = _stored(at / PLAYLIST)
+        if current == version.data:
             return
-    for stream in version.streams[:1]:  # MosaicML cannot join streams
-        if stream.format is not None:
-            find(stream.format).write_version_index(_fresh(at), stream)
-    (at / PLAYLIST).write([version.data])
+        if current is not None and (before is None or current != before.data):
+            number = version_of(playlists.parse(current, at / PLAYLIST))
+            if number is not None and number > version.number:
+                return
+        for stream in version.streams[:1]:  # MosaicML cannot join streams
+            if stream.format is not None:
+                find(stream.format).write_version_index(_fresh(at), stream)
+        try:
+            _replace(at / PLAYLIST, current, version.data)
+            return
+        except BusyError:
+            version, before = newest(at), None  # its index must be written again
+    raise ReachError("cannot replace the playlist", where=at / PLAYLIST)
+
+
+def _replace(where: Location, old: bytes | None, new: bytes) -> None:
+    """Replace the bytes of a file. Raises BusyError if another process has replaced them."""
+    if isinstance(where.store, LocalStore):  # the lock of a folder cannot be lost
+        where.write([new])
+        return
+    # imported late, because the imported module loads a bucket client
+    from flarecli.storage.cloud.store import snapshot, swap
+
+    current = snapshot(where)
+    if (current.data if current is not None else None) != old:
+        raise BusyError("another process has changed this file", where=where)
+    swap(where, new, current)
 
 
 # -- streams of several fragments

@@ -1,5 +1,6 @@
 """Datasets that change: append, add a column, drop, compact, restore and prune, against a model in Python."""
 
+import itertools
 import json
 import os
 import random
@@ -16,6 +17,7 @@ from flarecli.commands.rewrite import Group, rewrite
 from flarecli.errors import BusyError, FlareError, FormatError, UnsafeError, UsageError
 from flarecli.progress import Progress
 from flarecli.storage import Guard
+from flarecli.storage.local import LocalStore
 from flarecli.units import format_size
 from flarecli.write import versions
 from flarecli.write.versions import open_for_change
@@ -601,6 +603,24 @@ def test_an_open_dataset_stays_at_its_version(out, tmp_path):
     flare.drop(out, where="id < 5")
     assert len(data) == 10 and len(now) == 15 and len(flare.open(now.pinned)) == 15
     assert data[9] == {"id": 9, "text": "text 9"}
+
+
+def test_a_reader_sees_one_of_two_versions_while_a_commit_replaces_the_list(
+    out, tmp_path, monkeypatch
+):
+    """Another process replaces `playlist.yaml` after every call that reads a size."""
+    flare.pack(table(rows(10, 90), tmp_path / "more.parquet"), out, append=True, shard_rows=3)
+    lists = itertools.cycle((out / f"playlist.00000{i}.yaml").read_bytes() for i in (1, 2))
+    real = LocalStore.size
+
+    def size(self, path):
+        found = real(self, path)
+        (tmp_path / "new").write_bytes(next(lists))
+        os.replace(tmp_path / "new", out / "playlist.yaml")
+        return found
+
+    monkeypatch.setattr(LocalStore, "size", size)
+    assert {len(flare.open(str(out))) for _ in range(4)} <= {10, 100}
 
 
 def test_prune_keeps_pins_and_the_newest_version(out, tmp_path):
