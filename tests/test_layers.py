@@ -68,6 +68,7 @@ INNER = {  # modules that other packages import directly; everything else is imp
     "write": {
         "columns",
         "engines",
+        "erased",
         "failures",
         "journal",
         "fetch_links",

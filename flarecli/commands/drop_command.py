@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -22,13 +23,16 @@ from flarecli.names import is_url
 from flarecli.playlists import version_name
 from flarecli.prefetch import cpu_count
 from flarecli.progress import Progress
-from flarecli.read.version_lists import file_names, files_of
+from flarecli.read.version_lists import file_names, files_of, listed_files
 from flarecli.storage import Location, locate
 from flarecli.suggest import choose
 from flarecli.write import CommitLock, key_bytes, removal, versions
+from flarecli.write.erased import ErasedKeys, WithoutFailures, failed_names, failures_without
 from flarecli.write.versions import Version, open_for_change
 
 __all__ = ["Changed", "compact", "drop"]
+
+_BATCH_ROWS = 1 << 14  # keys of erased rows that are read together
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +72,23 @@ def drop(options: DropOptions) -> Changed:
     if options.erase and not options.dry_run:
         _complete_erasures(at, options, progress)
     selection = _selected(options, base)
+    erasure = None
+    if options.erase and not options.dry_run:
+        erasure = _planned_erasure(at, options, base, selection, progress)
+        if selection is None and erasure.lines:
+            selection = _Selection({}, [])
     if selection is None:
         progress.note("no row matches")
         return Changed(None, 0, 0, 0, options.dry_run)
     shards, sizes = total_size(base, selection.groups)
     if options.dry_run:
         return Changed(None, selection.rows, shards, sizes, True)
-    erases = _files_to_erase(at, base, selection) if options.erase else []
-    if options.erase and not options.break_pins:
-        removal.refuse_pins(at, erases, base.number + 1)
+
+    def commit(change: versions.Change) -> Version:
+        return versions.commit(at, change if erasure is None else erasure.added_to(change), base)
+
     if selection.stream:
-        new = versions.commit(at, DropStream(selection.stream, tuple(erases)), base)
+        new = commit(DropStream(selection.stream))
     else:
         new = rewrite(
             out,
@@ -93,7 +103,7 @@ def drop(options: DropOptions) -> Changed:
             jobs=min(options.limits().jobs, cpu_count()),
             progress=progress,
             columns=selection.columns,
-            erases=erases,
+            commit=commit,
         )
     if options.erase:
         _erase(at, new.erases, options, progress)
@@ -105,7 +115,6 @@ class DropStream(versions.Change):
     """The change that removes a stream from the list."""
 
     name: str
-    erases: tuple[str, ...] = ()
     verb: str = field(default="drop", init=False)
     fragments: tuple[str, ...] = field(default=(), init=False)
     source: Mapping[str, Any] | None = field(default=None, init=False)
@@ -130,6 +139,7 @@ class _Selection:
     rows     number of removed rows
     columns  number of a stream -> the columns that it keeps
     stream   name of the stream that is removed as a whole; empty: none
+    dropped  numbers of the removed rows: int64, ascending
     """
 
     groups: Mapping[int, Sequence[Group]]
@@ -137,6 +147,7 @@ class _Selection:
     rows: int = 0
     columns: Mapping[int, Columns] = field(default_factory=dict)
     stream: str = ""
+    dropped: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
 def _selected(options: DropOptions, base: Version) -> _Selection | None:
@@ -157,9 +168,13 @@ def _selected(options: DropOptions, base: Version) -> _Selection | None:
             + (f", got {' and '.join(chosen)}" if chosen else ""),
             hint="Select the rows or the column to remove.",
         )
-    if (options.keys is None) != (options.key is None):
+    if options.keys is not None and options.key is None:
+        raise UsageError("--keys needs --key", hint="Use --keys FILE --key COLUMN.")
+    erases_rows = options.erase and options.drop_column is None
+    if options.key is not None and options.keys is None and not erases_rows:
         raise UsageError(
-            "--keys and --key must be used together", hint="Use --keys FILE --key COLUMN."
+            "--key needs --keys, or --erase to erase rows",
+            hint="Use --keys FILE --key COLUMN, or omit --key.",
         )
     if options.drop_column is not None:
         return _column(options.drop_column, base)
@@ -167,7 +182,8 @@ def _selected(options: DropOptions, base: Version) -> _Selection | None:
     if not len(dropped):
         return None
     groups = {number: groups_without(stream, dropped) for number, stream in enumerate(base.streams)}
-    return _Selection(groups, [digest(dropped.tobytes())], len(dropped))
+    facts = [digest(dropped.tobytes())]
+    return _Selection(groups, facts, len(dropped), dropped=dropped)
 
 
 def _column(name: str, base: Version) -> _Selection:
@@ -205,14 +221,88 @@ def _replaced_files(base: Version, selection: _Selection) -> list[str]:
     return [name for name in names if not is_url(name)]
 
 
-def _files_to_erase(at: Location, base: Version, selection: _Selection) -> list[str]:
-    """Return the files that contain the removed rows, in all versions and pins."""
+@dataclass(frozen=True)
+class _Erasure:
+    """What a drop erases in addition to the rows of the newest version.
+
+    files    names of the files that are deleted after the commit
+    lines    name of each `failed.jsonl` with an erased key -> its other lines
+    scanned  names of all `failed.jsonl` files
+    """
+
+    at: Location
+    files: tuple[str, ...]
+    lines: Mapping[str, list[bytes]]
+    scanned: frozenset[str]
+
+    def added_to(self, change: versions.Change) -> versions.Change:
+        """Return a change that also replaces the `failed.jsonl` files."""
+        return WithoutFailures(self.at, change, self.lines, self.scanned, self.files)
+
+
+def _planned_erasure(
+    at: Location,
+    options: DropOptions,
+    base: Version,
+    selection: _Selection | None,
+    progress: Progress,
+) -> _Erasure:
+    """Record the keys to erase, and find the files that contain the removed rows or these keys.
+
+    The keys are recorded before the commit, because the rows cannot be read afterwards.
+
+    raises  UsageError if a pin lists a file to erase, unless `break_pins` is set
+    """
     lists = [(number, version_name(number)) for number in versions.numbers(at)]
     lists += [(pin.number, pin.at.name) for pin in versions.pins(at).values()]
-    replaced = set(_replaced_files(base, selection))
-    found = removal.copies(at, [name for _, name in sorted(lists)], replaced)
-    listed = files_of(at, base.playlist).keys() - replaced
-    return sorted(found - listed)
+    names = [list_name for _, list_name in sorted(lists)]
+    listed = files_of(at, base.playlist).keys()
+    failed = failed_names(listed)
+    for list_name in names:
+        with contextlib.suppress(MissingError):  # pruned in the meantime
+            failed |= failed_names(listed_files(at, list_name))
+    name, keys = options.key or "", _keys_to_erase(options, base, selection)
+    erased = ErasedKeys.read(at).added(name, keys)
+    if options.key is None and failed and selection is not None and selection.rows:
+        progress.note(
+            "failed.jsonl may contain keys of the erased rows; use --key COL to name the column of the "
+            "keys, and to remove their lines"
+        )
+    lines = failures_without(at, failed, erased)
+    replaced = set(lines)
+    if selection is not None:
+        replaced.update(_replaced_files(base, selection))
+    found = removal.copies(at, names, replaced)
+    files = tuple(sorted(found - (listed - replaced)))
+    if not options.break_pins:
+        removal.refuse_pins(at, files, base.number + 1)
+    if keys:
+        with CommitLock(at):
+            known = ErasedKeys.read(at)
+            more = known.added(name, keys)
+            if more != known:
+                more.write(at)
+    return _Erasure(at, files, lines, frozenset(failed))
+
+
+def _keys_to_erase(
+    options: DropOptions, base: Version, selection: _Selection | None
+) -> list[pa.Array]:
+    """Return the keys in --keys, and the keys of the selected rows; empty without --key."""
+    found: list[pa.Array] = []
+    name, data = options.key, base.dataset
+    if name is None:
+        return found
+    _check_key(data, name)
+    if options.keys is not None:
+        keys = _keys(options, name)
+        with contextlib.suppress(pa.ArrowInvalid):  # not UTF-8
+            keys = keys.cast(pa.large_string())
+        found.append(keys)
+    rows = np.zeros(0, np.int64) if selection is None else selection.dropped
+    for start in range(0, len(rows), _BATCH_ROWS):
+        found.append(data.take(rows[start : start + _BATCH_ROWS], [name]).column(0))
+    return found
 
 
 def _complete_erasures(at: Location, options: DropOptions, progress: Progress) -> None:
@@ -263,10 +353,7 @@ def _dropped_rows(options: DropOptions, data: read.Dataset) -> IntArray:
 
 def _rows_with_keys(data: read.Dataset, options: DropOptions) -> IntArray:
     name = options.key or ""
-    if name not in data.schema.names:
-        raise UsageError(
-            f"--key: no column {name!r}", hint=choose(name, data.schema.names, "Choose from")
-        )
+    _check_key(data, name)
     keys = _keys(options, name)
     rows, first = [], 0
     for batch in data.select([name]).batches():
@@ -274,6 +361,13 @@ def _rows_with_keys(data: read.Dataset, options: DropOptions) -> IntArray:
         rows.append(first + np.flatnonzero(found.to_numpy(zero_copy_only=False)))
         first += batch.num_rows
     return np.concatenate(rows) if rows else np.zeros(0, np.int64)
+
+
+def _check_key(data: read.Dataset, name: str) -> None:
+    if name not in data.schema.names:
+        raise UsageError(
+            f"--key: no column {name!r}", hint=choose(name, data.schema.names, "Choose from")
+        )
 
 
 def _keys(options: DropOptions, name: str) -> pa.Array:

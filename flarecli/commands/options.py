@@ -1067,7 +1067,7 @@ class DropOptions(_ChangeOptions):
             group="Rows",
             metavar="COLUMN",
             takes_columns=True,
-            help="Column to compare with the keys in --keys.",
+            help="Column to compare with the keys in --keys. With --erase: column whose erased keys cannot be appended again.",
             is_everyday=True,
         ),
     )

@@ -65,7 +65,6 @@ class Rewrite(versions.Change):
 
     runs     number of a stream -> its runs, in the order of its shards
     columns  number of a stream -> its columns, if they change; all its shards are then replaced
-    erases   names of the files that are deleted after the commit
     """
 
     at: Location
@@ -74,7 +73,6 @@ class Rewrite(versions.Change):
     source: Mapping[str, Any] | None
     runs: Mapping[int, Sequence[Run]] = field(default_factory=dict)
     columns: Mapping[int, Columns] = field(default_factory=dict)
-    erases: tuple[str, ...] = ()
 
     def apply(self, base: Version) -> tuple[Stream, ...]:
         return tuple(
@@ -180,7 +178,6 @@ def rewrite(
     jobs: int,
     progress: Progress,
     columns: Mapping[int, Columns] = MappingProxyType({}),
-    erases: Sequence[str] = (),
     commit: Callable[[Rewrite], Version] | None = None,
 ) -> Version:
     """Write the new shards of groups to a fragment for each stream, and commit a version.
@@ -190,7 +187,6 @@ def rewrite(
     facts        values that determine the groups, and thus the names of the fragments
     shard_bytes  maximum size of a new shard; None: one shard for each group
     columns      number of a stream -> the columns to keep; its groups then contain all shards
-    erases       names of the files that are deleted after the commit
     commit       function that commits a version with the given change and other changes; None: the
                  version contains only this change
     raises       BusyError if another process has replaced one of the shards
@@ -202,7 +198,7 @@ def rewrite(
     order = sorted(groups)
 
     def finished() -> Version:
-        change = Rewrite(at, verb, tuple(fragments), source, runs, columns, tuple(erases))
+        change = Rewrite(at, verb, tuple(fragments), source, runs, columns)
         return versions.commit(at, change, base) if commit is None else commit(change)
 
     def write(i: int) -> Version:

@@ -26,12 +26,14 @@ from flarecli.storage.local import LocalStore
 
 __all__ = [
     "COMMIT_LOCK",
+    "ERASED",
     "FRAGMENT",
     "REMOVAL",
     "confined",
     "file_names",
     "files_of",
     "files_to_remove",
+    "is_failed_copy",
     "is_fragment",
     "is_protected",
     "is_version_file",
@@ -42,13 +44,20 @@ __all__ = [
 
 FRAGMENT = "fragment."  # prefix of the folder names of fragments
 COMMIT_LOCK = ".flare-commit"  # lock file of a commit
+ERASED = ".flare-erased"  # hashes of the keys of erased rows
 REMOVAL = ".flare-removal"  # list of the files that a removal deletes
+_FAILED_NAME = re.compile(r"failed\.[0-9a-f]{32}\.jsonl", re.ASCII)
 _FRAGMENT_NAME = re.compile(r"fragment\.[0-9a-f]{32}", re.ASCII)
 
 
 def is_fragment(name: str) -> bool:
     """Return whether a name is the name of a fragment's folder."""
     return _FRAGMENT_NAME.fullmatch(name) is not None
+
+
+def is_failed_copy(name: str) -> bool:
+    """Return whether a name is the name of a copy of `failed.jsonl` without erased keys."""
+    return _FAILED_NAME.fullmatch(name) is not None
 
 
 _REPAIR = "Delete this file if you did not interrupt `flare prune` or `flare drop --erase`."
@@ -69,9 +78,8 @@ def confined(at: Location) -> Location:
 def is_version_file(name: str) -> bool:
     """Return whether a name in a dataset's folder is the name of a file of its version history."""
     is_index = name in map(first_index, INDEX_FILES)
-    return (
-        name in (COMMIT_LOCK, REMOVAL) or pin_of(name) is not None or is_fragment(name) or is_index
-    )
+    is_named = name in (COMMIT_LOCK, ERASED, REMOVAL)
+    return is_named or is_index or pin_of(name) is not None or is_fragment(name)
 
 
 def list_names(at: Location) -> list[str]:

@@ -147,6 +147,7 @@ _ERRORS: dict[str, type[FlareError]] = {
     "value": ValueFitError,
     "incomplete": FormatError,
     "column": FormatError,
+    "erased": FormatError,
     "metadata": FormatError,
     "unsafe": UnsafeError,
 }

@@ -31,6 +31,7 @@ from flarecli.read.version_lists import (
     REMOVAL,
     confined,
     files_to_remove,
+    is_failed_copy,
     is_fragment,
     is_protected,
     list_names,
@@ -199,6 +200,9 @@ def finish_removal(at: Location, lock: CommitLock) -> list[str]:
             lock.check(now=False)
             (at / name).delete()
     (at / REMOVAL).delete()
+    for name in at.names():  # of an erasure that was interrupted before its commit
+        if is_failed_copy(name) and name not in kept:
+            (at / name).delete()
     used = {name.partition("/")[0] for name in kept}
     busy = []
     for name in at.names():

@@ -27,6 +27,7 @@ from flarecli.playlists import PLAYLIST
 from flarecli.read import parts_hint
 from flarecli.read.version_lists import (
     file_names,
+    is_failed_copy,
     is_fragment,
     is_version_file,
     listed_in_versions,
@@ -125,6 +126,7 @@ class DatasetContents(Contents):
             if (
                 name in own
                 or is_version_file(name)
+                or is_failed_copy(name)
                 or (by_name and _SHARD.fullmatch(name))
                 or self._is_part(at / name, name, shown)
             ):

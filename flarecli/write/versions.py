@@ -93,7 +93,9 @@ __all__ = [
 ]
 
 REQUIRES = 1  # version of the playlist format that a reader must support
-_PARTIAL = re.compile(r"\.(?:playlist|index|shardindex|\.flare-removal)\..*\.part")
+_PARTIAL = re.compile(
+    r"\.(?:playlist|index|shardindex|failed|\.flare-removal|\.flare-erased)\..*\.part"
+)
 MAX_WAIT_S = 600.0  # maximum wait for the lock of a commit
 _POLL_S = 0.02, 1.0  # shortest and longest wait between two attempts
 _MAX_ATTEMPTS = 8  # maximum attempts to commit a change, and to write a playlist after an error

@@ -1,5 +1,6 @@
 """Datasets that change: append, add a column, drop, compact, restore and prune, against a model in Python."""
 
+import hashlib
 import itertools
 import json
 import os
@@ -269,6 +270,215 @@ def test_erased_rows_are_in_no_byte_of_the_folder(out, tmp_path):
     assert [one.number for one in flare.log(out)] == [1, 4]
     for one in flare.log(out):
         assert list(flare.verify(str(out / f"playlist.{one.number:06d}.yaml"))) == []
+
+
+def with_failures(out, tmp_path):
+    """Append rows of which two fail, and return the names of the keys of all rows."""
+    (tmp_path / "keyed.csv").write_text(
+        "id,text\n20,fine\n8317," + "x" * 3000 + "\n8318," + "y" * 3000 + "\n21,fine too\n"
+    )
+    flare.pack(
+        str(tmp_path / "keyed.csv"),
+        out,
+        append=True,
+        key="id",
+        on_error="skip",
+        max_object=2000,
+    )
+
+
+def failed_rows(out):
+    """Return the keys in the lines of all lists of failed rows."""
+    return sorted(
+        json.loads(line)["key"]
+        for path in out.rglob("failed*.jsonl")
+        for line in path.read_text().splitlines()
+    )
+
+
+def test_erased_keys_are_in_no_list_of_failed_rows(out, tmp_path):
+    with_failures(out, tmp_path)
+    flare.pack(table([{"id": 8317, "text": "later"}], tmp_path / "late.parquet"), out, append=True)
+    assert failed_rows(out) == ["8317", "8318"]
+    (tmp_path / "keys.txt").write_text("8317\n")
+    flare.drop(out, keys=tmp_path / "keys.txt", key="id", erase=True)
+    assert failed_rows(out) == ["8318"]
+    assert not any(b"8317" in data or b"later" in data for data in files_of(out).values())
+    assert [one["id"] for one in content(out)] == [*range(10), 20, 21]
+    assert [one.number for one in flare.log(out)] == [1, 4]
+    for name in ("playlist.yaml", "playlist.000001.yaml", "playlist.000004.yaml"):
+        assert list(flare.verify(str(out / name))) == []
+    flare.compact(out)
+    flare.prune(out, keep=1)
+    assert failed_rows(out) == ["8318"]
+    assert list(flare.verify(str(out))) == []
+
+
+def test_a_failed_row_is_erased_by_its_key_although_no_row_of_the_dataset_has_it(out, tmp_path):
+    with_failures(out, tmp_path)
+    (tmp_path / "keys.txt").write_text("8317\n8318\n")
+    changed = flare.drop(out, keys=tmp_path / "keys.txt", key="id", erase=True)
+    assert (changed.version, changed.rows, changed.shards) == (3, 0, 0)
+    assert failed_rows(out) == []
+    assert [one.number for one in flare.log(out)] == [1, 3]
+    assert list(flare.verify(str(out))) == []
+    again = flare.drop(out, keys=tmp_path / "keys.txt", key="id", erase=True)
+    assert again.version is None
+
+
+def test_a_pin_that_lists_failed_rows_with_an_erased_key_is_refused(out, tmp_path):
+    with_failures(out, tmp_path)
+    flare.log(out, pin="before")
+    (tmp_path / "keys.txt").write_text("8317\n")
+    with pytest.raises(UsageError) as caught:
+        flare.drop(out, keys=tmp_path / "keys.txt", key="id", erase=True)
+    assert str(caught.value) == f"{out}: the pin playlist.before.yaml lists files to erase"
+    assert not (out / ".flare-erased").exists()
+    flare.drop(out, keys=tmp_path / "keys.txt", key="id", erase=True, break_pins=True)
+    assert failed_rows(out) == ["8318"]
+
+
+def test_failed_rows_of_parts_are_erased_by_their_keys(tmp_path):
+    out = tmp_path / "out"
+    rows_of = [f"{i},{'x' * 3000 if i in (3, 7) else 'fine'}" for i in range(9)]
+    (tmp_path / "a.csv").write_text("\n".join(["id,text", *rows_of]) + "\n")
+    options = {"key": "id", "on_error": "skip", "max_object": 2000, "part_rows": 4}
+    flare.pack(str(tmp_path / "a.csv"), out, **options)
+    assert failed_rows(out) == ["3", "3", "7", "7"]
+    (tmp_path / "keys.txt").write_text("3\n")
+    flare.drop(out, keys=tmp_path / "keys.txt", key="id", erase=True)
+    assert failed_rows(out) == ["7", "7"]
+    assert list(flare.verify(str(out))) == []
+    assert [one["id"] for one in content(out)] == ["0", "1", "2", "4", "5", "6", "8"]
+
+
+def test_a_row_with_an_erased_key_is_a_failed_row_of_a_later_append(out, tmp_path, capsys):
+    flare.drop(out, where="id in (3, 4)", key="id", erase=True)
+    text = (out / ".flare-erased").read_text()
+    kept = json.loads(text)
+    assert (list(kept), list(kept["columns"])) == (["key", "columns"], ["id"])
+    expected = {
+        hashlib.blake2b(one, digest_size=16, key=bytes.fromhex(kept["key"])).hexdigest()
+        for one in (b"3", b"4")
+    }
+    assert set(kept["columns"]["id"]) == expected
+    more = table([{"id": i, "text": f"planted {i}"} for i in (10, 3, 11)], tmp_path / "m.parquet")
+    with pytest.raises(FormatError) as caught:
+        flare.pack(more, out, append=True)
+    assert str(caught.value) == f"{more}[1]: a row with this key was erased from the dataset"
+    options = ["--append", "--on-error", "skip", "--json"]
+    assert main(["pack", more, str(out), *options]) == 1
+    packed = json.loads(capsys.readouterr().out)
+    assert (packed["rows"], packed["failed"], packed["reasons"]) == (2, 1, {"erased": 1})
+    (failed,) = out.glob("fragment.*/failed.jsonl")
+    assert json.loads(failed.read_text()) == {
+        "file": "m.parquet",
+        "row": 1,
+        "key": "",
+        "column": "id",
+        "kind": "erased",
+        "reason": "a row with this key was erased from the dataset",
+    }
+    assert [one["id"] for one in content(out)] == [0, 1, 2, *range(5, 12)]
+    flare.prune(out, keep=1)
+    assert not any(b"planted 3" in data for data in files_of(out).values())
+    assert (out / ".flare-erased").read_text() == text
+    assert list(flare.verify(str(out))) == []
+
+
+def test_an_erased_key_is_not_listed_if_the_row_fails_for_another_reason(out, tmp_path):
+    flare.drop(out, where="id = 3", key="id", erase=True)
+    (tmp_path / "a.csv").write_text("id,text\n10,fine\n3," + "x" * 3000 + "\n")
+    options = {"key": "id", "on_error": "skip", "max_object": 2000}
+    packed = flare.pack(str(tmp_path / "a.csv"), out, append=True, **options)
+    assert dict(packed.reasons) == {"erased": 1}
+    assert failed_rows(out) == [""]
+
+
+def test_a_row_whose_key_is_erased_while_it_is_packed_is_not_appended(out, tmp_path, monkeypatch):
+    more = table(rows(3, 1) + rows(50, 1), tmp_path / "more.parquet")
+    real = versions.commit
+
+    def commit(at, change, base):
+        monkeypatch.setattr(versions, "commit", real)
+        flare.drop(out, where="id = 3", key="id", erase=True)
+        return real(at, change, base)
+
+    monkeypatch.setattr(versions, "commit", commit)
+    with pytest.raises(BusyError) as caught:
+        flare.pack(more, out, append=True)
+    assert caught.value.message == "another process has erased the key of a row to append"
+    with pytest.raises(FormatError):
+        flare.pack(more, out, append=True, resume=True)
+    packed = flare.pack(more, out, append=True, resume=True, on_error="skip")
+    assert (packed.rows, packed.failed) == (1, 1)
+    flare.prune(out, keep=1)
+    assert not any(b"text 3" in data for data in files_of(out).values())
+    assert [one["id"] for one in content(out)] == [0, 1, 2, *range(4, 10), 50]
+
+
+def test_a_damaged_list_of_erased_keys_is_reported(out, tmp_path):
+    flare.drop(out, where="id = 3", key="id", erase=True)
+    more = table(rows(10, 1), tmp_path / "more.parquet")
+    for text in ("{", "[]", '{"key": "00", "columns": {}}', '{"key": "zz", "columns": {"a": 5}}'):
+        (out / ".flare-erased").write_text(text)
+        with pytest.raises(FormatError) as caught:
+            flare.pack(more, out, append=True)
+        assert str(caught.value) == (
+            f"{out}/.flare-erased: expected a JSON object with a key and hashes of erased keys"
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"keys": "keys.txt"}, "--keys needs --key"),
+        ({"where": "id = 1", "key": "id"}, "--key needs --keys, or --erase to erase rows"),
+        (
+            {"drop_column": "text", "key": "id", "erase": True},
+            "--key needs --keys, or --erase to erase rows",
+        ),
+        ({"where": "id = 1", "key": "x", "erase": True}, "--key: no column 'x'"),
+    ],
+)
+def test_a_key_of_a_drop_needs_keys_or_erased_rows(out, options, message):
+    before = files_of(out)
+    with pytest.raises(UsageError) as caught:
+        flare.drop(out, **options)
+    assert caught.value.message == message
+    assert files_of(out) == before
+
+
+def test_an_erasure_killed_at_any_step_erases_keys_when_it_is_repeated(out, tmp_path):
+    with_failures(out, tmp_path)
+    flare.pack(table([{"id": 8317, "text": "later"}], tmp_path / "late.parquet"), out, append=True)
+    flare.log(out, pin="before")
+    (tmp_path / "keys.txt").write_text("8317\n")
+
+    def erase(folder):
+        flare.drop(
+            folder,
+            keys=tmp_path / "keys.txt",
+            key="id",
+            erase=True,
+            break_pins=True,
+            resume=True,
+        )
+
+    unbroken = shutil.copytree(out, tmp_path / "unbroken")
+    erase(unbroken)
+    expected, count = files_of(unbroken), 0
+    del expected[".flare-erased"]  # has a random key
+    for step, folder, _ in killed_at_each_step(erase, out):
+        count += 1
+        for name in sorted(path.name for path in folder.glob("playlist*.yaml")):
+            assert list(flare.verify(str(folder / name))) == [], (step, name)
+        erase(folder)
+        found = files_of(folder)
+        assert len(json.loads(found.pop(".flare-erased"))["columns"]["id"]) == 1
+        assert found == expected, step
+    assert not any(b"8317" in data for data in expected.values())
+    assert count > 20
 
 
 def test_rows_are_dropped_by_the_keys_in_a_file(out, tmp_path):

@@ -43,6 +43,7 @@ from flarecli.storage.append_log import open_log
 from flarecli.storage.local import SCRATCH
 from flarecli.suggest import choose
 from flarecli.write import Keys, is_empty_key, key_bytes, key_text, versions
+from flarecli.write.erased import ErasedKeys, failed_names, failures_without
 from flarecli.write.versions import Version, open_for_change
 
 __all__ = ["append_rows"]
@@ -52,9 +53,10 @@ __all__ = ["append_rows"]
 class Append(versions.Change):
     """The change that adds the rows of fragments after all other rows.
 
-    parts  (fragment, stream that it contains) for each stream of the dataset
-    key    column of the keys, which were compared with the keys of `since`; None: keys may repeat
-    since  version from which the rows were packed
+    parts   (fragment, stream that it contains) for each stream of the dataset
+    key     column of the keys, which were compared with the keys of `since`; None: keys may repeat
+    since   version from which the rows were packed
+    erased  keys of erased rows, with which the new rows were compared
     """
 
     at: Location
@@ -62,6 +64,7 @@ class Append(versions.Change):
     source: Mapping[str, Any] | None
     key: str | None
     since: Version
+    erased: ErasedKeys
     verb: str = field(default="append", init=False)
 
     @property
@@ -78,7 +81,29 @@ class Append(versions.Change):
             )
         if self.key is not None:
             self._check_keys(self.key, base)
+        erased = ErasedKeys.read(self.at)
+        if erased != self.erased:
+            self._check_erased(erased, base)
         return self.added_to(base.streams)
+
+    def _check_erased(self, erased: ErasedKeys, base: Version) -> None:
+        """Raise BusyError if a row has a key that was erased while the rows were packed."""
+        failed = [f"{name}/{file}" for name, part in self.parts for file in part.files]
+        is_erased = bool(failures_without(self.at, failed_names(failed), erased)) or any(
+            erased.contains(name, keys).any()
+            for name in erased.hashes
+            if self._has(name)
+            for keys in self.keys(name)
+        )
+        if is_erased:
+            raise BusyError(
+                "another process has erased the key of a row to append",
+                where=base.at,
+                hint="Run the same command again, and then `flare prune`.",
+            )
+
+    def _has(self, key: str) -> bool:
+        return any(key == one.name for _, part in self.parts for one in part.columns or ())
 
     def added_to(self, streams: Sequence[Stream]) -> tuple[Stream, ...]:
         """Return streams with the new shards after all other shards."""
@@ -176,7 +201,7 @@ def append_rows(task: PackTask, progress: Progress) -> Packed:
             of the source do not match the dataset; the errors of `pack` and of `versions.commit`
     """
     at, base = open_for_change(task.out, task.guard, task.options.dry_run)
-    task = _for_dataset(task, base)
+    task = replace(_for_dataset(task, base), erased=ErasedKeys.read(at))
     plan = planned(task, progress)
     plan.task = task = replace(task, null_columns=_checked_columns(plan, base))
     if task.options.dry_run:
@@ -243,6 +268,8 @@ def _pack_streams(
 
     def pack_stream(number: int) -> Packed:
         facts = [record[DEFAULT], record["options"], base.checksum, *([number] if number else [])]
+        if task.erased:
+            facts.append(task.erased.checksum)
         name = versions.fragment_name(facts)
         versions.check_fragment(at, name)
 
@@ -251,7 +278,7 @@ def _pack_streams(
             if number + 1 < len(base.streams):
                 others.append(pack_stream(number + 1))
                 return
-            change = Append(at, tuple(parts), record, key, base)
+            change = Append(at, tuple(parts), record, key, base, task.erased)
             if _replaces(plan):
                 committed.append(_commit_replacing(task, plan.progress, change, removed))
             else:

@@ -38,6 +38,7 @@ from flarecli.storage import Guard, Limits
 from flarecli.units import format_list
 from flarecli.write import Failure, Keys, Spool, fetch_links, is_empty_key, key_text, too_large
 from flarecli.write.columns import check_names
+from flarecli.write.erased import ErasedKeys
 
 __all__ = [
     "DOTS_NOTE",
@@ -84,6 +85,7 @@ class PackTask:
     object_columns columns of a flare dataset whose rows were saved
     base_folder    base folder of relative addresses; None: the working folder
     existing       the dataset to which the rows are appended; its keys count as keys of earlier rows
+    erased         keys of erased rows; a row with such a key fails
     null_columns   column that the source lacks -> Arrow type; its values are null
     """
 
@@ -98,6 +100,7 @@ class PackTask:
     object_columns: StoredColumns | None = None
     base_folder: str | None = None
     existing: read.Dataset | None = None
+    erased: ErasedKeys = field(default_factory=ErasedKeys)
     null_columns: Mapping[str, pa.DataType] = field(default_factory=dict)
 
     @cached_property
@@ -750,6 +753,8 @@ def fetched(
             spool=spool,
         )
     parts = _limited(plan, parts)
+    if task.erased:
+        parts = _without_erased(plan, parts)
     columns, infos = _media(plan, names)
     if task.media.is_noop:
         columns = [column for column in columns if column.has_names]
@@ -790,6 +795,32 @@ def _limited(
         for part in parts:
             limit = plan.task.limits.max_bytes
             yield part.without(too_large(part.batch, part.rows, plan.row_name, limit))
+
+
+def _without_erased(
+    plan: Plan, parts: Generator[fetch_links.Fetched, None, None]
+) -> Generator[fetch_links.Fetched, None, None]:
+    """Yield the rows, but convert each row with an erased key to a failure that lacks the key."""
+    erased, existing = plan.task.erased, plan.task.existing
+    with contextlib.closing(parts):
+        for part in parts:
+            failures: dict[int, Failure] = {}
+            for name in erased.hashes:
+                if existing is None or name not in part.batch.schema.names:
+                    continue
+                kind = existing.schema.field(name).type  # keys are compared as values of one type
+                found = erased.contains(name, part.batch.column(name).cast(kind))
+                for at in np.flatnonzero(found).tolist():
+                    failures[at] = _erased(int(part.rows[at]), name)
+            earlier = [
+                _erased(one.row, one.column) if erased.contains_text(one.key) else one
+                for one in part.failures
+            ]
+            yield replace(part, failures=earlier).without(failures)
+
+
+def _erased(row: int, column: str) -> Failure:
+    return Failure(row, "", column, "erased", "a row with this key was erased from the dataset")
 
 
 def _read_files(

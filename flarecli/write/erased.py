@@ -1,0 +1,206 @@
+"""Keys of erased rows: a later append must not add rows with these keys again.
+
+    OUT/.flare-erased    JSON: {"key": HEX, "columns": {COLUMN: [HASH, …]}}
+
+A hash is the keyed BLAKE2b (RFC 7693) of an erased key in hexadecimal digits. The random key of the
+hashes is stored in the same file. The file therefore contains no erased key, and hashes from two
+datasets cannot be compared. It does not protect a key that can be guessed: if the file can be read,
+it can be tested whether a given key was erased.
+
+The file is changed only by the owner of the commit lock, before the rows are erased.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b, sha256
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from flarecli.errors import BusyError, FormatError, MissingError
+from flarecli.hashes import DEFAULT, digest
+from flarecli.model import File, Stream
+from flarecli.read.version_lists import ERASED, files_of, is_failed_copy
+from flarecli.storage import Location
+from flarecli.storage.append_log import format_line
+from flarecli.write.failures import FAILED, read_failed
+from flarecli.write.keys import is_empty_key, key_bytes, key_text
+from flarecli.write.versions import Change, Version
+
+__all__ = ["ErasedKeys", "WithoutFailures", "failed_names", "failures_without"]
+
+_MAX_BYTES = 1 << 30
+_KEY_BYTES, _HASH_BYTES = 32, 16
+
+
+@dataclass(frozen=True)
+class ErasedKeys:
+    """The keys of erased rows. False if there are none.
+
+    key     random key of the hashes; empty before the first erased key
+    hashes  column -> hashes of its erased keys
+    """
+
+    key: bytes = field(default=b"", repr=False)
+    hashes: Mapping[str, frozenset[bytes]] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def read(cls, at: Location) -> ErasedKeys:
+        """Read the erased keys of a dataset. Raises FormatError if the file is invalid."""
+        # a store pins the version of a file that it has read, but this file changes
+        where = replace(at, store=copy.copy(at.store)) / ERASED
+        try:
+            data = where.read_whole(_MAX_BYTES)
+        except MissingError:
+            return cls()
+        try:
+            found = json.loads(data)
+            hashes = {
+                str(name): frozenset(map(bytes.fromhex, own))
+                for name, own in found["columns"].items()
+            }
+            return cls(_checked_key(bytes.fromhex(found["key"])), hashes)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise FormatError(
+                "expected a JSON object with a key and hashes of erased keys",
+                where=where,
+                hint="Restore this file from a backup. If you delete it, erased rows can be appended again.",
+            ) from None
+
+    def write(self, at: Location) -> None:
+        """Write the erased keys of a dataset. The commit lock must be held."""
+        columns = {name: sorted(map(bytes.hex, own)) for name, own in sorted(self.hashes.items())}
+        text = json.dumps({"key": self.key.hex(), "columns": columns})
+        (at / ERASED).write([f"{text}\n".encode()])
+
+    def __bool__(self) -> bool:
+        return any(self.hashes.values())
+
+    @property
+    def checksum(self) -> str:
+        """A checksum of the hashes; empty if there are none."""
+        every = [(name, sorted(own)) for name, own in sorted(self.hashes.items())]
+        return digest(repr(every).encode()) if self else ""
+
+    def added(self, name: str, keys: Sequence[pa.Array]) -> ErasedKeys:
+        """Return the erased keys with more keys of a column; empty keys are ignored."""
+        if not keys:
+            return self
+        own = self if self.key else ErasedKeys(secrets.token_bytes(_KEY_BYTES))
+        found = set(own.hashes.get(name, ()))
+        for batch in keys:
+            known = batch.filter(pa.array(~is_empty_key(batch)))
+            found.update(map(own._hash, key_bytes(known).to_pylist()))
+            # the form of the key in failed.jsonl
+            found.update(own._hash(key_text(key).encode()) for key in known)
+        return ErasedKeys(own.key, {**own.hashes, name: frozenset(found)})
+
+    def contains(self, name: str, keys: pa.Array) -> npt.NDArray[np.bool_]:
+        """Return whether each key of a column was erased: bool [rows]."""
+        own = self.hashes.get(name)
+        if not own:
+            return np.zeros(len(keys), bool)
+        values = key_bytes(keys).to_pylist()
+        found = (value is not None and self._hash(value) in own for value in values)
+        return np.fromiter(found, bool, len(values))
+
+    def contains_text(self, text: str) -> bool:
+        """Return whether a key in `failed.jsonl` is an erased key of any column."""
+        if not text or not self:
+            return False
+        one = self._hash(text.encode())
+        return any(one in own for own in self.hashes.values())
+
+    def _hash(self, value: bytes) -> bytes:
+        return blake2b(value, digest_size=_HASH_BYTES, key=self.key).digest()
+
+
+def _checked_key(key: bytes) -> bytes:
+    if len(key) != _KEY_BYTES:
+        raise ValueError
+    return key
+
+
+def failed_names(names: Iterable[str]) -> set[str]:
+    """Return the names of `failed.jsonl` files, and of their copies without erased keys."""
+    return {name for name in names if name.rpartition("/")[2] == FAILED or is_failed_copy(name)}
+
+
+def failures_without(
+    at: Location, names: Iterable[str], erased: ErasedKeys
+) -> dict[str, list[bytes]]:
+    """Return the other lines of each `failed.jsonl` with a line whose key was erased: name -> lines.
+
+    names   files in the folder `at`; missing files are ignored
+    raises  FormatError for an invalid line
+    """
+    found = {}
+    for name in names:
+        entries: list[dict[str, Any]] = []
+        count = 0
+        try:
+            for entry in read_failed(at / name):
+                count += 1
+                if not erased.contains_text(str(entry.get("key") or "")):
+                    entries.append(entry)
+        except MissingError:
+            continue
+        if len(entries) < count:
+            found[name] = list(map(format_line, entries))
+    return found
+
+
+@dataclass(frozen=True)
+class WithoutFailures(Change):
+    """A change that also lists copies of `failed.jsonl` files without the lines of erased keys.
+
+    lines    name of each replaced file -> lines of its copy
+    scanned  names of all `failed.jsonl` files that were searched for erased keys
+    erases   names of the files that are deleted after the commit, which include the replaced files
+    """
+
+    at: Location
+    change: Change
+    lines: Mapping[str, list[bytes]]
+    scanned: frozenset[str]
+    erases: tuple[str, ...] = ()
+
+    @property
+    def verb(self) -> str:  # type: ignore[override]
+        return self.change.verb
+
+    @property
+    def fragments(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.change.fragments
+
+    @property
+    def source(self) -> Mapping[str, Any] | None:  # type: ignore[override]
+        return self.change.source
+
+    def apply(self, base: Version) -> tuple[Stream, ...]:
+        if not failed_names(files_of(self.at, base.playlist)) <= self.scanned:
+            raise BusyError(
+                "another process has changed the dataset",
+                where=base.at,
+                hint="Run the same command again.",
+            )
+        return tuple(self._replaced(stream, base) for stream in self.change.apply(base))
+
+    def _replaced(self, stream: Stream, base: Version) -> Stream:
+        files: dict[str, File] = {}
+        for name, file in stream.files.items():
+            if name not in self.lines:
+                files[name] = file
+            elif data := b"".join(self.lines[name]):
+                text = json.dumps([name, digest(data), base.checksum])
+                copied = f"failed.{sha256(text.encode()).hexdigest()[:32]}.jsonl"
+                (self.at / copied).write([data])
+                files[copied] = File(copied, len(data), {DEFAULT: digest(data)})
+        return replace(stream, files=files)
