@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         Shard,
         Stream,
     )
-    from flarecli.storage import Location
+    from flarecli.storage import Entry, Location
 
 __all__ = [
     "Ranges",
@@ -189,6 +189,10 @@ class Format:
         raises  MissingError if the folder has no dataset; FormatError if its index is invalid
         """
         raise NotImplementedError
+
+    def of_listing(self, at: Location, entries: Sequence[Entry]) -> Stream:
+        """Open the dataset in a folder whose files were listed already."""
+        return self.open_dataset(at)
 
     def open_shard(self, chunk: Chunk, columns: Columns | None = None) -> Shard:
         """Read the header, footer or companion file of a shard.

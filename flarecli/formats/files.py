@@ -20,7 +20,7 @@ from flarecli.formats import byte_ranges
 from flarecli.formats.base import Format, LargeValue
 from flarecli.lazy import pa
 from flarecli.model import Chunk, Column, Columns, Finding, Row, Shard, Stream
-from flarecli.storage import Location
+from flarecli.storage import Entry, Location
 
 __all__ = ["PlainFiles"]
 
@@ -42,15 +42,18 @@ class PlainFiles(Format):
 
     def open_dataset(self, at: Location) -> Stream:
         """List a folder, including links and special files, for which reads raise an error."""
-        entries = [entry for entry in at.list() if not entry.name.startswith(_SCRATCH)]
-        sizes = np.array([entry.size for entry in entries], np.int64)
+        return self.of_listing(at, list(at.list()))
+
+    def of_listing(self, at: Location, entries: Sequence[Entry]) -> Stream:
+        files = [entry for entry in entries if not entry.name.startswith(_SCRATCH)]
+        sizes = np.array([entry.size for entry in files], np.int64)
         return Stream(
             "data",
             at,
             self.name,
-            [entry.name for entry in entries],
+            [entry.name for entry in files],
             COLUMNS,
-            np.ones(len(entries), np.int64),
+            np.ones(len(files), np.int64),
             sizes,
         )
 

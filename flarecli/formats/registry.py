@@ -13,7 +13,7 @@ import contextlib
 import importlib
 import re
 from collections.abc import Iterable, Iterator
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from flarecli.errors import FlareError, MissingLibraryError, UsageError
@@ -65,6 +65,7 @@ INPUTS = {
 # values of --input for tables and lists, which `ingest.open_index` reads
 INDEX_INPUTS = tuple(kind for kind, one in INPUTS.items() if one not in (STREAMED, FALLBACK))
 GROUP = "flarecli.formats"
+MAX_ENDINGS = 1024  # endings of file names whose formats are cached
 MAX_NAMED = 2  # formats that a hint names
 HEAD_BYTES = 1 << 16  # bytes passed to `sniff` if no format recognizes the file's name
 INDEX = "index.json"
@@ -94,7 +95,7 @@ class _Line(NamedTuple):
     """A built-in format. Help and shell completion read `writable` without importing the class."""
 
     name: str
-    suffixes: tuple[str, ...]  # every shard name contains one of these
+    suffixes: tuple[str, ...]  # every shard name contains one of these, which start with a dot
     target: str  # module:Class
     writable: bool = True
     is_table: bool = False  # the value of `typed`
@@ -246,14 +247,13 @@ def of_suffix(name: str, tables: bool = True) -> str | None:
             contain tables
     """
     lower = name.lower()
-    is_table = tables and not NOT_TABLES.fullmatch(lower)
+    lines = _lines_with_suffix(lower.partition(".")[2])
+    is_table = tables and bool(lines) and not NOT_TABLES.fullmatch(lower)
     return next(
         (
             line.name
-            for line in _LINES.values()
-            if any(suffix in lower for suffix in line.suffixes)
-            and (is_table or not line.is_table)
-            and find(line.name).sniff(name, b"")
+            for line in lines
+            if (is_table or not line.is_table) and find(line.name).sniff(name, b"")
         ),
         None,
     )
@@ -262,8 +262,18 @@ def of_suffix(name: str, tables: bool = True) -> str | None:
 def looks_like_table(name: str) -> bool:
     """Return whether a name has the suffix of a table, without importing the table readers."""
     lower = name.lower()
-    return not NOT_TABLES.fullmatch(lower) and any(
-        suffix in lower for line in _LINES.values() if line.is_table for suffix in line.suffixes
+    lines = _lines_with_suffix(lower.partition(".")[2])
+    return any(line.is_table for line in lines) and not NOT_TABLES.fullmatch(lower)
+
+
+@lru_cache(MAX_ENDINGS)
+def _lines_with_suffix(ending: str) -> tuple[_Line, ...]:
+    """Return the formats with a suffix in the part of a name after its first dot.
+
+    The files of a folder have few different endings.
+    """
+    return tuple(
+        line for line in _LINES.values() if any(suffix in f".{ending}" for suffix in line.suffixes)
     )
 
 

@@ -20,9 +20,9 @@ that lacks a required metadata row (`folder_metadata.py`). `flare pack` reports 
 as failed. Hidden files, desktop files such as Thumbs.db, and README and LICENSE files in a media
 folder are not data; `notes` contains the number of skipped files.
 
-Columns contain file names; a file is read when its row is needed. The folder is listed once to find
-the columns and the number of rows, and again to read the rows. Compound extensions require an
-additional listing, and so do README files that are data. A listing is never kept in memory.
+Columns contain file names; a file is read when its row is needed. The listing with which the address
+was resolved determines the columns and the number of rows. The folder is listed again to read the
+rows; if the checksums of the two listings differ, the folder has changed.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ from flarecli.formats.tables.base import Part
 from flarecli.hashes import DEFAULT, Sums
 from flarecli.ingest.folder_metadata import Metadata, Rows, is_metadata
 from flarecli.media import category_of, is_media, kind_of
-from flarecli.model import column_of
+from flarecli.model import Stream, column_of
 from flarecli.names import escape, is_document, is_extension
 from flarecli.storage import Entry, Location
+from flarecli.storage.local import SCRATCH
 from flarecli.suggest import choose
 from flarecli.units import format_count
 
@@ -57,6 +58,7 @@ MAX_SHOWN = 5  # file names listed in a note
 _DESKTOP = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini"})
 _HIDDEN, _SYSTEM, _DOCUMENT = "hidden file", "desktop file", "README or LICENSE file"
 _METADATA = "metadata file"
+_SCRATCH = f"{SCRATCH}/"
 
 
 class Skipped:
@@ -159,8 +161,10 @@ def groups(
         if not extension or not (name.isascii() or _is_text(name)):
             yield Group(_shown(name), {})
             continue
-        group = next((group for group in open_groups if group.key == key), None)
-        if group is None:
+        for group in open_groups:
+            if group.key == key:
+                break
+        else:
             group = Group(key, {})
             open_groups.append(group)
         other = group.files.setdefault(extension.lower(), name)
@@ -274,6 +278,8 @@ class _CheckedEntries:
 
     def __iter__(self) -> Iterator[Entry]:
         for entry in self._entries:
+            if entry.name.startswith(_SCRATCH):
+                continue
             self._lines.append(f"{entry.name}\0{entry.size}\n")
             if len(self._lines) >= _ROWS:
                 self._update()
@@ -301,12 +307,12 @@ class _Survey:
     compounds     compound extensions
     """
 
-    def __init__(self, at: Location, rules: Rules) -> None:
+    def __init__(self, at: Location, listing: Iterable[Entry], rules: Rules) -> None:
         self.at, self.skipped, self.metadata = at, Skipped(), list[str]()
         self.combinations = Counter[frozenset[str]]()
         self.names: dict[frozenset[str], list[str]] = {}
         self.spellings: dict[str, str] = {}
-        entries, candidates = _CheckedEntries(at.list()), _Candidates(at)
+        entries, candidates = _CheckedEntries(listing), _Candidates(at)
         for group in groups(self._counted(entries, candidates), rules, self.skipped, at):
             combination = frozenset(group.files)
             self.combinations[combination] += 1
@@ -440,6 +446,7 @@ _NO_OPTIONS = FolderOptions()
 class Folder(Part):
     """The files of a folder, grouped by key.
 
+    listed      a stream with the files of the folder; None: the folder is listed
     files       the selected columns of files
     main        main column of files: the most frequent column, or a media column that at least
                 half of the keys have
@@ -453,8 +460,13 @@ class Folder(Part):
 
     at: Location
 
-    def __init__(self, at: Location, options: FolderOptions = _NO_OPTIONS) -> None:
-        self.at, self._options = at, options
+    def __init__(
+        self,
+        at: Location,
+        options: FolderOptions = _NO_OPTIONS,
+        listed: Stream | None = None,
+    ) -> None:
+        self.at, self._options, self._listed = at, options, listed
         survey, columns = self._surveyed()
         if not columns.counts:
             notes = [*survey.skipped.notes(), *_no_extension(survey)]
@@ -508,19 +520,25 @@ class Folder(Part):
             *self._keys_without_columns(survey),
         )
 
+    def _listing(self) -> Iterator[Entry]:
+        """Return the files of the folder as they were listed when its address was resolved."""
+        if self._listed is None or self._listed.sizes is None:
+            return self.at.list()
+        return map(Entry, self._listed.urls, self._listed.sizes.tolist())
+
     def _surveyed(self) -> tuple[_Survey, _FileColumns]:
-        """List the folder repeatedly until the rules for its file names are known."""
+        """Read the listing repeatedly until the rules for its file names are known."""
         at, self._rules = self.at, _FIRST_RULES
-        survey = _Survey(at, self._rules)
+        survey = _Survey(at, self._listing(), self._rules)
         self._metadata = Metadata(at, survey.metadata)
         tables = frozenset(survey.metadata) - set(self._metadata.names)
         if survey.compounds or tables:
             self._rules = Rules(survey.compounds, tables=tables)
-            survey = _Survey(at, self._rules)
+            survey = _Survey(at, self._listing(), self._rules)
         columns = _FileColumns(survey, self._options.by_extension)
         if survey.skipped.counts[_DOCUMENT] and not columns.media:
             self._rules = self._rules._replace(with_documents=True)
-            survey = _Survey(at, self._rules)
+            survey = _Survey(at, self._listing(), self._rules)
             columns = _FileColumns(survey, self._options.by_extension)
         del survey.skipped.counts[_METADATA]
         return survey, columns

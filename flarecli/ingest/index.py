@@ -32,6 +32,7 @@ from flarecli.ingest.lists import ListedFile, expand_lists
 from flarecli.ingest.read_files import Flaw, contents
 from flarecli.ingest.source_checksum import SourceChecksum
 from flarecli.ingest.stdin import DATA, NAME, Addresses, Spool, open_streams, sniff
+from flarecli.model import Stream
 from flarecli.names import shell_quoted
 from flarecli.prefetch import ordered_map, result_interruptibly, submit
 from flarecli.redact import redact
@@ -483,6 +484,7 @@ def open_folder(
     by_extension: bool = False,
     used: Collection[str] = (),
     where: str | None = None,
+    listed: Stream | None = None,
 ) -> Index:
     """Open a folder as an index: files with the same key form a row; each kind of file is a column.
 
@@ -492,11 +494,12 @@ def open_folder(
     by_extension   whether each extension is a column, instead of each category of files
     used, where    further columns, and a condition whose columns are used, too; without a used
                    column of metadata, metadata is not read
+    listed         a stream with the files of the folder, if they were listed already
     raises         the errors of `Folder`; UsageError for an address that cannot be listed
     """
     at = locate(address, guard)
     folder = Folder(
-        at, FolderOptions(columns, folder_column, allow_missing, by_extension, used, where)
+        at, FolderOptions(columns, folder_column, allow_missing, by_extension, used, where), listed
     )
     return Index(
         redact(address),

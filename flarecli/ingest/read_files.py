@@ -1,6 +1,7 @@
 """Parallel reader for the files whose names are in columns. Rows stay in order; memory is bounded.
 
-Memory is reserved in row order, so a row never waits for a later row.
+Memory is reserved in row order, so a row never waits for a later row. Small files are read before
+their memory is reserved, so that each file is opened once.
 """
 
 from __future__ import annotations
@@ -9,21 +10,23 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
+import numpy as np
 import pyarrow as pa
 
 from flarecli.errors import FlareError
 from flarecli.media import kind_of
 from flarecli.model import ENCODING
 from flarecli.prefetch import OrderedQueue
-from flarecli.storage import Limits, Location
+from flarecli.storage import Limits, Location, Store
 
 __all__ = ["Flaw", "contents", "filled"]
 
 SLICE_ROWS, READ_AHEAD_ROWS = 512, 1024
 _BATCH_BYTES = 4 << 20
 GROUP_ROWS, MAX_GROUP_BYTES = 16, 16 << 20  # per call: number of rows, maximum size of their files
+SMALL_BYTES = 1 << 20  # per call: bytes that are read before memory is reserved
 MAX_READERS = 8  # more threads are not faster
 
 
@@ -123,33 +126,54 @@ class _Reader:
             return None
         size = -1
         try:
-            size = sum(self._size(name) for row in names for name in row if name is not None)
+            found = self._read(names, SMALL_BYTES)
+            size = sum(
+                one if isinstance(one, int) else len(one)
+                for row in found
+                for one in row
+                if isinstance(one, int | bytes)
+            )
         finally:
             is_small = 0 <= size <= self.max_group_bytes
             self.budget.take(number, size if is_small else 0)
         if not is_small:
             return None
-        found = [[self.value(name) for name in row] for row in names]
+        values = [
+            [
+                self.value(name) if isinstance(one, int) else one
+                for name, one in zip(row, found_of_row, strict=True)
+            ]
+            for row, found_of_row in zip(names, found, strict=True)
+        ]
         self.budget.release(
-            size - sum(len(value) for row in found for value in row if isinstance(value, bytes))
+            size - sum(len(value) for row in values for value in row if isinstance(value, bytes))
         )
-        return found
-
-    def _size(self, name: str) -> int:
-        try:
-            size = self.locate(name).size()
-        except FlareError:
-            return 0
-        return size if size <= self.max_bytes else 0
+        return values
 
     def value(self, name: str | None) -> _Value:
         """Return the contents of a file, or the error that reading it raised."""
-        if name is None:
-            return None
-        try:
-            return self.locate(name).read_whole(self.max_bytes)
-        except FlareError as error:
-            return error
+        ((value,),) = self._read([(name,)], self.max_bytes)
+        return cast(_Value, value)  # not a size, because a file of at most `max_bytes` bytes fits
+
+    def _read(self, names: Sequence[_Names], room: int) -> list[list[_Value | int]]:
+        """Read the files of rows that fit in `room` bytes; return the sizes of all other files."""
+        values: list[list[_Value | int]] = [[None] * len(row) for row in names]
+        paths: dict[Store, list[tuple[int, int, str]]] = {}
+        for i, row in enumerate(names):
+            for j, name in enumerate(row):
+                if name is not None:
+                    try:
+                        at = self.locate(name)
+                    except FlareError as error:
+                        values[i][j] = error
+                    else:
+                        paths.setdefault(at.store, []).append((i, j, at.path))
+        for store, own in paths.items():
+            found = store.read_files([path for _, _, path in own], self.max_bytes, room)
+            for (i, j, _), value in zip(own, found, strict=True):
+                values[i][j] = value
+                room -= len(value) if isinstance(value, bytes) else 0
+        return values
 
 
 class _Slice(NamedTuple):
@@ -249,7 +273,19 @@ def _replace_columns(
     found = dict(zip(columns, values, strict=True))
     schema = filled(batch.schema, columns)
     arrays = [
-        pa.array(found[name], pa.large_binary()) if name in found else batch.column(name)
-        for name in schema.names
+        _binary_array(found[name]) if name in found else batch.column(name) for name in schema.names
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _binary_array(values: Sequence[bytes | None]) -> pa.Array:
+    """Return a large_binary array of values. Unlike `pa.array`, this copies each value once."""
+    offsets = np.zeros(len(values) + 1, np.int64)
+    np.cumsum([len(value or b"") for value in values], out=offsets[1:])
+    valid = None
+    if None in values:
+        valid = pa.array([value is not None for value in values]).buffers()[1]
+    data = pa.py_buffer(b"".join(value or b"" for value in values))
+    return pa.Array.from_buffers(
+        pa.large_binary(), len(values), [valid, pa.py_buffer(offsets), data]
+    )

@@ -320,7 +320,7 @@ def _of_folder(at: Location, format: str | None) -> Playlist:
         return Playlist((tables,), requested_format=format or "")
     _refuse_shards_without_index(at, names)
     found = formats.of_folder(names) or formats.find(formats.FALLBACK)
-    return Playlist((found.open_dataset(at),))
+    return Playlist((found.of_listing(at, entries),))
 
 
 def _tables_in(at: Location, entries: Sequence[Entry], format: str | None) -> Stream | None:

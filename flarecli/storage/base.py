@@ -14,7 +14,14 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 from flarecli.braces import compile_pattern
-from flarecli.errors import FormatError, MissingError, ReachError, UnsafeError, UsageError
+from flarecli.errors import (
+    FlareError,
+    FormatError,
+    MissingError,
+    ReachError,
+    UnsafeError,
+    UsageError,
+)
 from flarecli.names import bare, check_name, is_url, scheme_of
 from flarecli.prefetch import ordered_map
 from flarecli.redact import address_key, redact
@@ -186,11 +193,26 @@ class Store(ABC):
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
         """Read bytes start..stop; `stop` None means the end. Raises FormatError if the file is shorter."""
 
-    def read_whole(self, path: str, max_bytes: int) -> bytes:
-        """Read a file. Raises ReachError if it is larger than `max_bytes`."""
-        size = self.size(path)
-        check_object_size(size, max_bytes, self.show(path))
-        return self.read(path, 0, size)
+    def read_files(
+        self, paths: Sequence[str], max_bytes: int, room: int
+    ) -> list[bytes | int | FlareError]:
+        """Read files while their contents fit in `room` bytes; return the size of each file that does not fit.
+
+        return  for each file, its bytes, its size, or the error; a file larger than `max_bytes` is an error
+        """
+        out: list[bytes | int | FlareError] = []
+        for path in paths:
+            try:
+                size = self.size(path)
+                check_object_size(size, max_bytes, self.show(path))
+                if size <= room:
+                    out.append(self.read(path, 0, size))
+                    room -= size
+                else:
+                    out.append(size)
+            except FlareError as error:
+                out.append(error)
+        return out
 
     def read_many(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Read ranges and return their bytes in the order of `ranges`. Ranges near each other are read together."""
@@ -407,10 +429,6 @@ class Location:
     def read(self, start: int = 0, stop: int | None = None) -> bytes:
         """Read bytes start..stop; `stop` None means the end. Raises FormatError if the file is shorter."""
         return self.store.read(self.path, start, stop)
-
-    def read_whole(self, max_bytes: int) -> bytes:
-        """Read the file. Raises ReachError if it is larger than `max_bytes`."""
-        return self.store.read_whole(self.path, max_bytes)
 
     def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Read ranges and return their bytes in the order of `ranges`.

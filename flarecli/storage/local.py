@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import itertools
 import mmap
 import os
@@ -19,7 +20,8 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Self, TypeAlias
 
 from flarecli.errors import (
     BusyError,
@@ -61,6 +63,7 @@ _MAX_LINKS = 40  # maximum number of symbolic links that Linux follows in one pa
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_CLOSED = -1  # a file descriptor that is not open
 _UNSUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF)
 _NO_LOCKS = (errno.ENOLCK, *_UNSUPPORTED)
 _NO_HARD_LINKS = (
@@ -73,6 +76,7 @@ _NO_HARD_LINKS = (
 )
 _REPLACE_HINT = "Use a regular file instead."
 _number = itertools.count(time.time_ns())
+Write: TypeAlias = Callable[[str, Iterable[Part], Iterable[str], bool], Written]
 
 
 _stores: weakref.WeakValueDictionary[int, LocalStore] = weakref.WeakValueDictionary()
@@ -267,13 +271,6 @@ class LocalStore(Store):
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
         return self.read_many(path, [(start, -1 if stop is None else stop)])[0]
 
-    def read_whole(self, path: str, max_bytes: int) -> bytes:
-        with self.opened(path) as fd:
-            size = self.status(fd, path).st_size
-            check_object_size(size, max_bytes, self.show(path))
-            read_ahead_of_file(fd, size, [(0, size)])
-            return self.pread(fd, path, 0, size, size)
-
     def read_many(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         with self.opened(path) as fd:
             size = self.status(fd, path).st_size
@@ -331,30 +328,6 @@ class LocalStore(Store):
         with self._lock:
             self._maps.pop(path, None)
 
-    def list(self, path: str) -> Iterator[Entry]:
-        folder = self._folder(path)
-        try:
-            if path.count("/") >= MAX_DEPTH:
-                raise too_deep(self.show(""))
-            with os.scandir(folder) as entries:
-                scanned = sorted(map(_scanned, entries), key=bytewise)
-        except OSError as error:
-            raise self.error(error, path) from None
-        finally:
-            _close(folder)
-        for name, is_folder, size in scanned:
-            below = self.child(path, name)
-            try:
-                if is_folder:
-                    for entry in self.list(below):
-                        yield Entry(f"{name}/{entry.name}", entry.size)
-                else:
-                    yield Entry(name, self.size(below) if size is None else size)
-            except MissingError:  # the entry was deleted in the meantime
-                continue
-            except (UnsafeError, ReachError):  # a link or a pipe; opening it raises the error again
-                yield Entry(name, -1)
-
     def names(self, path: str) -> Sequence[str]:
         folder = self._folder(path)
         try:
@@ -367,25 +340,84 @@ class LocalStore(Store):
     @contextlib.contextmanager
     def opened(self, path: str, flags: int = _READ) -> Iterator[int]:
         """Open a regular file below the root and yield its file descriptor."""
-        folder = self._folder(os.path.dirname(path), path)
-        name = os.path.basename(path)
+        with _OpenFolders(self) as folders:
+            fd, _ = self._open_file(path, folders, flags)
+        try:
+            yield fd
+        finally:
+            _close(fd)
+
+    def read_files(
+        self, paths: Sequence[str], max_bytes: int, room: int
+    ) -> list[bytes | int | FlareError]:
+        out: list[bytes | int | FlareError] = []
+        with _OpenFolders(self) as folders:
+            for path in paths:
+                try:
+                    fd, size = self._open_file(path, folders)
+                    try:
+                        check_object_size(size, max_bytes, self.show(path))
+                        if size <= room:
+                            out.append(self.pread(fd, path, 0, size, size))
+                            room -= size
+                        else:
+                            out.append(size)
+                    finally:
+                        _close(fd)
+                except FlareError as error:
+                    out.append(error)
+        return out
+
+    def _open_file(self, path: str, folders: _OpenFolders, flags: int = _READ) -> tuple[int, int]:
+        """Open a regular file below the root; return its file descriptor and its size in bytes."""
+        parent, _, name = path.rpartition("/")
+        folder = folders.folder(parent, path)
         try:
             if not name:
                 raise self._is_folder(path)
             fd = os.open(name, self._flags(flags), 0o666, dir_fd=folder)
         except OSError as error:
             raise self.error(error, path) from None
+        try:
+            status = self.status(fd, path)
+            if stat.S_ISDIR(status.st_mode):
+                raise self._is_folder(path)
+            if not stat.S_ISREG(status.st_mode):
+                raise self._not_regular(path)
+        except BaseException:
+            _close(fd)
+            raise
+        return fd, status.st_size
+
+    def list(self, path: str) -> Iterator[Entry]:
+        return self._listed(path, "")
+
+    def _listed(self, path: str, prefix: str) -> Iterator[Entry]:
+        """Yield the files below a folder; `prefix` is the part of their names before the names in the folder."""
+        folder = self._folder(path)
+        try:
+            if path.count("/") >= MAX_DEPTH:
+                raise too_deep(self.show(""))
+            with os.scandir(folder) as entries:
+                scanned = sorted(map(_scanned, entries), key=bytewise)
+        except OSError as error:
+            raise self.error(error, path) from None
         finally:
             _close(folder)
-        try:
-            mode = self.status(fd, path).st_mode
-            if stat.S_ISDIR(mode):
-                raise self._is_folder(path)
-            if not stat.S_ISREG(mode):
-                raise self._not_regular(path)
-            yield fd
-        finally:
-            _close(fd)
+        for name, is_folder, size in scanned:
+            if size is not None:
+                yield Entry(prefix + name, size)
+                continue
+            below = self.child(path, name)
+            try:
+                if is_folder:
+                    yield from self._listed(below, f"{prefix}{name}/")
+                else:
+                    yield Entry(prefix + name, self.size(below))
+            except MissingError:  # the entry was deleted in the meantime
+                continue
+            except (UnsafeError, ReachError):  # a link or a pipe; opening it raises the error again
+                yield Entry(prefix + name, -1)
 
     def status(self, fd: int, path: str) -> os.stat_result:
         """Return the status of an open file. Raises ReachError for an I/O error."""
@@ -460,38 +492,57 @@ class LocalStore(Store):
     def write(
         self, path: str, parts: Iterable[Part], hashes: Iterable[str] = (), replace: bool = True
     ) -> Written:
-        sums, name = Sums(hashes), os.path.basename(path)
-        with contextlib.ExitStack() as stack:
-            folder = self._made_folder(os.path.dirname(path))
-            stack.callback(_close, folder)
-            scratch, part = self._scratch(folder, name)
-            stack.callback(_close, scratch)
+        with self.writes() as write:
+            return write(path, parts, hashes, replace)
+
+    @contextlib.contextmanager
+    def writes(self) -> Iterator[Write]:
+        """Yield a function with the arguments of `write` that keeps folders open between small files."""
+        with _OpenFolders(self) as folders:
+            yield functools.partial(self._write, folders)
+
+    def _write(
+        self,
+        folders: _OpenFolders,
+        path: str,
+        parts: Iterable[Part],
+        hashes: Iterable[str] = (),
+        replace: bool = True,
+    ) -> Written:
+        sums, (parent, _, name) = Sums(hashes), path.rpartition("/")
+        folder = folders.folder(parent, creates=True)
+        scratch, part = folders.scratch(name)
+        try:
+            if folders.is_special(name, replace):
+                raise self._special(path)
+            fd = os.open(part, _CREATE, 0o666, dir_fd=scratch)
             try:
-                if is_special(name, folder):
-                    raise UsageError(
-                        "not a regular file; writing would replace it",
-                        where=self.show(path),
-                        hint="Write to a regular file or a new file.",
-                    )
-                fd = os.open(part, _CREATE, 0o666, dir_fd=scratch)
-                try:
-                    self._fill(fd, parts, sums)
-                finally:
-                    os.close(fd)
-                if replace:
-                    os.rename(part, name, src_dir_fd=scratch, dst_dir_fd=folder)
-                else:
-                    _rename_new(part, name, scratch, folder)
-                self._sync_names(folder)
-            except BaseException as error:
-                with contextlib.suppress(OSError):
-                    os.unlink(part, dir_fd=scratch)
-                if isinstance(error, FileExistsError):
-                    raise UsageError("already exists", where=self.show(path)) from None
-                if isinstance(error, OSError):
-                    raise self.error(error, path) from None
-                raise
+                self._fill(fd, parts, sums)
+            finally:
+                os.close(fd)
+            if replace:
+                os.rename(part, name, src_dir_fd=scratch, dst_dir_fd=folder)
+            else:
+                _rename_new(part, name, scratch, folder)
+            self._sync_names(folder)
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                os.unlink(part, dir_fd=scratch)
+            if isinstance(error, FileExistsError):
+                if folders.is_special(name, True):
+                    raise self._special(path) from None
+                raise UsageError("already exists", where=self.show(path)) from None
+            if isinstance(error, OSError):
+                raise self.error(error, path) from None
+            raise
         return Written(sums.size, sums.hex())
+
+    def _special(self, path: str) -> UsageError:
+        return UsageError(
+            "not a regular file; writing would replace it",
+            where=self.show(path),
+            hint="Write to a regular file or a new file.",
+        )
 
     def create(self, path: str, data: bytes) -> None:
         self.write(path, [data], replace=False)
@@ -544,22 +595,6 @@ class LocalStore(Store):
         if self.durable:
             _sync_folder(folder)
 
-    def _scratch(self, folder: int, name: str) -> tuple[int, str]:
-        """Open the folder for a temporary file, and return it with a unique name for the file.
-
-        The folder is the scratch folder if a pack has created it, and `folder` otherwise. The name must be unique,
-        because files such as `0/x` and `1/x` may be written at the same time.
-        """
-        name = os.fsdecode(os.fsencode(name)[:200])  # name and suffix must fit in 255 bytes
-        name = f"{name}.{os.getpid()}.{next(_number)}.part"
-        root = self._folder("")
-        try:
-            return os.open(SCRATCH, _FOLDER, dir_fd=root), name
-        except OSError:
-            return os.dup(folder), f".{name}"
-        finally:
-            os.close(root)
-
     def _made_folder(self, path: str) -> int:
         """Open a folder below the root; create and sync all missing folders in its path."""
         if self._pinned is None:
@@ -606,6 +641,67 @@ class LocalStore(Store):
             raise self.error(error, path) from None
         finally:
             _close(folder)
+
+
+class _OpenFolders:
+    """The folders that a sequence of reads or writes in one store keeps open: one folder, and the scratch folder.
+
+    Consecutive files are usually in the same folder, and opening this folder costs more than opening a file.
+    """
+
+    def __init__(self, store: LocalStore) -> None:
+        self._store, self._path, self._is_in_dev = store, "", False
+        self._process = os.getpid()
+        self._fd = self._scratch = _CLOSED
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for fd in (self._fd, self._scratch):
+            if fd != _CLOSED:
+                _close(fd)
+        self._fd = self._scratch = _CLOSED
+
+    def folder(self, path: str, wanted: str = "", creates: bool = False) -> int:
+        """Return the descriptor of a folder below the root, which is valid until the next call.
+
+        wanted   path in error messages
+        creates  whether to create and sync missing folders
+        """
+        if self._fd == _CLOSED or path != self._path:
+            store, previous = self._store, self._fd
+            self._fd = _CLOSED
+            if previous != _CLOSED:
+                _close(previous)
+            self._fd = store._made_folder(path) if creates else store._folder(path, wanted)
+            self._path, self._is_in_dev = path, creates and is_in_dev(self._fd)
+        return self._fd
+
+    def scratch(self, name: str) -> tuple[int, str]:
+        """Return the folder for a temporary file, and a unique name for the file.
+
+        The folder is the scratch folder if a pack has created it, and the open folder otherwise. The name must be
+        unique, because files such as `0/x` and `1/x` may be written at the same time.
+        """
+        name = os.fsdecode(os.fsencode(name)[:200])  # name and suffix must fit in 255 bytes
+        name = f"{name}.{self._process}.{next(_number)}.part"
+        if self._scratch == _CLOSED:
+            root = self._store._folder("")
+            try:
+                self._scratch = os.open(SCRATCH, _FOLDER, dir_fd=root)
+            except OSError:
+                return self._fd, f".{name}"
+            finally:
+                _close(root)
+        return self._scratch, name
+
+    def is_special(self, name: str, replace: bool) -> bool:
+        """Return whether a new file in the open folder would be in /dev, or replace a file that is not regular.
+
+        A rename would replace such a file; root could replace even `/dev/null`.
+        """
+        return self._is_in_dev or (replace and is_not_regular(name, self._fd))
 
 
 def _rename_new(part: str, name: str, scratch: int, folder: int) -> None:
@@ -672,18 +768,20 @@ def made_folder(path: str, store: LocalStore) -> None:
         raise store.error(error, "") from None
 
 
-def is_special(name: str, folder: int) -> bool:
-    """Return whether a name in an open folder refers to a device, a pipe, a socket, or any file in /dev.
-
-    A rename would replace such a file; root could replace even `/dev/null`.
-    """
+def is_in_dev(folder: int) -> bool:
+    """Return whether an open folder is in /dev, but not in /dev/shm."""
     with contextlib.suppress(OSError):
-        device = os.fstat(folder).st_dev
-        if device == os.stat("/dev").st_dev != os.stat("/").st_dev:  # false for /dev/shm
-            return True
-        mode = os.stat(name, dir_fd=folder).st_mode
-        return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+        return os.fstat(folder).st_dev == os.stat("/dev").st_dev != os.stat("/").st_dev
     return False
+
+
+def is_not_regular(name: str, folder: int) -> bool:
+    """Return whether a name in an open folder refers to a device, a pipe or a socket."""
+    try:
+        mode = os.stat(name, dir_fd=folder).st_mode
+    except OSError:
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
 def is_link(name: str, folder: int) -> bool:
@@ -731,9 +829,11 @@ def _scanned(entry: os.DirEntry[str]) -> tuple[str, bool, int | None]:
 
     The size is None unless the entry is a regular file.
     """
-    with contextlib.suppress(OSError):  # the entry was deleted in the meantime
+    try:
         if entry.is_file(follow_symlinks=False):
             return entry.name, False, entry.stat(follow_symlinks=False).st_size
+    except OSError:  # the entry was deleted in the meantime
+        pass
     return entry.name, entry.is_dir(follow_symlinks=False), None
 
 

@@ -22,7 +22,7 @@ from flarecli.errors import (
     UsageError,
 )
 from flarecli.storage import Guard, Location, local, locate
-from flarecli.storage.local import LocalStore, is_special
+from flarecli.storage.local import LocalStore, is_in_dev, is_not_regular
 from flarecli.write import Writer
 from tests.properties import examples
 
@@ -49,6 +49,30 @@ def test_a_read_past_the_end_is_an_error(root):
     with pytest.raises(FormatError) as caught:
         (root / "a.bin").read(90, 1 << 60)
     assert str(caught.value) == f"{root}/a.bin: ends at byte 100; expected at least {1 << 60} bytes"
+
+
+def test_a_folder_that_becomes_a_link_during_several_reads_or_writes_does_not_lead_outside(
+    root, tmp_path
+):
+    data = tmp_path / "data"
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "c.bin").write_bytes(b"outside")
+
+    def swap():
+        (data / "sub").rename(data / "moved")
+        (data / "sub").symlink_to(tmp_path / "sub")
+        return b"written"
+
+    with root.store.writes() as write:
+        write("sub/x", [b"1"], (), True)
+        write("sub/y", (swap() for _ in range(1)), (), True)
+        write("sub/z", [b"3"], (), False)
+        with pytest.raises(UnsafeError):
+            write("sub/new/z", [b"4"], (), True)
+    assert sorted(os.listdir(tmp_path / "sub")) == ["c.bin"]
+    assert sorted(os.listdir(data / "moved")) == ["b.bin", "x", "y", "z"]
+    found = root.store.read_files(["a.bin", "sub/c.bin", "moved/y"], 1000, 1000)
+    assert [found[0], type(found[1]), found[2]] == [bytes(range(100)), UnsafeError, b"written"]
 
 
 @pytest.mark.parametrize("kind", ["link", "folder link", "dangling"])
@@ -427,7 +451,7 @@ def test_only_files_in_dev_are_special(tmp_path):
     def asked(name, folder):
         fd = os.open(folder, os.O_RDONLY)
         try:
-            return is_special(name, fd)
+            return is_in_dev(fd) or is_not_regular(name, fd)
         finally:
             os.close(fd)
 

@@ -430,3 +430,14 @@ def test_versions_of_a_changing_object_are_not_mixed(place, request):
         if at.map() is None and not str(request.node.callspec.params["place"]).startswith("cached"):
             assert message(IntegrityError, call) == f"{at}: changed while it was being read"
     assert place.fresh("a.bin").read() == DATA[::-1]
+
+
+def test_several_files_are_read_up_to_a_number_of_bytes(place):
+    bodies = {"a": b"1234", "sub/b": b"567", "sub/c": b"89", "sub/d": bytes(50)}
+    for name, data in bodies.items():
+        place.put(name, data)
+    paths = [(place.at / name).path for name in ("a", "sub/b", "no", "sub/c", "sub/d")]
+    first, second, missing, third, large = place.at.store.read_files(paths, 40, 6)
+    assert (first, second, third) == (b"1234", 3, b"89")  # `sub/b` does not fit into 2 bytes
+    assert isinstance(missing, MissingError)
+    assert str(large) == f"{place.at / 'sub/d'}: object is 50 B; the maximum is 40 B"

@@ -389,6 +389,7 @@ def open_source(
                 by_extension=by_extension,
                 used=used,
                 where=where,
+                listed=resolved[0].streams[0],
             )
             source = _IndexSource(shown, name, folder, guard)
         else:

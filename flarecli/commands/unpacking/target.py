@@ -22,6 +22,7 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import IO, Any
 
 import pyarrow as pa
@@ -31,7 +32,7 @@ from flarecli.errors import FlareError, ReachError, UsageError
 from flarecli.names import whole_path
 from flarecli.storage import Location
 from flarecli.storage.append_log import FileLog, LogLine, format_line, open_log, parse_line
-from flarecli.storage.local import SCRATCH, LocalStore
+from flarecli.storage.local import SCRATCH, LocalStore, Write
 from flarecli.units import format_count
 from flarecli.write import FAILED, Contents, Failure, FolderTarget
 from flarecli.write.failures import Failed, count_failed
@@ -136,8 +137,9 @@ class Folder(Output):
             if index is not None:
                 self._count_finished(index)
             return
-        store = LocalStore(self._target.folder, self.shown, maps=False, durable=False)
-        self._at = Location(store)
+        self._store = LocalStore(self._target.folder, self.shown, maps=False, durable=False)
+        self._at, self._batch = Location(self._store), ExitStack()
+        self._write: Write = self._store.write
         self._log = open_log(self._at / _JOURNAL)
         try:
             self._failed = Failed(self._target.at, self._load(head))
@@ -213,6 +215,7 @@ class Folder(Output):
     def start_batch(self, names: Sequence[str]) -> None:
         if names:
             self._begun.add(self.next, names)
+        self._write = self._batch.enter_context(self._store.writes())
 
     def write(self, name: str, data: memoryview) -> None:
         """Create a file, or keep a file from an interrupted run if its size matches.
@@ -223,19 +226,23 @@ class Folder(Output):
         at = self._at / name
         has_same_size = self._is_resumed and self._has(name, len(data))
         if not (has_same_size and (is_own or b"".join(at.blocks()) == data)):
-            self._write_file(at, [data], is_own)
+            with self._disowns(name):
+                self._write(at.path, [data], (), is_own)
 
-    def _write_file(self, at: Location, parts: Iterable[bytes | memoryview], is_own: bool) -> None:
+    @contextmanager
+    def _disowns(self, name: str) -> Iterator[None]:
+        """Record that another process created the file if writing it raises UsageError."""
         try:
-            at.write(parts, replace=is_own)
+            yield
         except UsageError:
-            self._begun.disown(at.path)
+            self._begun.disown(name)
             raise
 
     def add_failure(self, failure: Failure) -> None:
         self._failed.add(failure)
 
     def finish_batch(self, rows: Sequence[Mapping[str, Any]], next: int) -> None:
+        self._close_batch()
         last = {"next": next, "failed": self._failed.settle(next)}
         self._log.append(_batch_lines(rows, last))
         self.next = next
@@ -243,16 +250,22 @@ class Folder(Output):
     def finish(self, kind: str, fields: Sequence[pa.Field]) -> str | None:
         if kind != "none":
             name = f"index.{kind}"
-            self.start_batch([name])
+            self._begun.add(self.next, [name])
             rows = _index_rows(line.entry for line in self._log.entries())
             is_own = self._is_resumed and self._begun.is_own(name)
-            self._write_file(self._target.at / name, write_index(kind, fields, rows), is_own)
+            with self._disowns(name):
+                (self._target.at / name).write(write_index(kind, fields, rows), replace=is_own)
             self.index = f"{self.shown.rstrip('/')}/{name}"
         self._close()
         self._target.finish()
         return self.index
 
+    def _close_batch(self) -> None:
+        self._batch.close()
+        self._write = self._store.write
+
     def _close(self) -> None:
+        self._close_batch()
         for log in (self._failed, self._log, self._begun):
             log.close()
 

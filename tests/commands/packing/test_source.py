@@ -14,7 +14,7 @@ import pytest
 
 from flarecli import commands, read
 from flarecli.errors import MissingError, ReachError, UsageError
-from flarecli.storage import Location
+from flarecli.storage.local import LocalStore
 from tests.commands.packing.note_collector import NoteCollector
 
 
@@ -41,13 +41,13 @@ def created(folder, names):
 @pytest.fixture
 def opened(monkeypatch):
     """Return the names of the files whose bytes are read."""
-    names, complete = [], Location.read_whole
+    names, complete = [], LocalStore.read_files
 
-    def reading(at, max_bytes):
-        names.append(at.name)
-        return complete(at, max_bytes)
+    def reading(store, paths, max_bytes, room):
+        names.extend(path.rpartition("/")[2] for path in paths)
+        return complete(store, paths, max_bytes, room)
 
-    monkeypatch.setattr(Location, "read_whole", reading)
+    monkeypatch.setattr(LocalStore, "read_files", reading)
     return names
 
 
@@ -97,14 +97,17 @@ def test_rows_of_a_folder_match_a_dictionary(tmp_path):
 
 def test_a_file_that_is_deleted_during_the_pack_is_a_failed_row(tmp_path, monkeypatch):
     folder = created(tmp_path / "in", [f"{i}.{kind}" for i in range(6) for kind in ("bin", "txt")])
-    complete = Location.read_whole
+    complete = LocalStore.read_files
 
-    def reading(at, max_bytes):
-        if at.name == "3.txt":
-            raise MissingError("no such file or folder", where=at)
-        return complete(at, max_bytes)
+    def reading(store, paths, max_bytes, room):
+        return [
+            MissingError("no such file or folder", where=store.show(path))
+            if path == "3.txt"
+            else value
+            for path, value in zip(paths, complete(store, paths, max_bytes, room), strict=True)
+        ]
 
-    monkeypatch.setattr(Location, "read_whole", reading)
+    monkeypatch.setattr(LocalStore, "read_files", reading)
     done = commands.pack(folder, str(tmp_path / "out"), on_error="skip")
     assert (done.rows, done.failed, [row["key"] for row in rows_of(tmp_path / "out")]) == (
         5,
@@ -157,15 +160,18 @@ def test_a_resumed_pack_of_a_folder_reads_only_remaining_files(tmp_path, opened,
     folder = created(tmp_path / "in", [f"{i:02d}.bin" for i in range(30)])
     commands.pack(folder, str(tmp_path / "whole"), shard_rows=5)
     complete = {path.name: path.read_bytes() for path in (tmp_path / "whole").iterdir()}
-    reading = Location.read_whole
+    reading = LocalStore.read_files
 
-    def failing(at, max_bytes):
-        if at.name == "22.bin":
-            raise MissingError("no such file or folder", where=at)
-        return reading(at, max_bytes)
+    def failing(store, paths, max_bytes, room):
+        return [
+            MissingError("no such file or folder", where=store.show(path))
+            if path == "22.bin"
+            else value
+            for path, value in zip(paths, reading(store, paths, max_bytes, room), strict=True)
+        ]
 
     with monkeypatch.context() as patch:
-        patch.setattr(Location, "read_whole", failing)
+        patch.setattr(LocalStore, "read_files", failing)
         with pytest.raises(ReachError):
             commands.pack(folder, str(tmp_path / "out"), shard_rows=5)
     opened.clear()
