@@ -11,7 +11,7 @@ import posixpath
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 from flarecli.braces import compile_pattern
 from flarecli.errors import (
@@ -429,6 +429,13 @@ class Location:
     def read(self, start: int = 0, stop: int | None = None) -> bytes:
         """Read bytes start..stop; `stop` None means the end. Raises FormatError if the file is shorter."""
         return self.store.read(self.path, start, stop)
+
+    def read_whole(self, max_bytes: int) -> bytes:
+        """Read the file. Raises ReachError if it is larger than `max_bytes`."""
+        (found,) = self.store.read_files([self.path], max_bytes, max_bytes)
+        if isinstance(found, FlareError):
+            raise found
+        return cast(bytes, found)  # not a size, because a file of at most `max_bytes` bytes fits
 
     def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Read ranges and return their bytes in the order of `ranges`.
