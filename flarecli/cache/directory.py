@@ -61,7 +61,7 @@ __all__ = [
     "CachedCopy",
     "Folder",
     "NamedFiles",
-    "Part",
+    "PartialFile",
     "least_recently_used_first",
     "list_copies",
     "shared",
@@ -216,7 +216,7 @@ class Folder:
 
     # -- space
 
-    def part(self, identity: Entry, since: float = math.inf) -> Part | None:
+    def part(self, identity: Entry, since: float = math.inf) -> PartialFile | None:
         """Reserve space for a copy and create its file; return None if the copy cannot be kept.
 
         since  copies that were used after this time are not evicted
@@ -242,7 +242,7 @@ class Folder:
             self.warn(_reason(error))
             return None
 
-    def _part(self, identity: Entry, since: float) -> Part | None:
+    def _part(self, identity: Entry, since: float) -> PartialFile | None:
         evicted: list[str] = []
         try:
             with self.locked():
@@ -264,13 +264,13 @@ class Folder:
                 raise
         return part
 
-    def _make(self, start: str, end: str, size: int) -> Part:
+    def _make(self, start: str, end: str, size: int) -> PartialFile:
         """Create a file of `size` bytes, which is locked until this process ends."""
         name = f"{start}{self._host}.{os.getpid()}.{next(_number)}.{end}"
         fd = os.open(name, NEW_FILE_FLAGS, 0o600, dir_fd=self._fd)
         with contextlib.suppress(OSError):
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        part = Part(self, name, fd)
+        part = PartialFile(self, name, fd)
         try:
             os.ftruncate(fd, size)
         except OSError:
@@ -408,7 +408,7 @@ class Folder:
         )
 
 
-class Part:
+class PartialFile:
     """A temporary file for a copy that is being fetched; the complete file is renamed to the name of the copy."""
 
     def __init__(self, folder: Folder, name: str, fd: int) -> None:

@@ -19,8 +19,8 @@ from flarecli.cache import directory
 from flarecli.cache.entry import MAX_TRANSIENT_BYTES, CopyHasher, Entry, entry, name_prefix
 from flarecli.errors import FormatError, IntegrityError
 from flarecli.prefetch import ordered_map
+from flarecli.storage import Buffer, Location, Store, Written, short_read
 from flarecli.storage import Entry as Listed
-from flarecli.storage import Location, Part, Store, Written, short_read
 from flarecli.storage.versions import ObjectPin, Pins, changed
 
 __all__ = ["BLOCK", "Cache", "CachedStore"]
@@ -118,7 +118,7 @@ class CachedStore(Store):
         return replace(at, store=self if at.store == self.store else self.cache.over(at.store))
 
     def write(
-        self, path: str, parts: Iterable[Part], hashes: Iterable[str] = (), replace: bool = True
+        self, path: str, parts: Iterable[Buffer], hashes: Iterable[str] = (), replace: bool = True
     ) -> Written:
         self._pins.drop(path)
         return self.store.write(path, parts, hashes, replace)
@@ -332,7 +332,7 @@ class CachedStore(Store):
 
     def _reserve(
         self, prefix: str, identity: Entry, passing: bool
-    ) -> tuple[directory.Part | None, bool]:
+    ) -> tuple[directory.PartialFile | None, bool]:
         """Reserve space for a whole copy.
 
         return  the new `.part` file or None, and whether memory was reserved instead
@@ -361,7 +361,7 @@ class CachedStore(Store):
         copies.put_transient(identity.name, view)
         return view
 
-    def _unused_part(self, identity: Entry) -> directory.Part | None:
+    def _unused_part(self, identity: Entry) -> directory.PartialFile | None:
         """Reserve space for a copy; evict only copies that were last used before this store was opened."""
         now = time.monotonic()
         if now < self._full_until:
@@ -468,7 +468,7 @@ class CachedStore(Store):
 
 
 def write_copy(
-    part: directory.Part, identity: Entry, pieces: Iterable[Piece], open_now: bool = False
+    part: directory.PartialFile, identity: Entry, pieces: Iterable[Piece], open_now: bool = False
 ) -> bool:
     """Write and publish a copy; after an error, or if the size is wrong, remove the copy and return False."""
     hasher = CopyHasher(identity)

@@ -34,8 +34,10 @@ __all__ = [
     "INDEX_FILES",
     "INDEX_INPUTS",
     "INPUTS",
+    "LIST_INPUT",
     "NOT_TABLES",
     "STREAMED",
+    "TEXT_INPUTS",
     "all_names",
     "arranged",
     "facts",
@@ -53,17 +55,20 @@ __all__ = [
 DEFAULT = "mds"  # the format that `pack` writes
 FALLBACK = "files"  # the format for files that no other format recognizes
 STREAMED = "webdataset"  # the format of data on standard input
+LIST_INPUT = "lines"  # value of --input for a list of addresses
 # value of --input -> format of the source; None for a list of addresses
 INPUTS = {
     "arrow": "arrow",
     "parquet": "parquet",
     **dict.fromkeys(("jsonl", "csv", "tsv"), "table"),
-    "lines": None,
+    LIST_INPUT: None,
     "tar": STREAMED,
     "files": FALLBACK,
 }
 # values of --input for tables and lists, which `ingest.open_index` reads
 INDEX_INPUTS = tuple(kind for kind, one in INPUTS.items() if one not in (STREAMED, FALLBACK))
+# values of --input for text tables
+TEXT_INPUTS = tuple(kind for kind, one in INPUTS.items() if one == "table")
 GROUP = "flarecli.formats"
 MAX_ENDINGS = 1024  # endings of file names whose formats are cached
 MAX_NAMED = 2  # formats that a hint names

@@ -358,11 +358,11 @@ class _FileColumns:
         self.counts = Counter[str]()
         for combination, count in survey.combinations.items():
             self.counts.update(dict.fromkeys({self.of[one] for one in combination}, count))
-        half = sum(survey.combinations.values()) - survey.combinations[frozenset()]
+        with_files = sum(survey.combinations.values()) - survey.combinations[frozenset()]
         self.media = {
             name
             for name, count in self.counts.items()
-            if 2 * count >= half
+            if 2 * count >= with_files
             and (name in _MEDIA or category_of(name.rpartition(".")[2]) in _MEDIA)
         }
         spellings: dict[str, set[str]] = {}

@@ -18,7 +18,7 @@ import pyarrow as pa
 from flarecli import sql
 from flarecli.errors import FlareError, FormatError, UsageError
 from flarecli.expansion import FREE_BYTES, FREE_ROWS, check_decoded, check_rows
-from flarecli.formats import INDEX_INPUTS
+from flarecli.formats import INDEX_INPUTS, LIST_INPUT
 from flarecli.formats.tables.base import Part
 from flarecli.formats.tables.csv import Delimited
 from flarecli.formats.tables.dialect import DEFAULT as DIALECT
@@ -44,7 +44,6 @@ __all__ = ["Index", "NumberedBatch", "open_folder", "open_index", "read_ahead"]
 JOINED_ROWS, JOINED_BYTES = 1 << 17, 32 << 20
 MAX_OPENERS = 16  # remote files that are opened concurrently
 READ_AHEAD_FILES = 4  # remote files that are read concurrently
-_LINES = "lines"  # kind of a list of addresses
 MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 1 << 20, 8 << 20  # limits on the rows that one call reads ahead
 
 
@@ -426,11 +425,11 @@ def open_index(
             files += [file] if kind is not None else expand_lists(file, dialect)
     kinds = [_kind(file, kind, dialect, null_separated) for file in files]
     shown = " ".join(redact(str(one)) for one in addresses)
-    if _LINES in kinds:
+    if LIST_INPUT in kinds:
         if len(files) > 1:
             raise UsageError(
                 "a list of addresses cannot be combined with other sources",
-                where=files[kinds.index(_LINES)],
+                where=files[kinds.index(LIST_INPUT)],
                 hint="Pack the list alone, or set one kind for all sources with --input.",
             )
         dialect.check_used(False, shown)

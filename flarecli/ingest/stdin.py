@@ -29,6 +29,7 @@ import pyarrow as pa
 
 from flarecli import media
 from flarecli.errors import FormatError, ReachError, UsageError
+from flarecli.formats import LIST_INPUT
 from flarecli.formats.tables import decompress
 from flarecli.formats.tables.base import Part
 from flarecli.formats.tables.decompress import Blocks, compression_of, decompressed
@@ -168,7 +169,7 @@ class Spool:
         self._stream, self._shown = blocks, shown
         self._file = _temporary_file()
         weakref.finalize(self, self._file.close)
-        self._size, self._is_complete = 0, False
+        self._size, self._is_complete, self._is_drained = 0, False, False
         self.location = Location(_SpoolStore(self, shown), _FILE)
 
     def __str__(self) -> str:
@@ -177,7 +178,7 @@ class Spool:
     def blocks(self) -> Iterator[bytes]:
         """Yield all bytes from the beginning; copy more of the stream if needed.
 
-        Raises ReachError if reading fails or the disk is full.
+        Raises ReachError if reading fails, the disk is full, or `drain` was called.
         """
         start = 0
         while start < self._size or self._copy_block():
@@ -189,8 +190,9 @@ class Spool:
     def drain(self) -> Iterator[bytes]:
         """Yield all bytes from the beginning, without a copy of the rest of the stream.
 
-        The stream cannot be read again.
+        The rest of the stream cannot be read again.
         """
+        self._is_drained = True
         for start in range(0, self._size, decompress.BLOCK_BYTES):
             size = min(decompress.BLOCK_BYTES, self._size - start)
             yield os.pread(self._file.fileno(), size, start)
@@ -206,6 +208,8 @@ class Spool:
         """Copy the next block of the stream; return False at its end."""
         if self._is_complete:
             return False
+        if self._is_drained:
+            raise ReachError("the stream was already read, and can be read only once", where=self)
         data = next(self._stream, b"")
         try:
             self._file.write(data)
@@ -272,7 +276,7 @@ def sniff(spool: Blocks, dialect: Dialect = DEFAULT, null_separated: bool = Fals
     raises          FormatError if the kind is unknown
     """
     if null_separated:
-        return "lines"
+        return LIST_INPUT
     head = first_bytes(spool)
     kind = _sniff_binary(head)
     if kind is not None:
@@ -280,7 +284,7 @@ def sniff(spool: Blocks, dialect: Dialect = DEFAULT, null_separated: bool = Fals
     _, head = decoded(spool, head, dialect.encoding)
     head = head.removeprefix(BOM)
     if _is_list(head):
-        return "lines"
+        return LIST_INPUT
     if head.lstrip()[:1] in (b"{", b"["):
         return "jsonl"
     if dialect != DEFAULT:

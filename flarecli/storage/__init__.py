@@ -7,12 +7,12 @@ without a fallback. A short read is always an error.
 from __future__ import annotations
 
 from flarecli.storage.base import (
+    Buffer,
     Entry,
     Guard,
     Keeper,
     Limits,
     Location,
-    Part,
     Store,
     Written,
     read_each,
@@ -43,7 +43,7 @@ __all__ = [
     "Keeper",
     "Limits",
     "Location",
-    "Part",
+    "Buffer",
     "STDIN",
     "Store",
     "Written",

@@ -36,7 +36,7 @@ __all__ = [
     "Locate",
     "Location",
     "MAX_DEPTH",
-    "Part",
+    "Buffer",
     "REQUEST_BYTES",
     "SHORT_HINT",
     "Store",
@@ -55,7 +55,7 @@ __all__ = [
     "too_many_files",
 ]
 
-Part: TypeAlias = "bytes | bytearray | memoryview"
+Buffer: TypeAlias = "bytes | bytearray | memoryview"
 SHORT_HINT = "The file was cut short; fetch or pack it again."
 ALLOW_LOCAL_HINT = "Pass --allow-local if you trust this dataset."
 S = TypeVar("S", bound="Store")
@@ -219,14 +219,14 @@ class Store(ABC):
         pieces, piece_of = join_near(ranges)
         return cut(self.read_pieces(path, pieces), pieces, piece_of, ranges)
 
-    def read_pieces(self, path: str, pieces: Sequence[tuple[int, int]]) -> Sequence[Part]:
+    def read_pieces(self, path: str, pieces: Sequence[tuple[int, int]]) -> Sequence[Buffer]:
         """Read ranges of one version of a file, with one request per range.
 
         pieces  non-empty ranges (start, stop) that do not overlap
         """
         return [self.read(path, start, stop) for start, stop in pieces]
 
-    def read_each(self, paths: Sequence[str]) -> Iterator[Part]:
+    def read_each(self, paths: Sequence[str]) -> Iterator[Buffer]:
         """Yield the content of each file in order, with read-ahead. Raises the first error."""
         limits = self.guard.limits
         return ordered_map(
@@ -238,7 +238,7 @@ class Store(ABC):
             weigh_result=len,
         )
 
-    def views(self, path: str, start: int, stop: int) -> Sequence[Part]:
+    def views(self, path: str, start: int, stop: int) -> Sequence[Buffer]:
         """Read a range and return it as a sequence of parts, without a copy where possible."""
         return [self.read(path, start, stop)]
 
@@ -290,7 +290,7 @@ class Store(ABC):
 
     @abstractmethod
     def write(
-        self, path: str, parts: Iterable[Part], hashes: Iterable[str] = (), replace: bool = True
+        self, path: str, parts: Iterable[Buffer], hashes: Iterable[str] = (), replace: bool = True
     ) -> Written:
         """Write a file atomically, and hash it in the same pass."""
 
@@ -324,7 +324,7 @@ class Store(ABC):
         """Truncate a file to `size` bytes. Raises UsageError if the store cannot change files."""
         raise self._fixed(path)
 
-    def extend(self, path: str, size: int, parts: Iterable[Part]) -> None:
+    def extend(self, path: str, size: int, parts: Iterable[Buffer]) -> None:
         """Append to a file whose current size is `size` bytes. Raises UsageError if the store cannot change files."""
         raise self._fixed(path)
 
@@ -469,7 +469,7 @@ class Location:
         return self.store.blocks(self.path, self.size() if size is None else size)
 
     def write(
-        self, parts: Iterable[Part], hashes: Iterable[str] = (), replace: bool = True
+        self, parts: Iterable[Buffer], hashes: Iterable[str] = (), replace: bool = True
     ) -> Written:
         """Write the file atomically and durably, and hash it in the same pass.
 
@@ -481,7 +481,7 @@ class Location:
         """Truncate the file to `size` bytes. Raises UsageError if the store cannot change files."""
         self.store.cut(self.path, size)
 
-    def extend(self, size: int, parts: Iterable[Part]) -> None:
+    def extend(self, size: int, parts: Iterable[Buffer]) -> None:
         """Append to the file, whose current size is `size` bytes, and sync it.
 
         After an error, the file may contain some of the new bytes.
@@ -545,7 +545,7 @@ class Location:
         return True
 
 
-def read_each(locations: Sequence[Location]) -> Iterator[Part]:
+def read_each(locations: Sequence[Location]) -> Iterator[Buffer]:
     """Yield the content of each file in order, with read-ahead of at most `ahead_bytes`. Raises the first error."""
     if not locations:
         return iter(())

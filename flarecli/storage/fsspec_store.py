@@ -33,10 +33,10 @@ from flarecli.prefetch import ordered_map, run_interruptibly
 from flarecli.redact import redact, redact_text
 from flarecli.storage.base import (
     MAX_DEPTH,
+    Buffer,
     Entry,
     Guard,
     Location,
-    Part,
     Store,
     Written,
     bytewise,
@@ -267,7 +267,7 @@ class FsspecStore(Store):
             return b""
         return self._pins.read(path, lambda pin: self._ranges(path, [(start, stop)], pin))[0]
 
-    def read_pieces(self, path: str, pieces: Sequence[tuple[int, int]]) -> Sequence[Part]:
+    def read_pieces(self, path: str, pieces: Sequence[tuple[int, int]]) -> Sequence[Buffer]:
         if not pieces:
             return []
         return self._pins.read(path, lambda pin: self._ranges(path, pieces, pin))
@@ -351,7 +351,7 @@ class FsspecStore(Store):
     # -- writing
 
     def write(
-        self, path: str, parts: Iterable[Part], hashes: Iterable[str] = (), replace: bool = True
+        self, path: str, parts: Iterable[Buffer], hashes: Iterable[str] = (), replace: bool = True
     ) -> Written:
         """Write a file. Its bytes are buffered on the local disk, so that an incomplete file is never uploaded."""
         sums = Sums(hashes)

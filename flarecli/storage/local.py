@@ -39,10 +39,10 @@ from flarecli.redact import redact
 from flarecli.storage.base import (
     ALLOW_LOCAL_HINT,
     MAX_DEPTH,
+    Buffer,
     Entry,
     Guard,
     Location,
-    Part,
     Store,
     Written,
     bytewise,
@@ -76,7 +76,7 @@ _NO_HARD_LINKS = (
 )
 _REPLACE_HINT = "Use a regular file instead."
 _number = itertools.count(time.time_ns())
-Write: TypeAlias = Callable[[str, Iterable[Part], Iterable[str], bool], Written]
+Write: TypeAlias = Callable[[str, Iterable[Buffer], Iterable[str], bool], Written]
 
 
 _stores: weakref.WeakValueDictionary[int, LocalStore] = weakref.WeakValueDictionary()
@@ -490,7 +490,7 @@ class LocalStore(Store):
     # -- writing
 
     def write(
-        self, path: str, parts: Iterable[Part], hashes: Iterable[str] = (), replace: bool = True
+        self, path: str, parts: Iterable[Buffer], hashes: Iterable[str] = (), replace: bool = True
     ) -> Written:
         with self.writes() as write:
             return write(path, parts, hashes, replace)
@@ -505,7 +505,7 @@ class LocalStore(Store):
         self,
         folders: _OpenFolders,
         path: str,
-        parts: Iterable[Part],
+        parts: Iterable[Buffer],
         hashes: Iterable[str] = (),
         replace: bool = True,
     ) -> Written:
@@ -547,7 +547,7 @@ class LocalStore(Store):
     def create(self, path: str, data: bytes) -> None:
         self.write(path, [data], replace=False)
 
-    def _fill(self, fd: int, parts: Iterable[Part], sums: Sums) -> None:
+    def _fill(self, fd: int, parts: Iterable[Buffer], sums: Sums) -> None:
         """Write, hash and sync a new file."""
         from flarecli.storage.direct_io import FileWriter  # imported on the first write
 
@@ -569,7 +569,7 @@ class LocalStore(Store):
             except OSError as error:
                 raise self.error(error, path) from None
 
-    def extend(self, path: str, size: int, parts: Iterable[Part]) -> None:
+    def extend(self, path: str, size: int, parts: Iterable[Buffer]) -> None:
         from flarecli.storage.direct_io import write_all
 
         with self.opened(path, _READ | os.O_WRONLY) as fd:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from flarecli.errors import MissingError, UsageError
 from flarecli.hashes import Sums
-from flarecli.storage.base import Entry, Part, Store, Written, short_read
+from flarecli.storage.base import Buffer, Entry, Store, Written, short_read
 
 __all__ = ["MemoryStore"]
 
@@ -48,7 +48,7 @@ class MemoryStore(Store):
         return [self.read(path, start, stop) for start, stop in ranges]
 
     def write(
-        self, path: str, parts: Iterable[Part], hashes: Iterable[str] = (), replace: bool = True
+        self, path: str, parts: Iterable[Buffer], hashes: Iterable[str] = (), replace: bool = True
     ) -> Written:
         if not replace and path in self.files:
             raise UsageError("already exists", where=self.show(path))

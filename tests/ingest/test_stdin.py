@@ -20,7 +20,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flarecli
-from flarecli.errors import FlareError, FormatError, IntegrityError, UnsafeError, UsageError
+from flarecli.errors import (
+    FlareError,
+    FormatError,
+    IntegrityError,
+    ReachError,
+    UnsafeError,
+    UsageError,
+)
 from flarecli.formats.tables import decompress
 from flarecli.ingest import open_index
 from flarecli.ingest.stdin import open_streams, sniff
@@ -655,3 +662,12 @@ def test_failed_rows_of_a_stream_are_listed_under_one_name(tmp_path):
         flarecli.pack(pipe, tmp_path / "out", on_error="skip")
     (line,) = (tmp_path / "out/failed.jsonl").read_text().splitlines()
     assert (json.loads(line)["file"], json.loads(line)["row"]) == ("-", 0)
+
+
+def test_a_stream_that_was_read_without_a_copy_is_not_read_again():
+    data = bytes(range(256)) * (1 << 15)
+    (stream,) = open_streams(["-"], io.BytesIO(data))
+    assert b"".join(stream.drain()) == data
+    with pytest.raises(ReachError) as caught:
+        list(stream.blocks())
+    assert str(caught.value) == "-: the stream was already read, and can be read only once"

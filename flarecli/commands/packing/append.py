@@ -39,7 +39,7 @@ from flarecli.names import shell_quoted
 from flarecli.prefetch import cpu_count
 from flarecli.progress import Progress
 from flarecli.storage import Location
-from flarecli.storage.append_log import open_log
+from flarecli.storage.append_log import first_entry
 from flarecli.storage.local import SCRATCH
 from flarecli.suggest import choose
 from flarecli.write import Keys, is_empty_key, key_bytes, key_text, versions
@@ -528,7 +528,7 @@ def _unfinished_base(at: Location, task: PackTask, base: Version) -> Version:
     options = _stream_task(task, base, 0).recorded_options()
     head = {"source": task.source_digest, "options": options}
     for name in versions.unfinished_fragments(at, base):
-        found = _journal_head(at / f"{name}/{SCRATCH}/journal")
+        found = first_entry(at / f"{name}/{SCRATCH}/journal")
         if any(found.get(key) != value for key, value in head.items()):
             continue
         number, checksum = found.get("base"), found.get("base_checksum")
@@ -540,18 +540,3 @@ def _unfinished_base(at: Location, task: PackTask, base: Version) -> Version:
             if one.checksum == checksum:
                 return one
     return base
-
-
-def _journal_head(at: Location) -> Mapping[str, Any]:
-    """Return the first line of a journal; empty if it cannot be read."""
-    try:
-        log = open_log(at)
-    except FlareError:
-        return {}
-    try:
-        first = next(iter(log.entries()), None)
-        return (first.entry or {}) if first is not None else {}
-    except FlareError:
-        return {}
-    finally:
-        log.close()

@@ -579,15 +579,14 @@ def _missing_files(
     rows: dict[int, tuple[str, str, str]] = {}
     if plan.source.flaw is None or not any(batch.column(name).null_count for name in columns):
         return rows
-    is_present = {name: batch.column(name).is_valid().to_pylist() for name in columns}
-    for row in range(batch.num_rows):
-        missing = [name for name, present in is_present.items() if not present[row]]
-        if missing:
-            column = missing[0].removeprefix(_NAME_OF)
-            name = key_text(batch.column(key)[row]) if key in batch.schema.names else ""
-            flaw = plan.source.flaw(column, len(missing) == len(columns), name)
-            if flaw is not None:
-                rows[row] = column, *flaw
+    nulls = [batch.column(name).is_null().to_numpy(zero_copy_only=False) for name in columns]
+    missing = np.array(nulls)  # bool [columns, rows]
+    for row in np.flatnonzero(missing.any(axis=0)).tolist():
+        column = columns[int(missing[:, row].argmax())].removeprefix(_NAME_OF)
+        name = key_text(batch.column(key)[row]) if key in batch.schema.names else ""
+        flaw = plan.source.flaw(column, bool(missing[:, row].all()), name)
+        if flaw is not None:
+            rows[row] = column, *flaw
     return rows
 
 

@@ -18,7 +18,7 @@ from flarecli.commands.large_values import LargeValues
 from flarecli.commands.provenance import SourceName, shard_of, source_name
 from flarecli.commands.row_order import average_row_bytes, check_no_rows, read_rows, select_rows
 from flarecli.errors import FormatError, NoRowsError, UsageError
-from flarecli.formats import INDEX_INPUTS, INPUTS, facts
+from flarecli.formats import INDEX_INPUTS, INPUTS, LIST_INPUT, facts
 from flarecli.hashes import DEFAULT, Sums
 from flarecli.ingest import DIALECT, Dialect
 from flarecli.media import is_media, kind_of
@@ -305,7 +305,7 @@ def open_source(
     """
     addresses = address_texts(sources)
     shown = " ".join(map(redact, addresses))
-    if null_separated and kind not in (None, "lines"):
+    if null_separated and kind not in (None, LIST_INPUT):
         raise UsageError(f"-0 needs a list of addresses (--input lines), got --input {kind}")
     if null_separated and kind is None and not any(map(is_stream, addresses)):
         raise UsageError(

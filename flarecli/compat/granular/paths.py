@@ -18,7 +18,7 @@ from flarecli.errors import (
     UsageError,
 )
 from flarecli.hashes import Sums
-from flarecli.storage import Entry, Location, Part, Store, Written, locate
+from flarecli.storage import Buffer, Entry, Location, Store, Written, locate
 from flarecli.storage.local import LocalStore
 
 __all__ = ["located"]
@@ -81,7 +81,7 @@ class PathStore(Store):
         return data
 
     def write(
-        self, path: str, parts: Iterable[Part], hashes: Iterable[str] = (), replace: bool = True
+        self, path: str, parts: Iterable[Buffer], hashes: Iterable[str] = (), replace: bool = True
     ) -> Written:
         at, sums = self._at(path), Sums(hashes)
         if not replace and at.exists():
@@ -96,7 +96,7 @@ class PathStore(Store):
     def cut(self, path: str, size: int) -> None:
         self.write(path, [self.read(path, 0, min(size, self.size(path)))])
 
-    def extend(self, path: str, size: int, parts: Iterable[Part]) -> None:
+    def extend(self, path: str, size: int, parts: Iterable[Buffer]) -> None:
         if (actual := self.size(path)) != size:
             raise BusyError(
                 f"file is {actual} bytes; expected {size}",

@@ -33,6 +33,7 @@ from flarecli.errors import (
 )
 from flarecli.formats import byte_ranges, shard_files
 from flarecli.formats.base import EACH, Format, Ranges, Span, Substitutes
+from flarecli.formats.registry import TEXT_INPUTS
 from flarecli.formats.tables import default_encoding, is_default, typed_field
 from flarecli.formats.tables.base import Part, TextPart
 from flarecli.formats.tables.decompress import split_compression
@@ -587,7 +588,7 @@ class TextTable(TableFormat):
     def has_delimited_text(self, stream: Stream) -> bool:
         """Return whether a stream has a CSV or TSV file."""
         kind = stream.headers.get(INPUT)
-        if kind in ("jsonl", "csv", "tsv"):
+        if kind in TEXT_INPUTS:
             return bool(kind != "jsonl")
         return any(
             is_delimited(url.partition("?")[0] if is_url(url) else url) for url in stream.urls
@@ -596,7 +597,7 @@ class TextTable(TableFormat):
     def open_part(self, chunk: Chunk) -> Part:
         """Read the first rows of a file, which determine the types of its columns."""
         kind = chunk.headers.get(INPUT)
-        if kind in ("jsonl", "csv", "tsv"):
+        if kind in TEXT_INPUTS:
             return open_kind(kind, chunk.at, (), _dialect(chunk))
         name = chunk.files[0].name if chunk.files else chunk.at.name
         plain, _ = split_compression(name.lower())

@@ -27,10 +27,10 @@ from flarecli.redact import redact
 from flarecli.storage.base import (
     MAX_READ_AHEAD,
     REQUEST_BYTES,
+    Buffer,
     Entry,
     Guard,
     Location,
-    Part,
     Store,
     Written,
     resolve,
@@ -312,7 +312,7 @@ class ObjectStore(Store):
             weigh_result=len,
         )
 
-    def read_pieces(self, path: str, pieces: Sequence[tuple[int, int]]) -> Sequence[Part]:
+    def read_pieces(self, path: str, pieces: Sequence[tuple[int, int]]) -> Sequence[Buffer]:
         if not pieces:
             return []
         return self._pins.read(path, lambda pin: self._get_many(path, pieces, pin))
@@ -432,7 +432,7 @@ class ObjectStore(Store):
     # -- writing
 
     def write(
-        self, path: str, parts: Iterable[Part], hashes: Iterable[str] = (), replace: bool = True
+        self, path: str, parts: Iterable[Buffer], hashes: Iterable[str] = (), replace: bool = True
     ) -> Written:
         if not path:
             raise UsageError("is a bucket; expected an object", where=self.show(path))
@@ -548,7 +548,7 @@ class ObjectStore(Store):
 
 
 def upload(
-    parts: Iterable[Part],
+    parts: Iterable[Buffer],
     sums: Sums,
     put_whole: Callable[[bytes], None],
     put_pieces: Callable[[Iterator[bytes]], None],
@@ -580,7 +580,7 @@ def upload(
         raise
 
 
-def _pieces(parts: Iterable[Part], sums: Sums) -> Iterator[bytes]:
+def _pieces(parts: Iterable[Buffer], sums: Sums) -> Iterator[bytes]:
     """Split parts of any size into pieces of REQUEST_BYTES bytes."""
     held = bytearray()
     for part in parts:

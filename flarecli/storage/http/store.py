@@ -20,10 +20,10 @@ from flarecli.names import is_url, scheme_of
 from flarecli.prefetch import get_interruptibly
 from flarecli.redact import redact
 from flarecli.storage.base import (
+    Buffer,
     Entry,
     Guard,
     Location,
-    Part,
     Store,
     Written,
     file_address_error,
@@ -350,7 +350,7 @@ class HttpStore(Store):
     # -- not supported
 
     def write(
-        self, path: str, parts: Iterable[Part], hashes: Iterable[str] = (), replace: bool = True
+        self, path: str, parts: Iterable[Buffer], hashes: Iterable[str] = (), replace: bool = True
     ) -> Written:
         raise UsageError(
             "an HTTP address is read-only", where=self.show(path), hint="Write to a local folder."
