@@ -76,7 +76,7 @@ def check_values(count: int, stored: int, where: object) -> None:
 
 
 def decompressed_limit(stored: int) -> int:
-    """Return the maximum number of bytes that `stored` compressed bytes may decompress to."""
+    """Return the maximum decompressed size of `stored` compressed bytes."""
     return max(FREE_BYTES, MAX_RATIO * stored)
 
 

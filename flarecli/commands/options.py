@@ -106,9 +106,9 @@ def sample_size(
 
 
 def _fraction(text: str, first: int, expected: str, hint: str) -> tuple[int, int]:
-    """Parse a number and a count, such as `0/8`; return the number counted from 0, and the count.
+    """Parse a number and a count, such as `0/8`. Return the number, counted from 0, and the count.
 
-    first     the smallest number
+    first     smallest valid number in the text
     expected  description of a valid text
     raises    UsageError for an invalid text
     """
@@ -397,7 +397,7 @@ class _WriteOptions(_RowOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class _SeedOptions(Options):
-    """The seed of --sample."""
+    """The option for the random seed of --sample."""
 
     seed: int = option(
         0, Option(group="Rows", metavar="N", minimum=0, help="Random seed for --sample.")
@@ -1110,7 +1110,7 @@ class CompactOptions(_ChangeOptions):
             takes_text=True,
             minimum=0,
             shown="16MB",
-            help="Join consecutive shards smaller than this size.",
+            help="Join consecutive shards that are smaller than SIZE.",
             is_everyday=True,
         ),
     )

@@ -572,7 +572,7 @@ class Folder(Part):
             )
 
     def _chosen(self, survey: _Survey) -> list[str]:
-        """Return the columns of most keys that have a file in the main column."""
+        """Return the columns that at least half of the keys with the main column have."""
         if self._options.allow_missing:
             return list(self._columns.counts)
         with_main = Counter[str]()

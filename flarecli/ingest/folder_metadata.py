@@ -51,7 +51,7 @@ class Metadata:
     """The rows of all metadata files in a folder.
 
     names   metadata files that have a column of file names
-    schema  columns besides the file names
+    schema  all columns except the column of file names
     raises  FormatError for two metadata files in one folder, for columns without a common type, and
             for too many files; the errors of opening a table
     """
@@ -122,7 +122,7 @@ class Metadata:
 class Rows:
     """The rows of metadata files.
 
-    table     the columns besides the file names
+    table     all columns except the column of file names
     problems  rows that cannot be joined
     """
 

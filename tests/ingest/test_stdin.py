@@ -628,7 +628,7 @@ def test_nul_separated_addresses_are_a_list(tmp_path):
         with pytest.raises(UsageError) as caught:
             flarecli.pack(source, tmp_path / "out", from0=True)
         assert (str(caught.value), caught.value.hint) == (
-            f"{source}: -0 needs a list of addresses, on stdin or named by --input lines",
+            f"{source}: -0 needs a list of addresses on stdin, or a source with --input lines",
             "Use --input lines -0 if the source is a list of addresses; otherwise omit -0.",
         )
     rows = packed(tmp_path / "in/l.txt", tmp_path / "out", from0=True, input="lines")

@@ -143,10 +143,11 @@ class Append(versions.Change):
 class Replace(versions.Change):
     """The change that adds rows, and removes the earlier rows with the same keys.
 
+    The keys of the new rows were compared with the version to which `rewrite` applies.
+
     append   change that adds the rows
-    rewrite  change that replaces the shards with earlier rows that have the same keys; the keys were
-             compared in the version that this change modifies
-    copied   number of rows that the replaced shards contained and the new shards keep
+    rewrite  change that replaces the shards of the earlier rows
+    copied   number of rows that are copied from the replaced shards to the new shards
     """
 
     append: Append

@@ -309,7 +309,7 @@ def open_source(
         raise UsageError(f"-0 needs a list of addresses (--input lines), got --input {kind}")
     if null_separated and kind is None and not any(map(is_stream, addresses)):
         raise UsageError(
-            "-0 needs a list of addresses, on stdin or named by --input lines",
+            "-0 needs a list of addresses on stdin, or a source with --input lines",
             where=object_name or shown,
             hint="Use --input lines -0 if the source is a list of addresses; otherwise omit -0.",
         )

@@ -77,7 +77,7 @@ class Output(ABC):
 
     @abstractmethod
     def finish_batch(self, rows: Sequence[Mapping[str, Any]], next: int) -> None:
-        """Record rows whose files are written, and the row at which the next batch begins."""
+        """Record rows whose files were written, and the row at which the next batch begins."""
 
     @abstractmethod
     def finish(self, kind: str, fields: Sequence[pa.Field]) -> str | None:
