@@ -219,10 +219,10 @@ def bare(address: str) -> str:
 
 
 def is_document(name: str) -> bool:
-    """Return whether a file name is the name of a README or LICENSE file, in any case."""
+    """Return whether a file name is the name of a README or LICENSE file, ignoring letter case."""
     name = name.lower()
     return (
-        name.startswith(_DOCUMENTS)  # a fast test, which most names fail
+        name.startswith(_DOCUMENTS)  # quickly rejects most names
         and name.partition(".")[0] in _DOCUMENTS
         and name.rpartition(".")[2] in _DOCUMENT_SUFFIXES
     )

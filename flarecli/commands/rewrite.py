@@ -112,7 +112,7 @@ def _changed(base: Version) -> BusyError:
 
 
 def _with_columns(stream: Stream, columns: Columns) -> Stream:
-    """Return a stream whose columns are replaced, and remove the types of all other columns."""
+    """Return a stream with these columns, and with types only for these columns."""
     names = {column.name for column in columns}
     headers = dict(stream.headers)
     schema = headers.pop(SCHEMA, None)

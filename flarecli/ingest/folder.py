@@ -595,7 +595,7 @@ class Folder(Part):
                 raise UsageError(
                     f"no column {name!r}",
                     where=self.at,
-                    hint=f"The .{name} files are in column {column!r}."
+                    hint=f"For .{name} files, use column {column!r}."
                     if column is not None
                     else choose(name, sorted(counts), "Choose from"),
                     column=name,

@@ -117,7 +117,7 @@ def run_line(place, monkeypatch, capfd):
         (
             "pack files new -c jpg",
             "files: no column 'jpg'",
-            "The .jpg files are in column 'image'.",
+            "For .jpg files, use column 'image'.",
         ),
         (
             "cat out --to json",

@@ -311,7 +311,7 @@ def test_keys_without_the_requested_columns_are_counted_and_named(tmp_path):
             {"a.jpg": "x", "a.txt": "x"},
             ["jpg"],
             "d: no column 'jpg'",
-            "The .jpg files are in column 'image'.",
+            "For .jpg files, use column 'image'.",
         ),
         (
             {"a.jpg": "x", "metadata.csv": "file_name,image\na.jpg,1\n"},

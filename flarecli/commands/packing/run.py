@@ -356,7 +356,7 @@ def _write(
             if spool is not None:
                 spool.until = part.until
                 spool.save()
-            if not plan.links:  # the rows of links are counted when their downloads end
+            if not plan.links:  # rows with links are counted when the downloads end
                 count = part.batch.num_rows + len(part.failures)
                 progress.advance(count, writer.written_bytes - written_bytes)
                 written_bytes = writer.written_bytes

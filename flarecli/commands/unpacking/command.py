@@ -355,7 +355,7 @@ class _Unpacking:
                     output.write(name, data)
                     row["files"][column] = (name, len(data))
                     size += len(data)
-                if not self.links:  # the rows of links are counted when their downloads end
+                if not self.links:  # rows with links are counted when the downloads end
                     self.progress.advance(int(i == len(columns)), len(data or b""))
         output.rows += len(index_rows)
         output.files += sum(len(row["files"]) for row in index_rows)

@@ -335,7 +335,7 @@ class OtherLists:
             yield Finding(str(other.at), "listing", message, LISTS_DIFFER)
 
     def additional_shards(self, address: str) -> Iterator[Finding]:
-        """Yield findings for shards that are only in another list, if that list must match.
+        """Yield findings for shards that only another list contains, if that list must match.
 
         Call this after `entries_of` was called for all shards.
         """
