@@ -101,9 +101,10 @@ def log(options: LogOptions) -> tuple[VersionInfo, ...]:
 
 def _pin(at: Location, name: str) -> None:
     file = at / versions.pin_name(name)
-    with CommitLock(at):
+    with CommitLock(at) as lock:
         data = versions.newest(at).data
         if not file.exists():
+            lock.check()  # a prune may have deleted files that `data` lists
             file.create(data)
         elif file.read() != data:
             raise UsageError(

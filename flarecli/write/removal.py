@@ -14,7 +14,7 @@ import fcntl
 import itertools
 import json
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -193,6 +193,7 @@ def finish_removal(at: Location, lock: CommitLock) -> list[str]:
             process has lost the lock: another process may list a file again
     """
     at = confined(at)
+    lists = list_names(at)
     kept = listed_in_versions(at)
     lock.check()
     for name in files_to_remove(at):
@@ -203,33 +204,40 @@ def finish_removal(at: Location, lock: CommitLock) -> list[str]:
     for name in at.names():  # of an erasure that was interrupted before its commit
         if is_failed_copy(name) and name not in kept:
             (at / name).delete()
-    used = {name.partition("/")[0] for name in kept}
-    busy = []
+    used, busy = _folders(kept), list[str]()
     for name in at.names():
-        if is_fragment(name) and name not in used:
-            lock.check(now=False)
-            try:
-                _remove_fragment(at / name)
-            except BusyError:
-                busy.append(name)
+        if not is_fragment(name) or name in used:
+            continue
+        lock.check(now=False)
+        try:
+            with _lock(at / name):
+                if (now := list_names(at)) != lists:  # a process may have committed this fragment
+                    lists, used = now, _folders(listed_in_versions(at))
+                if name not in used:
+                    _delete_fragment(at / name)
+        except BusyError:
+            busy.append(name)
     return busy
 
 
-def _remove_fragment(at: Location) -> None:
-    """Delete a fragment, unless another process is writing it. Raises BusyError."""
-    with _lock(at):
-        entries: list[str] = []
-        with contextlib.suppress(MissingError):
-            try:
-                entries = [entry.name for entry in at.list()]
-            except UnsafeError:
-                raise UnsafeError(
-                    "is a symbolic link, so the files in it are not deleted",
-                    where=at,
-                    hint="Delete the link.",
-                ) from None
-        for name in sorted(entries, key=lambda name: (name.endswith("/journal"), name)):
-            (at / name).delete()
+def _folders(names: Iterable[str]) -> set[str]:
+    return {name.partition("/")[0] for name in names}
+
+
+def _delete_fragment(at: Location) -> None:
+    """Delete a fragment, whose lock the caller holds."""
+    entries: list[str] = []
+    with contextlib.suppress(MissingError):
+        try:
+            entries = [entry.name for entry in at.list()]
+        except UnsafeError:
+            raise UnsafeError(
+                "is a symbolic link, so the files in it are not deleted",
+                where=at,
+                hint="Delete the link.",
+            ) from None
+    for name in sorted(entries, key=lambda name: (name.endswith("/journal"), name)):
+        (at / name).delete()
     if isinstance(at.store, LocalStore):
         at.store.remove_folders(at.path)
 

@@ -433,7 +433,7 @@ def commit(at: Location, change: Change, base: Version) -> Version:
                 if change.fragments[0].encode() in one.data and one.fragments == change.fragments:
                     publish(at, current)
                     return one
-        if at.names().count(version_name(current.number)) == 0:
+        if not numbers(at):
             _keep_first(at, current)
         for _ in range(_MAX_ATTEMPTS):
             new = _next_version(at, change, current)
