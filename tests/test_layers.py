@@ -55,6 +55,7 @@ INNER = {  # modules that other packages import directly; everything else is imp
     "storage": {
         "append_log",
         "cloud",
+        "descriptors",
         "http",
         "local",
         "memory",

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import itertools
 import math
 import os
@@ -40,8 +39,6 @@ from flarecli.cache.entry import (
     read_note,
 )
 from flarecli.cache.locks import (
-    FOLDER_FLAGS,
-    NEW_FILE_FLAGS,
     Presence,
     Turns,
     held,
@@ -52,6 +49,7 @@ from flarecli.cache.locks import (
 )
 from flarecli.errors import ReachError
 from flarecli.names import whole_path
+from flarecli.storage import descriptors
 
 __all__ = [
     "BATCH_SHARE",
@@ -132,7 +130,7 @@ class Folder:
         os.makedirs(os.path.dirname(self.path), exist_ok=True)
         with contextlib.suppress(FileExistsError):
             os.mkdir(self.path, 0o700)
-        fd = os.open(self.path, FOLDER_FLAGS)
+        fd = os.open(self.path, descriptors.FOLDER)
         status = os.fstat(fd)
         # The folder must not be writable by other users, who could replace the data.
         if status.st_uid != os.geteuid() or status.st_mode & 0o022:
@@ -267,9 +265,9 @@ class Folder:
     def _make(self, start: str, end: str, size: int) -> PartialFile:
         """Create a file of `size` bytes, which is locked until this process ends."""
         name = f"{start}{self._host}.{os.getpid()}.{next(_number)}.{end}"
-        fd = os.open(name, NEW_FILE_FLAGS, 0o600, dir_fd=self._fd)
+        fd = os.open(name, os.O_RDWR | descriptors.CREATE, 0o600, dir_fd=self._fd)
         with contextlib.suppress(OSError):
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            descriptors.lock(fd)
         part = PartialFile(self, name, fd)
         try:
             os.ftruncate(fd, size)
@@ -372,7 +370,7 @@ class Folder:
         threads = self._threads
         is_mine = threads.acquire(timeout=_LOCK_S)
         try:
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            flags = os.O_RDWR | os.O_CREAT | descriptors.FILE
             fd = os.open("lock", flags, 0o600, dir_fd=self._fd)
             with held(fd):
                 locked_within(fd, _LOCK_S)
@@ -419,7 +417,7 @@ class PartialFile:
         view = memoryview(data)
         try:
             while view:
-                count = os.pwrite(self.fd, view, self._at)
+                count = descriptors.pwrite(self.fd, view, self._at)
                 view, self._at = view[count:], self._at + count
         except OSError as error:
             self._folder.warn(_reason(error))
@@ -514,7 +512,7 @@ class KnownPrefixes:
 @contextlib.contextmanager
 def listing(folder: int) -> Iterator[int]:
     """Open a second descriptor of a folder for a listing, because two listings of one descriptor share a position."""
-    own = os.open(".", FOLDER_FLAGS, dir_fd=folder)
+    own = os.open(".", descriptors.FOLDER, dir_fd=folder)
     try:
         yield own
     finally:
@@ -571,7 +569,7 @@ def list_copies(path: str) -> Iterator[CachedCopy]:
     raises  ReachError for a folder that cannot be listed
     """
     try:
-        folder = os.open(os.path.join(path, LAYOUT), FOLDER_FLAGS)
+        folder = os.open(os.path.join(path, LAYOUT), descriptors.FOLDER)
     except FileNotFoundError:
         return
     except OSError as error:

@@ -32,7 +32,7 @@ from urllib.parse import urlsplit, urlunsplit
 import xxhash
 
 from flarecli.redact import redact
-from flarecli.storage import files_limit, large_memory
+from flarecli.storage import descriptors, files_limit, large_memory
 
 __all__ = [
     "NAME",
@@ -175,7 +175,7 @@ def open_copy(folder: int, identity: Entry) -> memoryview | None:
         if not stat.S_ISREG(status.st_mode) or status.st_size != identity.file_bytes:
             raise ValueError("the size differs from the size in the file name")
         view = mapped_copy(fd, identity)
-        end = os.pread(fd, status.st_size - identity.size, identity.size)
+        end = descriptors.pread(fd, status.st_size - identity.size, identity.size)
     except OSError:
         return None
     finally:
@@ -190,7 +190,7 @@ def open_copy(folder: int, identity: Entry) -> memoryview | None:
 
 
 def _opened(folder: int, name: str) -> int:
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    flags = os.O_RDONLY | descriptors.NO_WAIT | descriptors.FILE
     return os.open(name, flags, dir_fd=folder)
 
 
@@ -200,8 +200,8 @@ def mapped_copy(fd: int, identity: Entry) -> memoryview:
     The map excludes the note and the tail, so it can be used like a map of the original file.
     """
     if identity.file_bytes <= _SMALL_BYTES:
-        return memoryview(os.pread(fd, identity.size, 0))
-    return memoryview(mmap.mmap(fd, identity.size, prot=mmap.PROT_READ))
+        return memoryview(descriptors.pread(fd, identity.size, 0))
+    return memoryview(mmap.mmap(fd, identity.size, access=mmap.ACCESS_READ))
 
 
 def read_note(folder: int, name: str) -> dict[str, Any]:
@@ -209,7 +209,7 @@ def read_note(folder: int, name: str) -> dict[str, Any]:
     fd = _opened(folder, name)
     try:
         file_bytes = os.fstat(fd).st_size
-        tail = os.pread(fd, _TAIL.size, max(0, file_bytes - _TAIL.size))
+        tail = descriptors.pread(fd, _TAIL.size, max(0, file_bytes - _TAIL.size))
         if len(tail) != _TAIL.size:
             return {}
         size, note_bytes, _, magic = _TAIL.unpack(tail)
@@ -217,7 +217,7 @@ def read_note(folder: int, name: str) -> dict[str, Any]:
             return {}
         if size + note_bytes + _TAIL.size != file_bytes:
             return {}
-        note = json.loads(os.pread(fd, note_bytes, size))
+        note = json.loads(descriptors.pread(fd, note_bytes, size))
         return note if isinstance(note, dict) else {}
     except (OSError, ValueError, RecursionError):
         return {}

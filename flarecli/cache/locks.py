@@ -10,7 +10,6 @@ Keys that share a file wait for each other.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import itertools
 import os
@@ -19,9 +18,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+from flarecli.storage import descriptors
+
 __all__ = [
-    "FOLDER_FLAGS",
-    "NEW_FILE_FLAGS",
     "Presence",
     "Turns",
     "held",
@@ -39,8 +38,6 @@ _OLD_S = 3600.0  # `.part` files below this age are kept if locks do not work
 _HERE = "here"
 _ALONE_S = 0.25  # time for which the number of other processes is reused
 _number = itertools.count()
-FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-NEW_FILE_FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def locked_within(fd: int, seconds: float, notice: Callable[[int], object] | None = None) -> bool:
@@ -51,7 +48,7 @@ def locked_within(fd: int, seconds: float, notice: Callable[[int], object] | Non
     begun, pause = time.monotonic(), 0.0005
     while True:
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            descriptors.lock(fd)
             return True
         except BlockingIOError:
             waited = time.monotonic() - begun
@@ -148,7 +145,7 @@ def held(fd: int) -> Iterator[None]:
         yield
     finally:
         with contextlib.suppress(OSError):
-            fcntl.flock(fd, fcntl.LOCK_UN)
+            descriptors.unlock(fd)
         os.close(fd)
 
 
@@ -158,7 +155,7 @@ def _opened(folder: int, name: str) -> Iterator[int]:
         try:
             fd = os.open(
                 f"{_TURNS}/{name}",
-                os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC,
+                os.O_RDWR | os.O_CREAT | descriptors.FILE,
                 0o600,
                 dir_fd=folder,
             )
@@ -205,11 +202,11 @@ def is_abandoned(folder: int, name: str, status: os.stat_result, own: str) -> bo
     if age < _YOUNG_S:
         return False
     try:
-        fd = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+        fd = os.open(name, os.O_RDWR | descriptors.NO_WAIT | descriptors.FILE, dir_fd=folder)
     except OSError:
         return False
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        descriptors.lock(fd)
     except BlockingIOError:
         return False
     except OSError:  # the file system does not support locks
@@ -235,8 +232,8 @@ class Presence:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(_HERE, 0o700, dir_fd=folder)
             name = f"{_HERE}/of.{self._host}.{os.getpid()}.{next(_number)}.here"
-            self._fd = os.open(name, NEW_FILE_FLAGS, 0o600, dir_fd=folder)
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._fd = os.open(name, os.O_RDWR | descriptors.CREATE, 0o600, dir_fd=folder)
+            descriptors.lock(self._fd)
 
     def unregister(self) -> None:
         """Unregister this process."""
@@ -255,7 +252,7 @@ class Presence:
         """Return the number of other processes, or 1 if the number is unknown."""
         others = 0
         try:
-            fd = os.open(_HERE, FOLDER_FLAGS, dir_fd=folder)
+            fd = os.open(_HERE, descriptors.FOLDER, dir_fd=folder)
         except OSError:
             return 1
         try:

@@ -8,7 +8,6 @@ file, and each part is sorted.
 from __future__ import annotations
 
 import contextlib
-import os
 import tempfile
 from collections.abc import Iterable, Iterator
 
@@ -17,6 +16,7 @@ import pyarrow as pa
 
 from flarecli.model import IntArray
 from flarecli.read import positions
+from flarecli.storage import descriptors
 from flarecli.storage.local import temporary_file_error
 
 __all__ = ["shuffled"]
@@ -132,7 +132,7 @@ class _SortFile:
                 for offsets in self._offsets:
                     start, stop = offsets[number : number + 2].tolist()
                     if stop > start:
-                        data = os.pread(self._file.fileno(), stop - start, start)
+                        data = descriptors.pread(self._file.fileno(), stop - start, start)
                         batches += pa.ipc.open_stream(data)
             except OSError as error:
                 raise temporary_file_error(error, "the shuffle") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import tempfile
@@ -12,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from flarecli.compat import loaded_torch_data
-from flarecli.storage.local import flock
+from flarecli.storage import descriptors
 
 __all__ = ["EpochCounter"]
 
@@ -38,9 +37,8 @@ class EpochCounter:
     def _state(self) -> Iterator[dict[str, Any]]:
         """Lock the file and yield its state; write the state after the block."""
         with open(self._path, "r+", encoding="utf-8") as file:
-            flock(
-                file.fileno(), fcntl.LOCK_EX, self._path, "Set TMPDIR to a folder on a local disk."
-            )
+            hint = "Set TMPDIR to a folder on a local disk."
+            descriptors.lock_or_fail(file.fileno(), self._path, hint, wait=True)
             state = json.load(file)
             yield state
             file.seek(0)

@@ -45,7 +45,7 @@ from flarecli.formats.tables.dialect import (
 from flarecli.formats.tables.text_records import BOM
 from flarecli.names import escape, is_url, local_path
 from flarecli.redact import redact
-from flarecli.storage import STDIN, Location, is_stdin, is_stream
+from flarecli.storage import STDIN, Location, descriptors, is_stdin, is_stream
 from flarecli.storage.local import LocalStore, temporary_file_error
 
 __all__ = [
@@ -183,7 +183,7 @@ class Spool:
         start = 0
         while start < self._size or self._copy_block():
             size = min(decompress.BLOCK_BYTES, self._size - start)
-            data = os.pread(self._file.fileno(), size, start)
+            data = descriptors.pread(self._file.fileno(), size, start)
             start += len(data)
             yield data
 
@@ -195,7 +195,7 @@ class Spool:
         self._is_drained = True
         for start in range(0, self._size, decompress.BLOCK_BYTES):
             size = min(decompress.BLOCK_BYTES, self._size - start)
-            yield os.pread(self._file.fileno(), size, start)
+            yield descriptors.pread(self._file.fileno(), size, start)
         yield from self._stream
 
     def copied(self) -> int:

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from flarecli.errors import BusyError, FlareError, FormatError, MissingError, UsageError
+from flarecli.storage import descriptors
 from flarecli.storage.base import Location, read_each
 from flarecli.storage.local import SCRATCH, LocalStore
 
@@ -26,7 +27,7 @@ __all__ = ["AppendLog", "LogLine", "first_entry", "format_line", "open_log", "pa
 
 _MAX_HEAD_BYTES = 1 << 20  # maximum size of a first line, which may come from a hostile folder
 _PIECE = re.compile(r"(\d{1,9})\.json", re.ASCII)
-_APPEND = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_APPEND = os.O_RDWR | os.O_CREAT | os.O_APPEND | descriptors.NO_WAIT | descriptors.FILE
 
 
 class LogLine(NamedTuple):
@@ -171,7 +172,7 @@ class FileLog(AppendLog):
 
     def _sync(self) -> None:
         if self._store.durable:
-            os.fsync(self._fd)
+            descriptors.sync(self._fd)
 
     def publish(self) -> None:
         """Do nothing, because the file has its final name from the start."""

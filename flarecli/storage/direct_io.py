@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
 import functools
 import mmap
 import os
 from collections.abc import Callable
 
 from flarecli import lifetimes
+from flarecli.storage.descriptors import set_direct
 from flarecli.storage.mmap import large_memory
 
 __all__ = ["FileWriter", "write_all"]
@@ -44,7 +44,7 @@ class FileWriter:
         """Write bytes (uint8 [n]). Raises the OSError of `os.write`, possibly for buffered bytes of an earlier call."""
         while data and self._memory is not None:
             if self._held == _BUFFER_BYTES:
-                self._is_direct = self._is_direct or _set_direct(self._fd, True)
+                self._is_direct = self._is_direct or set_direct(self._fd, True)
                 self._flush(_BUFFER_BYTES)
                 continue
             count = min(len(data), _BUFFER_BYTES - self._held)
@@ -56,7 +56,7 @@ class FileWriter:
         """Write the buffered bytes."""
         if self._memory is not None and self._is_direct:
             self._flush(self._held // _ALIGNMENT * _ALIGNMENT)
-            _set_direct(self._fd, False)  # the last block is incomplete and not aligned
+            set_direct(self._fd, False)  # the last block is incomplete and not aligned
         memory, self._memory = self._memory, None
         if memory is not None:
             write_all(self._fd, memoryview(memory)[: self._held])
@@ -73,7 +73,7 @@ class FileWriter:
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
-            _set_direct(self._fd, False)  # the reported alignment is wrong
+            set_direct(self._fd, False)  # the reported alignment is wrong
             self._is_direct, self._memory = False, None
             write_all(self._fd, memory[at : self._held])
             return
@@ -92,17 +92,6 @@ def write_all(fd: int, data: memoryview) -> None:
     """Write all bytes (uint8 [n]) with as many system calls as needed."""
     while data:
         data = data[os.write(fd, data) :]
-
-
-def _set_direct(fd: int, on: bool) -> bool:
-    """Enable or disable direct I/O for a file; return False if the file does not support direct I/O."""
-    flag = getattr(os, "O_DIRECT", 0)
-    try:
-        flags = fcntl.fcntl(fd, fcntl.F_GETFL)
-        fcntl.fcntl(fd, fcntl.F_SETFL, flags | flag if on else flags & ~flag)
-    except OSError:
-        return False
-    return bool(flag)
 
 
 _AT_EMPTY_PATH, _STATX_DIOALIGN = 0x1000, 0x2000  # Linux constants

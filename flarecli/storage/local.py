@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import functools
 import itertools
 import mmap
@@ -36,6 +35,7 @@ from flarecli.errors import (
 from flarecli.hashes import Sums
 from flarecli.names import bare, check_name, is_url, local_path, scheme_of, whole_path
 from flarecli.redact import redact
+from flarecli.storage import descriptors
 from flarecli.storage.base import (
     ALLOW_LOCAL_HINT,
     MAX_DEPTH,
@@ -52,7 +52,7 @@ from flarecli.storage.base import (
 )
 from flarecli.storage.mmap import read_ahead_of_file
 
-__all__ = ["LocalStore", "SCRATCH", "flock", "made_folder", "sync_folder"]
+__all__ = ["LocalStore", "SCRATCH", "made_folder", "sync_folder"]
 
 SCRATCH = ".flare"  # folder of the lock, journal and temporary files of a pack
 SCHEMES_IN_DATA = ("http", "https", "s3", "gs", "az", "hf")  # schemes allowed in data
@@ -60,12 +60,9 @@ MAX_MAPS = 128  # maximum number of open maps per store
 _COPY_BYTES = 1 << 20  # bytes hashed and then written at a time; small enough for the CPU cache
 _BLOCK_BYTES = 1 << 18  # bytes per read of a whole file
 _MAX_LINKS = 40  # maximum number of symbolic links that Linux follows in one path
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ = os.O_RDONLY | descriptors.NO_WAIT | descriptors.FILE
+_CREATE = os.O_WRONLY | descriptors.CREATE
 _CLOSED = -1  # a file descriptor that is not open
-_UNSUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF)
-_NO_LOCKS = (errno.ENOLCK, *_UNSUPPORTED)
 _NO_HARD_LINKS = (
     errno.EPERM,
     errno.EACCES,
@@ -165,7 +162,7 @@ class LocalStore(Store):
 
     def _open_root(self) -> int:
         try:
-            fd = os.open(self.root, _FOLDER & ~os.O_NOFOLLOW)
+            fd = os.open(self.root, descriptors.FOLDER & ~descriptors.NO_FOLLOW)
         except FileNotFoundError:
             if self._pinned is None:
                 raise
@@ -288,13 +285,13 @@ class LocalStore(Store):
 
     def pread(self, fd: int, path: str, start: int, stop: int, size: int) -> bytes:
         """Read all bytes start..stop of an open file of `size` bytes."""
-        # The range is checked before the read, because `os.pread` would allocate memory for an invalid length.
+        # The range is checked before the read, because `pread` would allocate memory for an invalid length.
         if max(start, stop) > size:
             raise short_read(self.show(path), 0, max(start, stop), size)
         try:
-            data = os.pread(fd, stop - start, start)
+            data = descriptors.pread(fd, stop - start, start)
             while len(data) < stop - start:
-                more = os.pread(fd, stop - start - len(data), start + len(data))
+                more = descriptors.pread(fd, stop - start - len(data), start + len(data))
                 if not more:
                     raise short_read(self.show(path), start, stop, len(data))
                 data += more
@@ -315,7 +312,7 @@ class LocalStore(Store):
             view = memoryview(b"")
             if size:
                 try:
-                    view = memoryview(mmap.mmap(fd, size, prot=mmap.PROT_READ))
+                    view = memoryview(mmap.mmap(fd, size, access=mmap.ACCESS_READ))
                 except OSError:  # no address space left, or the file system does not support maps
                     return None
         with self._lock:
@@ -427,7 +424,7 @@ class LocalStore(Store):
             raise self.error(error, path) from None
 
     def _flags(self, flags: int) -> int:
-        return flags & ~os.O_NOFOLLOW if self.guard.allow_local else flags
+        return flags & ~descriptors.NO_FOLLOW if self.guard.allow_local else flags
 
     def _folder(self, path: str, wanted: str = "") -> int:
         """Open a folder below the root, component by component; `wanted` is the path in error messages."""
@@ -442,7 +439,7 @@ class LocalStore(Store):
     def _enter(self, fd: int, part: str, path: str) -> int:
         """Open a folder in the open folder `fd`, and close `fd`."""
         try:
-            return os.open(part, self._flags(_FOLDER), dir_fd=fd)
+            return os.open(part, self._flags(descriptors.FOLDER), dir_fd=fd)
         except OSError as error:
             if error.errno == errno.ENOTDIR and is_link(part, fd):
                 error = OSError(errno.ELOOP, os.strerror(errno.ELOOP))
@@ -589,11 +586,11 @@ class LocalStore(Store):
 
     def _sync(self, fd: int) -> None:
         if self.durable:
-            os.fsync(fd)
+            descriptors.sync(fd)
 
     def _sync_names(self, folder: int) -> None:
         if self.durable:
-            _sync_folder(folder)
+            descriptors.sync_folder(folder)
 
     def _made_folder(self, path: str) -> int:
         """Open a folder below the root; create and sync all missing folders in its path."""
@@ -634,7 +631,7 @@ class LocalStore(Store):
             return
         try:
             os.unlink(os.path.basename(path), dir_fd=folder)
-            _sync_folder(folder)
+            descriptors.sync_folder(folder)
         except FileNotFoundError:
             pass
         except OSError as error:
@@ -689,7 +686,7 @@ class _OpenFolders:
         if self._scratch == _CLOSED:
             root = self._store._folder("")
             try:
-                self._scratch = os.open(SCRATCH, _FOLDER, dir_fd=root)
+                self._scratch = os.open(SCRATCH, descriptors.FOLDER, dir_fd=root)
             except OSError:
                 return self._fd, f".{name}"
             finally:
@@ -733,23 +730,11 @@ def _close(fd: int) -> None:
 
 def sync_folder(path: str) -> None:
     """Sync a folder, so that new file names in it survive a power loss."""
-    fd = os.open(path, _FOLDER & ~os.O_NOFOLLOW)
+    fd = os.open(path, descriptors.FOLDER & ~descriptors.NO_FOLLOW)
     try:
-        _sync_folder(fd)
+        descriptors.sync_folder(fd)
     finally:
         _close(fd)
-
-
-def _sync_folder(fd: int) -> None:
-    """Sync an open folder.
-
-    Ignore the error of file systems that can sync only files (some network and FUSE file systems).
-    """
-    try:
-        os.fsync(fd)
-    except OSError as error:
-        if error.errno not in _UNSUPPORTED:
-            raise
 
 
 def made_folder(path: str, store: LocalStore) -> None:
@@ -835,28 +820,6 @@ def _scanned(entry: os.DirEntry[str]) -> tuple[str, bool, int | None]:
     except OSError:  # the entry was deleted in the meantime
         pass
     return entry.name, entry.is_dir(follow_symlinks=False), None
-
-
-def flock(fd: int, operation: int, where: str, hint: str) -> None:
-    """Lock an open file or folder with `fcntl.flock`.
-
-    operation  flags for `fcntl.flock`
-    hint       hint for the error that is raised if the file system does not support locks
-    raises     BlockingIOError if LOCK_NB is set and another process holds the lock; ReachError if locking fails
-    """
-    try:
-        fcntl.flock(fd, operation)
-    except BlockingIOError:
-        raise
-    except OSError as error:
-        reason = os.strerror(error.errno or 0).lower()
-        if error.errno in _NO_LOCKS:
-            raise ReachError(
-                f"cannot lock: the file system does not support locks ({reason})",
-                where=where,
-                hint=hint,
-            ) from None
-        raise ReachError(f"cannot lock: {reason}", where=where) from None
 
 
 def temporary_file_error(error: OSError, purpose: str) -> ReachError:

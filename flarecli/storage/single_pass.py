@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-import os
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 from flarecli.errors import FlareError
 from flarecli.hashes import Sums
 from flarecli.progress import count_bytes
+from flarecli.storage import descriptors
 from flarecli.storage.base import Location, short_read
 from flarecli.storage.local import LocalStore
 from flarecli.storage.mmap import large_memory
@@ -105,7 +105,7 @@ class _SinglePassStore(LocalStore):
         stop = min(self._end + _READ_BYTES, stop)
         piece = self._memory[self._end - self._start : stop - self._start]
         try:
-            count = os.preadv(self._fd, [piece], self._end)
+            count = descriptors.pread_into(self._fd, piece, self._end)
         except OSError as error:
             self._failed = self.error(error, self._path, self._end)
             raise self._failed from None

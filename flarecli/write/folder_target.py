@@ -14,7 +14,6 @@ renames this folder to OUT.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -28,14 +27,14 @@ from flarecli.errors import BusyError, FlareError, ReachError, UsageError
 from flarecli.names import is_url, local_path, scheme_of, whole_path
 from flarecli.playlists import PLAYLIST
 from flarecli.redact import redact
-from flarecli.storage import Guard, Location, locate
-from flarecli.storage.local import SCRATCH, LocalStore, flock, made_folder, sync_folder
+from flarecli.storage import Guard, Location, descriptors, locate
+from flarecli.storage.local import SCRATCH, LocalStore, made_folder, sync_folder
 from flarecli.write.target import Contents, DatasetContents, Target, check_dataset
 
 __all__ = ["FolderTarget", "bucket_of", "check_target", "claim", "remove_unfinished_files"]
 
 _NO_LOCKS_HINT = "Write to a local disk or a bucket, then copy the result to this folder."
-_LOCK = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_LOCK = os.O_WRONLY | descriptors.CREATE
 _claimed: set[int] = set()  # file descriptors of locked scratch folders
 
 
@@ -124,7 +123,7 @@ class FolderTarget(Target):
             created = _missing_folders(scratch)
             made_folder(scratch, self._store)
         try:
-            fd = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            fd = os.open(scratch, descriptors.FOLDER)
         except FileNotFoundError:
             return
         except OSError as error:
@@ -163,7 +162,7 @@ class FolderTarget(Target):
 
     def _lock(self, fd: int, scratch: str, created: list[str]) -> None:
         try:
-            flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, self.shown, _NO_LOCKS_HINT)
+            descriptors.lock_or_fail(fd, self.shown, _NO_LOCKS_HINT)
         except BlockingIOError:
             raise BusyError(
                 f"another {self.contents.noun} is writing to this folder ({_owner(scratch)})",

@@ -8,7 +8,6 @@ searched in the runs. Keys with equal hashes are compared byte by byte.
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
@@ -25,6 +24,7 @@ from flarecli.hashes import mix64
 from flarecli.model import IntArray
 from flarecli.names import is_url
 from flarecli.redact import redact, redact_text
+from flarecli.storage import descriptors
 from flarecli.storage.local import temporary_file_error
 
 __all__ = ["Keys", "is_empty_key", "key_bytes", "key_text"]
@@ -93,7 +93,7 @@ class _FileRun:
     def read(self, start: int, stop: int) -> Records:
         """Return the records in a range of positions; the range may exceed the end."""
         size = (stop - start) * _RECORD.itemsize
-        data = os.pread(self._file.fileno(), size, start * _RECORD.itemsize)
+        data = descriptors.pread(self._file.fileno(), size, start * _RECORD.itemsize)
         return np.frombuffer(data, _RECORD)
 
     def find(self, hashes: Hashes) -> tuple[IntArray, Records]:
@@ -108,7 +108,7 @@ class _FileRun:
         page_bytes = _PAGE_RECORDS * _RECORD.itemsize
         buffers: Any = records.view(np.uint8)
         for buffer, number in zip(buffers, distinct.tolist(), strict=True):
-            os.preadv(self._file.fileno(), [buffer], number * page_bytes)
+            descriptors.pread_into(self._file.fileno(), memoryview(buffer), number * page_bytes)
         is_equal = records["hash"][which] == hashes[queries][:, None]
         is_equal &= pages[:, None] * _PAGE_RECORDS + np.arange(_PAGE_RECORDS) < self._count
         at, position = np.nonzero(is_equal)
@@ -196,7 +196,7 @@ class _Log:
         if start >= self._written or self._file is None:
             begin = start - self._written
             return bytes(self._tail[begin : begin + length])
-        return os.pread(self._file.fileno(), length, start)
+        return descriptors.pread(self._file.fileno(), length, start)
 
     def close(self) -> None:
         """Remove the file."""

@@ -10,7 +10,6 @@ need the commit lock.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import itertools
 import json
 import os
@@ -38,8 +37,8 @@ from flarecli.read.version_lists import (
     listed_files,
     listed_in_versions,
 )
-from flarecli.storage import Location
-from flarecli.storage.local import SCRATCH, LocalStore, flock
+from flarecli.storage import Location, descriptors
+from flarecli.storage.local import SCRATCH, LocalStore
 
 if TYPE_CHECKING:
     from flarecli.write.versions import CommitLock
@@ -257,12 +256,12 @@ def _lock(at: Location) -> Iterator[None]:
         return
     scratch = os.path.join(store.root, at.path, SCRATCH)
     try:
-        fd = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = os.open(scratch, descriptors.FOLDER)
     except OSError:
         yield  # the fragment is finished
         return
     try:
-        flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, str(at), "")
+        descriptors.lock_or_fail(fd, str(at), "")
         yield
     except BlockingIOError:
         raise BusyError("another process is writing this fragment", where=at) from None

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import fcntl
 import hashlib
 import json
 import os
@@ -61,8 +60,8 @@ from flarecli.playlists import (
 from flarecli.read import Dataset
 from flarecli.read.resolve import without_version_index
 from flarecli.read.version_lists import COMMIT_LOCK, FRAGMENT, confined, is_fragment
-from flarecli.storage import Guard, Location, locate
-from flarecli.storage.local import SCRATCH, LocalStore, flock
+from flarecli.storage import Guard, Location, descriptors, locate
+from flarecli.storage.local import SCRATCH, LocalStore
 from flarecli.write.folder_target import bucket_of, claim
 
 if TYPE_CHECKING:
@@ -369,15 +368,12 @@ class CommitLock:
             return
         path = os.path.join(store.root, self._at.path, COMMIT_LOCK)
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | descriptors.FILE, 0o666)
         except OSError as error:
             raise store.error(error, COMMIT_LOCK) from None
         try:
-            flock(
-                fd,
-                fcntl.LOCK_EX | fcntl.LOCK_NB,
-                str(self._at),
-                "Use a file system with locks, or a bucket.",
+            descriptors.lock_or_fail(
+                fd, str(self._at), "Use a file system with locks, or a bucket."
             )
         except BlockingIOError:
             os.close(fd)

@@ -356,7 +356,7 @@ def test_a_lock_on_a_replaced_folder_is_not_accepted(tmp_path, monkeypatch):
             began.append(fd)
             (tmp_path / "out" / ".flare").rename(tmp_path / "put away")
 
-    monkeypatch.setattr("flarecli.write.folder_target.fcntl.flock", replacing_flock)
+    monkeypatch.setattr("fcntl.flock", replacing_flock)
     with Writer(str(tmp_path / "out"), columns=COLUMNS) as writer:
         assert sorted(path.name for path in (tmp_path / "out" / ".flare").iterdir()) == [
             "journal",

@@ -24,7 +24,7 @@ from flarecli.formats.ffrecord import packed_folder
 from flarecli.formats.ffrecord import table as ffrecord_table
 from flarecli.formats.ffrecord.table import open_shard
 from flarecli.model import ByteArray, Chunk, IntArray, Shard, UInt32Array
-from flarecli.storage import Location, locate
+from flarecli.storage import Location, descriptors, locate
 
 __all__ = ["FileReader", "FileWriter", "PackedFolder", "by_part", "pack_folder"]
 
@@ -90,7 +90,7 @@ class FileWriter(Closeable):
                 if not self._sizes.any():
                     file.truncate(12 + 12 * self.n)
                 file.flush()
-                os.fsync(file.fileno())
+                descriptors.sync(file.fileno())
         if self._count < self.n:
             os.unlink(self._part)
             raise UsageError(f"expected {self.n} records, got {self._count}", where=self.fname)

@@ -6,7 +6,6 @@ The rows are stored in a local memory-mapped file, because an index may be large
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import glob
 import os
 import tempfile
@@ -25,7 +24,7 @@ from flarecli.names import check_name, scheme_of
 from flarecli.progress import Progress
 from flarecli.read import expand
 from flarecli.sql import select
-from flarecli.storage import Guard, Limits, Location, with_reach
+from flarecli.storage import Guard, Limits, Location, descriptors, with_reach
 from flarecli.storage.local import LocalStore
 from flarecli.write import Keys, key_text
 from flarecli.write.failures import Failure
@@ -70,7 +69,7 @@ class IndexFile:
         fd, self._path = tempfile.mkstemp(".arrow", ".flare-index-", folder)
         # if locks are unsupported, `_remove_stale` keeps all files
         with contextlib.suppress(OSError):
-            fcntl.flock(fd, fcntl.LOCK_SH)
+            descriptors.lock(fd)
         weakref.finalize(self, _remove, self._path, fd, os.getpid())
         starts = [0]
         with (
@@ -155,12 +154,12 @@ def _remove_stale(folder: str) -> None:
     """Remove old files without a lock, because they are from killed processes."""
     for path in glob.glob(os.path.join(glob.escape(folder), ".flare-index-*.arrow")):
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            fd = os.open(path, os.O_RDONLY | descriptors.FILE)
         except OSError:
             continue
         try:
             if time.time() - os.fstat(fd).st_mtime > MIN_STALE_AGE_S:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                descriptors.lock(fd)
                 os.unlink(path)
         except OSError:
             pass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -17,8 +16,7 @@ from flarecli.errors import IntegrityError, MissingError, ReachError, UnsafeErro
 from flarecli.formats import INDEX
 from flarecli.hashes import Sums, digest
 from flarecli.redact import redact
-from flarecli.storage import Guard, Limits, Location, locate
-from flarecli.storage.local import flock
+from flarecli.storage import Guard, Limits, Location, descriptors, locate
 
 __all__ = ["Stream", "streams_registry"]
 
@@ -334,9 +332,9 @@ class Stream:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Lock the folder, so that only one process at a time fetches shards into it."""
-        fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = os.open(self.folder, descriptors.FOLDER & ~descriptors.NO_FOLLOW)
         try:
-            flock(fd, fcntl.LOCK_EX, self.folder, "Pass a `local` on a local disk.")
+            descriptors.lock_or_fail(fd, self.folder, "Pass a `local` on a local disk.", wait=True)
             yield
         finally:
             os.close(fd)

@@ -1,0 +1,201 @@
+"""Operations on file descriptors that differ between Linux, macOS and Windows: locks, sync, and access at an offset.
+
+Other modules use these functions and flags instead of `fcntl`, `os.fsync` and `os.pread`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import threading
+import time
+
+from flarecli.errors import ReachError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    if sys.platform == "win32":
+        import msvcrt
+
+__all__ = [
+    "CREATE",
+    "FILE",
+    "FOLDER",
+    "HAS_OPENAT",
+    "NO_FOLLOW",
+    "NO_WAIT",
+    "lock",
+    "lock_or_fail",
+    "pread",
+    "pread_into",
+    "pwrite",
+    "set_direct",
+    "sync",
+    "sync_folder",
+    "unlock",
+]
+
+# Whether files can be opened relative to an open folder (openat). Windows can neither do this nor open a folder.
+HAS_OPENAT = os.open in os.supports_dir_fd
+
+# Flags of `os.open`; flags that a system lacks are 0. Without O_BINARY, Windows would translate newlines.
+NO_FOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
+_CLOEXEC: int = getattr(
+    os, "O_CLOEXEC", 0
+)  # Python opens files that children do not inherit anyway
+_BINARY: int = getattr(os, "O_BINARY", 0)
+FOLDER: int = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | NO_FOLLOW | _CLOEXEC
+FILE: int = NO_FOLLOW | _CLOEXEC | _BINARY
+NO_WAIT: int = getattr(os, "O_NONBLOCK", 0)  # opening a pipe does not wait for its other end
+CREATE: int = os.O_CREAT | os.O_EXCL | FILE
+
+_UNSUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF)
+_NO_LOCKS = (errno.ENOLCK, *_UNSUPPORTED)
+# `F_FULLFSYNC` fails with one of these errors on file systems that do not support it, such as SMB.
+_NO_FULL_SYNC = (errno.EINVAL, errno.ENOTTY, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS)
+# Windows locks ranges of bytes, and a locked byte cannot be read. This byte is after the end of every locked file.
+_LOCKED_BYTE = (1 << 31) - 2
+_POLL_S = 0.01
+_position_lock = threading.Lock()
+
+
+# -- locks
+
+
+def lock(fd: int, wait: bool = False) -> None:
+    """Lock an open file or folder until it is unlocked or closed. On Windows, a folder cannot be locked.
+
+    wait    whether to wait while another process has locked the file
+    raises  BlockingIOError if another process has locked the file; OSError if the file cannot be locked
+    """
+    if sys.platform == "win32":
+        while not _lock_byte(fd):
+            if not wait:
+                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+            time.sleep(_POLL_S)
+        return
+    fcntl.flock(fd, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def lock_or_fail(fd: int, where: str, hint: str, wait: bool = False) -> None:
+    """Lock an open file or folder like `lock`.
+
+    hint    hint for the error that is raised if the file system does not support locks
+    raises  BlockingIOError if another process has locked the file; ReachError if locking fails
+    """
+    try:
+        lock(fd, wait)
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        reason = os.strerror(error.errno or 0).lower()
+        if error.errno in _NO_LOCKS:
+            raise ReachError(
+                f"cannot lock: the file system does not support locks ({reason})",
+                where=where,
+                hint=hint,
+            ) from None
+        raise ReachError(f"cannot lock: {reason}", where=where) from None
+
+
+def unlock(fd: int) -> None:
+    """Unlock an open file or folder. Raises OSError."""
+    if sys.platform == "win32":
+        _seek_and_lock(fd, msvcrt.LK_UNLCK)
+        return
+    fcntl.flock(fd, fcntl.LOCK_UN)
+
+
+if sys.platform == "win32":
+
+    def _lock_byte(fd: int) -> bool:
+        try:
+            _seek_and_lock(fd, msvcrt.LK_NBLCK)
+        except PermissionError:  # another process has locked the byte
+            return False
+        return True
+
+    def _seek_and_lock(fd: int, mode: int) -> None:
+        with _position_lock:
+            before = os.lseek(fd, 0, os.SEEK_CUR)
+            os.lseek(fd, _LOCKED_BYTE, os.SEEK_SET)
+            try:
+                msvcrt.locking(fd, mode, 1)
+            finally:
+                os.lseek(fd, before, os.SEEK_SET)
+
+
+# -- writing
+
+
+def sync(fd: int) -> None:
+    """Write an open file or folder to the disk, including the disk's own cache. Raises OSError.
+
+    On macOS, `fsync` does not empty the disk's cache, but `F_FULLFSYNC` does (source: fsync(2) of macOS).
+    """
+    if sys.platform == "darwin":
+        try:
+            fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
+            return
+        except OSError as error:
+            if error.errno not in _NO_FULL_SYNC:
+                raise
+    os.fsync(fd)
+
+
+def sync_folder(fd: int) -> None:
+    """Sync an open folder.
+
+    Ignore the error of file systems that can sync only files (some network and FUSE file systems).
+    """
+    try:
+        sync(fd)
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise
+
+
+def set_direct(fd: int, on: bool) -> bool:
+    """Enable or disable direct I/O for a file; return False if the file does not support direct I/O."""
+    flag: int = getattr(os, "O_DIRECT", 0)
+    if not flag:
+        return False
+    try:
+        flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+        fcntl.fcntl(fd, fcntl.F_SETFL, flags | flag if on else flags & ~flag)
+    except OSError:
+        return False
+    return True
+
+
+# -- reading and writing at an offset
+
+
+def _pread(fd: int, size: int, start: int) -> bytes:
+    with _position_lock:
+        os.lseek(fd, start, os.SEEK_SET)
+        return os.read(fd, size)
+
+
+# Read at most `size` bytes at an offset; the arguments are (fd, size, start).
+pread = os.pread if hasattr(os, "pread") else _pread
+
+
+def pread_into(fd: int, buffer: memoryview, start: int) -> int:
+    """Read bytes at an offset into a buffer (uint8 [n]), and return their number. Raises OSError."""
+    if hasattr(os, "preadv"):
+        return os.preadv(fd, [buffer], start)
+    data = pread(fd, len(buffer), start)
+    buffer[: len(data)] = data
+    return len(data)
+
+
+def pwrite(fd: int, data: memoryview, start: int) -> int:
+    """Write bytes at an offset, and return the number of bytes written. Raises OSError."""
+    if hasattr(os, "pwrite"):
+        return os.pwrite(fd, data, start)
+    with _position_lock:
+        os.lseek(fd, start, os.SEEK_SET)
+        return os.write(fd, data)
