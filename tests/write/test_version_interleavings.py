@@ -29,6 +29,7 @@ from flarecli.read.version_lists import file_names
 from flarecli.storage import Location
 from flarecli.storage.memory import MemoryStore
 from flarecli.write import removal, versions
+from flarecli.write.erased import ErasedKeys
 
 MAX_SCHEDULES = 40_000 if "FLARE_TEST_CHANGES" in os.environ else None
 FRAGMENTS = [f"fragment.{i:032x}" for i in range(1, 5)]
@@ -114,8 +115,8 @@ class Objects(MemoryStore):
     def size(self, path):
         return self._step(super().size, path)
 
-    def read_whole(self, path, max_bytes):
-        return self._step(super().read_whole, path, max_bytes)
+    def read_files(self, paths, max_bytes, room):
+        return self._step(super().read_files, paths, max_bytes, room)
 
     def read(self, path, start=0, stop=None):
         return self._step(super().read, path, start, stop)
@@ -228,7 +229,8 @@ def append(name):
 
     def run(at):
         base = base_of(at)
-        change = Append(at, ((name, stream(["shard"], at / name)),), None, None, base)
+        parts = ((name, stream(["shard"], at / name)),)
+        change = Append(at, parts, None, None, base, ErasedKeys())
         versions.commit(at, change, base)
 
     return name, run
