@@ -97,7 +97,7 @@ class Series:
                 columns = self.shard(first).columns if len(stream) else ()
             if out is not None and columns != out and len(stream):
                 raise UsageError(
-                    f"the columns of stream {stream.name!r} differ from those of the previous "
+                    f"the columns of stream {stream.name!r} differ from the columns of the previous "
                     "stream",
                     where=stream.at,
                     hint="Read the streams separately, or pack them again with the same columns.",

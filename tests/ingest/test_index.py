@@ -107,12 +107,12 @@ def test_an_address_that_does_not_exist_is_missing(tmp_path):
         ({"a.csv": b"n,t\n"}, "a.csv: the index has no rows", ""),
         (
             {"a.csv": b"n,t\n1,2\n", "b.csv": b"n\n1\n"},
-            "b.csv: columns differ from those of a.csv: missing column 't'",
+            "b.csv: columns differ from the columns of a.csv: missing column 't'",
             "Use --allow-missing to fill missing columns with nulls.",
         ),
         (
             {"a.csv": b"n\n1\n", "b.csv": b"n,t\n1,2\n"},
-            "b.csv: columns differ from those of a.csv: additional column 't'",
+            "b.csv: columns differ from the columns of a.csv: additional column 't'",
             "Use --allow-missing to fill missing columns with nulls.",
         ),
         (
@@ -121,12 +121,12 @@ def test_an_address_that_does_not_exist_is_missing(tmp_path):
                 "b.parquet": pa.table({"n": [1]}),
                 "c.parquet": pa.table({"n": [[1]]}),
             },
-            "c.parquet: columns differ from those of a.csv: column 'n' is list<item: int64> instead of int64",
+            "c.parquet: columns differ from the columns of a.csv: column 'n' is list<item: int64> instead of int64",
             "Pack the files one by one, or read the column as text: --encode n=str.",
         ),
         (
             {"a.jsonl": b'{"n": true}', "b.jsonl": b'{"n": 1}'},
-            "b.jsonl: columns differ from those of a.jsonl: column 'n' is int64 instead of bool",
+            "b.jsonl: columns differ from the columns of a.jsonl: column 'n' is int64 instead of bool",
             "Pack the files one by one, or read the column as text: --encode n=str.",
         ),
     ],

@@ -225,7 +225,7 @@ def test_a_value_that_does_not_fit_is_reported_with_its_row_and_the_common_type(
     )
     assert (
         error_of(tmp_path, lambda: rows_of(names))[0]
-        == "c.parquet: columns differ from those of b.parquet: column 'n' is string instead of double"
+        == "c.parquet: columns differ from the columns of b.parquet: column 'n' is string instead of double"
     )
 
 

@@ -137,7 +137,7 @@ def test_sources_with_other_columns_are_refused(out, tmp_path):
         read.open([out, other])
     assert (
         str(caught.value)
-        == f"{other}: the columns of stream 'data' differ from those of the previous stream"
+        == f"{other}: the columns of stream 'data' differ from the columns of the previous stream"
     )
     assert (
         caught.value.hint

@@ -211,7 +211,7 @@ class OtherLists:
                 # the index is first, because it distinguishes fewer column types than a playlist
                 pair = (stream, self.stream) if at.name == INDEX else (self.stream, stream)
                 if not _have_same_columns(*pair):
-                    message = f"columns differ from those in {self._address}"
+                    message = f"columns differ from the columns in {self._address}"
                     self.findings.append(Finding(str(at), "listing", message, LISTS_DIFFER))
         except MissingError:
             return

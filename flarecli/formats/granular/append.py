@@ -236,7 +236,7 @@ def _begin(at: Location, columns: Columns, expected: bytes) -> None:
     spec = at / SPEC
     if spec.exists():
         if columns_of(spec) != granular_spec.parse(expected, spec):
-            raise IntegrityError("the columns differ from those of the new rows", where=spec)
+            raise IntegrityError("the columns differ from the columns of the new rows", where=spec)
         return
     for file in (at / name for name in companions([one.name for one in columns], refs=False)):
         if not file.exists():

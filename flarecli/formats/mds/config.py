@@ -205,7 +205,7 @@ def agreed(own: Columns, listed: Columns | None, form: str, where: object) -> Co
         ):
             return tuple(by_name[one.name] for one in own)
     raise IntegrityError(
-        "columns in the config differ from those in the index",
+        "columns in the config differ from the columns in the index",
         where=where,
         hint="Check whether the config or the index was changed.",
     )

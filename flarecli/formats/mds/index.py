@@ -185,7 +185,7 @@ class Listed:
             return
         own = mds_config.columns_of(shard, self.form, here)
         if self.columns is not None and own != self.columns:
-            raise FormatError("columns differ from those in shards[0]", where=here)
+            raise FormatError("columns differ from the columns in shards[0]", where=here)
         self.columns, self.last_config = own, config
 
     def _check_settings(self, shard: Mapping[str, Any], here: str) -> None:

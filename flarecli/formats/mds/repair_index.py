@@ -82,7 +82,7 @@ def rebuild(at: Location, replace: bool = False) -> Stream:
         shard, config = _opened(at, group)
         if columns is not None and shard.columns != columns:
             raise FormatError(
-                f"columns differ from those in {name_of(0, group.form)}", where=shard.chunk.at
+                f"columns differ from the columns in {name_of(0, group.form)}", where=shard.chunk.at
             )
         columns = shard.columns
         entries.append(_entry(at, group, shard, config))

@@ -81,7 +81,7 @@ def merge(parts: Sequence[Part], allow_missing: bool) -> tuple[pa.Schema, tuple[
 
 
 def _columns_differ(part: Part, other: Part, reason: str, hint: str) -> FormatError:
-    message = f"columns differ from those of {other.at}: {reason}"
+    message = f"columns differ from the columns of {other.at}: {reason}"
     return FormatError(message, where=part.at, hint=hint)
 
 

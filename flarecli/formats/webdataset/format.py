@@ -603,7 +603,7 @@ def _verify_index(shard: Shard, table: Table, size: int) -> Iterator[Finding]:
         yield Finding(
             str(location),
             "index",
-            "the members in the index differ from those in the tar",
+            "the members in the index differ from the members in the tar",
             _INDEX_HINT,
         )
 

@@ -260,7 +260,7 @@ def test_folders_that_cannot_be_appended_to_are_refused(tmp_path):
     assert caught.value.message == "expected a single dataset, found a folder of shards"
     with pytest.raises(IntegrityError) as other:
         Appender(at, (column("n", "int"), column("t", "bytes")), shard_rows=3)
-    assert other.value.message == "the columns differ from those of the new rows"
+    assert other.value.message == "the columns differ from the columns of the new rows"
     (tmp_path / "b" / "playlist.yaml").write_bytes(b"")
     with pytest.raises(UsageError) as caught:
         Appender(at, COLUMNS, shard_rows=3)

@@ -300,7 +300,7 @@ def test_a_listing_may_be_more_precise_but_not_contradict_the_shard():
     ):
         with pytest.raises(
             IntegrityError,
-            match=r"^shard.00000.json.meta: columns in the config differ from those in the index$",
+            match=r"^shard.00000.json.meta: columns in the config differ from the columns in the index$",
         ):
             json_shards.open_shard(chunk, other)
 

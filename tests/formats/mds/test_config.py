@@ -216,7 +216,9 @@ def test_an_index_with_other_columns_than_the_shard_is_refused():
     for listed in (own[:1], own[::-1], (*own, encodings.column("z", "int8"))):
         with pytest.raises(IntegrityError) as caught:
             opened(data, columns=listed)
-        assert str(caught.value) == "s.mds: columns in the config differ from those in the index"
+        assert (
+            str(caught.value) == "s.mds: columns in the config differ from the columns in the index"
+        )
 
 
 @pytest.mark.parametrize("rows", [0, 1])

@@ -458,7 +458,7 @@ def test_an_index_that_disagrees_with_its_shard_is_an_error(tmp_path):
         text.replace('"float16"', '"gloat16"', 2).replace('"gloat16"', '"float16"', 1)
     )
     with pytest.raises(
-        IntegrityError, match="columns in the config differ from those in the index$"
+        IntegrityError, match="columns in the config differ from the columns in the index$"
     ):
         read.open(str(tmp_path / "d"))[0]
 

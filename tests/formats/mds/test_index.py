@@ -120,7 +120,7 @@ def zip_of(name="shard.00000.mds.gz", **more):
             listed(compression="br:12", zipped=zip_of("a.mds.br")),
             ": invalid level 12 for br: expected 0 to 11",
         ),
-        (listed(column_names=["b"]), ": columns differ from those in shards[0]"),
+        (listed(column_names=["b"]), ": columns differ from the columns in shards[0]"),
         (listed(size_limit=1 << 63), ".size_limit: expected a size, got 9223372036854775808"),
     ],
 )
@@ -227,7 +227,7 @@ def test_an_index_of_json_shards_is_compared_with_the_shards():
     more = (*golden.columns, encodings.column("more", "json_int"))
     with pytest.raises(IntegrityError) as caught:
         find("json").open_shard(golden.chunk(0), more)
-    assert caught.value.message == "columns in the config differ from those in the index"
+    assert caught.value.message == "columns in the config differ from the columns in the index"
 
 
 def test_a_truncated_index_has_a_hint_to_rebuild_it(tmp_path):

@@ -113,7 +113,7 @@ ZIPPED = gzip.compress(mds(compression="gz"))
         ),
         (
             {"shard.00000.mds": mds(), "shard.00001.mds": mds(column_names=["b"])},
-            "/shard.00001.mds: columns differ from those in shard.00000.mds",
+            "/shard.00001.mds: columns differ from the columns in shard.00000.mds",
         ),
         (
             {"shard.00000.mds.gz": ZIPPED, "shard.00000.mds.bz2": b""},

@@ -293,7 +293,7 @@ def test_parts_that_cannot_be_merged_are_reported_and_nothing_is_written(tmp_pat
         merge(at, [at / "a", at / "d"])
     assert (
         str(caught.value)
-        == f"{tmp_path}/merged/d/index.json: shards[0]: columns differ from those in shards[0]"
+        == f"{tmp_path}/merged/d/index.json: shards[0]: columns differ from the columns in shards[0]"
     )
     (tmp_path / "merged" / "b" / "shard.00001.json").write_bytes(b"")
     with pytest.raises(

@@ -201,7 +201,7 @@ def test_files_without_a_common_type_are_refused_with_both_names(tmp_path):
     with pytest.raises(FormatError) as caught:
         flare.open(tmp_path)
     assert caught.value.message == (
-        f"columns differ from those of {tmp_path}/1.parquet: column 'a' is string instead of int64"
+        f"columns differ from the columns of {tmp_path}/1.parquet: column 'a' is string instead of int64"
     )
     assert caught.value.address == f"{tmp_path}/2.parquet"
 

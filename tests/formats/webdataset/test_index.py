@@ -121,7 +121,7 @@ def test_an_index_with_a_valid_checksum_is_compared_with_the_size_of_the_tar():
     (finding,) = webdataset.verify_shard(open_files({**files, "00000.idx.json": swapped}, INDEXED))
     assert (finding.kind, finding.message) == (
         "index",
-        "the members in the index differ from those in the tar",
+        "the members in the index differ from the members in the tar",
     )
 
 
@@ -215,7 +215,7 @@ def test_verify_compares_every_part_of_an_index_with_the_tar(name, row, value):
     assert (found.where, found.kind, found.message) == (
         "00000.idx.json",
         "index",
-        "the members in the index differ from those in the tar",
+        "the members in the index differ from the members in the tar",
     )
 
 
