@@ -443,6 +443,11 @@ def commit(at: Location, change: Change, base: Version) -> Version:
 
 def _next_version(at: Location, change: Change, base: Version) -> Version:
     streams = tuple(map(without_version_index, change.apply(base)))
+    if len({int(one.rows.sum()) for one in streams if one.rows is not None}) > 1:
+        # a change of the rows of all streams does not contain the streams that were added meanwhile
+        raise BusyError(
+            "the dataset was changed meanwhile", where=at, hint="Run the same command again."
+        )
     number = base.number + 1
     if number > MAX_VERSION:
         raise FormatError(f"more than {MAX_VERSION} versions", where=at)

@@ -920,6 +920,101 @@ def test_many_writers_append_every_row_once(out, tmp_path):
     assert list(flare.verify(str(out))) == []
 
 
+def pack_more(folder, name, **options):
+    flare.pack(str(folder.parent / f"{name}.parquet"), folder, **options)
+
+
+PAIRED = {
+    "append": lambda folder: pack_more(folder, "more", append=True),
+    "another append": lambda folder: pack_more(folder, "other", append=True),
+    "append by key": lambda folder: pack_more(
+        folder, "keys", append=True, key="id", on_duplicate="first"
+    ),
+    "add column": lambda folder: pack_more(folder, "column", add_column="score"),
+    "drop in the first shard": lambda folder: flare.drop(folder, where="id = 1"),
+    "another drop in the first shard": lambda folder: flare.drop(folder, where="id = 2"),
+    "drop in another shard": lambda folder: flare.drop(folder, where="id = 9"),
+    "drop column": lambda folder: flare.drop(folder, drop_column="text"),
+    "compact": lambda folder: flare.compact(folder, below="1MB"),
+    "restore": lambda folder: flare.log(folder, restore=1),
+    "erase": lambda folder: flare.drop(folder, where="id = 3", erase=True),
+    "prune": lambda folder: flare.prune(folder, keep=1),
+    "pin": lambda folder: flare.log(folder, pin="run"),
+}
+INTERRUPTED = [name for name in PAIRED if name not in ("prune", "pin")]
+
+
+def outcome(folder, *changes):
+    """Make changes one after the other; return the rows, and the class of the last error."""
+    error = None
+    for change in changes:
+        error = None
+        try:
+            PAIRED[change](folder)
+        except FlareError as caught:
+            error = type(caught)
+    return content(folder), error
+
+
+@pytest.mark.parametrize("first", INTERRUPTED)
+def test_two_changes_at_once_equal_one_after_the_other(first, out, tmp_path, monkeypatch):
+    """The second change is complete before the first one, which has read the dataset, commits."""
+    table(rows(10, 5), tmp_path / "more.parquet")
+    table(rows(20, 2), tmp_path / "other.parquet")
+    table(rows(8, 6), tmp_path / "keys.parquet")
+    table([{"score": i} for i in range(11)], tmp_path / "column.parquet")
+    flare.pack(table(rows(100, 2), tmp_path / "two.parquet"), out, append=True)
+    flare.drop(out, where="id = 100")
+    real, number = versions.commit, INTERRUPTED.index(first)
+    seconds = [name for i, name in enumerate(PAIRED) if IS_FULL or (i + 3 * number) % 8 == 7]
+    for second in seconds:
+        if (first, second) == ("erase", "pin"):  # see the next test
+            continue
+        folder, *serial = (shutil.copytree(out, tmp_path / f"{second} {i}") for i in range(4))
+        done = []
+
+        def commit(at, change, base, second=second, folder=folder, done=done):
+            monkeypatch.setattr(versions, "commit", real)
+            done.append(outcome(folder, second)[1])
+            return real(at, change, base)
+
+        monkeypatch.setattr(versions, "commit", commit)
+        found, error = outcome(folder, first)
+        monkeypatch.setattr(versions, "commit", real)
+        expected, refusal = outcome(serial[0], second, first)
+        names = f"{second}, {first}: {error}, {refusal}"
+        if done == [BusyError]:  # another process is writing the fragment of the same change
+            assert (found, error, first) == (*outcome(serial[1], first), second), names
+        elif error is None:
+            assert found in (expected, outcome(serial[1], first, second)[0]), names
+        else:
+            assert found == outcome(serial[2], second)[0], names
+            assert issubclass(error, BusyError) or refusal is not None, names
+            assert outcome(folder, first) == (expected, refusal), names
+        assert done, names
+        assert list(flare.verify(str(folder))) == [], names
+        for copy in (folder, *serial):
+            shutil.rmtree(copy)
+
+
+def test_a_pin_that_is_created_during_an_erase_is_named(out, monkeypatch):
+    real = versions.commit
+
+    def commit(at, change, base):
+        monkeypatch.setattr(versions, "commit", real)
+        flare.log(out, pin="run")
+        return real(at, change, base)
+
+    monkeypatch.setattr(versions, "commit", commit)
+    with pytest.raises(UsageError) as caught:
+        flare.drop(out, where="id = 3", erase=True)
+    assert str(caught.value) == f"{out}: the pin playlist.run.yaml lists files to erase"
+    assert len(content(out)) == 9 and len(content(out / "playlist.run.yaml")) == 10
+    flare.drop(out, where="id = 3", erase=True, break_pins=True)
+    assert not any(b"text 3" in data for data in files_of(out).values())
+    assert len(content(out)) == 9 and list(flare.verify(str(out))) == []
+
+
 def test_erased_rows_are_in_no_earlier_copy_of_a_shard(out, tmp_path):
     secret = "planted secret 8317"
     samples = [*rows(10, 2), {"id": 12, "text": secret}]
