@@ -70,7 +70,7 @@ INDEX_INPUTS = tuple(kind for kind, one in INPUTS.items() if one not in (STREAME
 # values of --input for text tables
 TEXT_INPUTS = tuple(kind for kind, one in INPUTS.items() if one == "table")
 GROUP = "flarecli.formats"
-MAX_ENDINGS = 1024  # endings of file names whose formats are cached
+MAX_ENDINGS = 1024  # maximum number of file name endings whose formats are cached
 MAX_NAMED = 2  # formats that a hint names
 HEAD_BYTES = 1 << 16  # bytes passed to `sniff` if no format recognizes the file's name
 INDEX = "index.json"
@@ -100,7 +100,7 @@ class _Line(NamedTuple):
     """A built-in format. Help and shell completion read `writable` without importing the class."""
 
     name: str
-    suffixes: tuple[str, ...]  # every shard name contains one of these, which start with a dot
+    suffixes: tuple[str, ...]  # each starts with a dot, and every shard name contains one of them
     target: str  # module:Class
     writable: bool = True
     is_table: bool = False  # the value of `typed`
@@ -273,9 +273,10 @@ def looks_like_table(name: str) -> bool:
 
 @lru_cache(MAX_ENDINGS)
 def _lines_with_suffix(ending: str) -> tuple[_Line, ...]:
-    """Return the formats with a suffix in the part of a name after its first dot.
+    """Return the formats whose suffix occurs in the ending of a file name.
 
-    The files of a folder have few different endings.
+    The ending starts after the first dot. Results are cached, because the files of a folder have few
+    different endings.
     """
     return tuple(
         line for line in _LINES.values() if any(suffix in f".{ending}" for suffix in line.suffixes)

@@ -4,8 +4,8 @@
 
 A hash is the keyed BLAKE2b (RFC 7693) of an erased key in hexadecimal digits. The random key of the
 hashes is stored in the same file. The file therefore contains no erased key, and hashes from two
-datasets cannot be compared. It does not protect a key that can be guessed: if the file can be read,
-it can be tested whether a given key was erased.
+datasets cannot be compared. A key that can be guessed is not protected: anyone who can read the
+file can test whether a given key was erased.
 
 The file is changed only by the owner of the commit lock, before the rows are erased.
 """
@@ -42,7 +42,7 @@ _KEY_BYTES, _HASH_BYTES = 32, 16
 
 @dataclass(frozen=True)
 class ErasedKeys:
-    """The keys of erased rows. False if there are none.
+    """The keys of erased rows; false if no key was erased.
 
     key     random key of the hashes; empty before the first erased key
     hashes  column -> hashes of its erased keys
@@ -85,12 +85,12 @@ class ErasedKeys:
 
     @property
     def checksum(self) -> str:
-        """A checksum of the hashes; empty if there are none."""
+        """Checksum of the hashes; empty if no key was erased."""
         every = [(name, sorted(own)) for name, own in sorted(self.hashes.items())]
         return digest(repr(every).encode()) if self else ""
 
     def added(self, name: str, keys: Sequence[pa.Array]) -> ErasedKeys:
-        """Return the erased keys with more keys of a column; empty keys are ignored."""
+        """Return a copy to which more erased keys of a column are added; empty keys are ignored."""
         if not keys:
             return self
         own = self if self.key else ErasedKeys(secrets.token_bytes(_KEY_BYTES))
@@ -98,7 +98,7 @@ class ErasedKeys:
         for batch in keys:
             known = batch.filter(pa.array(~is_empty_key(batch)))
             found.update(map(own._hash, key_bytes(known).to_pylist()))
-            # the form of the key in failed.jsonl
+            # failed.jsonl contains keys in this form
             found.update(own._hash(key_text(key).encode()) for key in known)
         return ErasedKeys(own.key, {**own.hashes, name: frozenset(found)})
 
@@ -136,7 +136,7 @@ def failed_names(names: Iterable[str]) -> set[str]:
 def failures_without(
     at: Location, names: Iterable[str], erased: ErasedKeys
 ) -> dict[str, list[bytes]]:
-    """Return the other lines of each `failed.jsonl` with a line whose key was erased: name -> lines.
+    """Return the lines to keep of each `failed.jsonl` that lists erased keys: name -> lines.
 
     names   files in the folder `at`; missing files are ignored
     raises  FormatError for an invalid line

@@ -200,7 +200,7 @@ def finish_removal(at: Location, lock: CommitLock) -> list[str]:
             lock.check(now=False)
             (at / name).delete()
     (at / REMOVAL).delete()
-    for name in at.names():  # of an erasure that was interrupted before its commit
+    for name in at.names():  # delete the copies that an erasure made before it was interrupted
         if is_failed_copy(name) and name not in kept:
             (at / name).delete()
     used, busy = _folders(kept), list[str]()
@@ -224,7 +224,7 @@ def _folders(names: Iterable[str]) -> set[str]:
 
 
 def _delete_fragment(at: Location) -> None:
-    """Delete a fragment, whose lock the caller holds."""
+    """Delete a fragment. The caller must hold the lock of the fragment."""
     entries: list[str] = []
     with contextlib.suppress(MissingError):
         try:

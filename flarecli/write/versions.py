@@ -390,7 +390,7 @@ class CommitLock:
     def check(self, now: bool = True) -> None:
         """Raise BusyError if this process has lost the lock.
 
-        now  True: ask the bucket; False: rely on a recent answer
+        now  True: send a request to a bucket; False: rely on a recent check
         """
         if self._lease is not None:
             self._lease.check(now)
@@ -606,7 +606,8 @@ def publish(at: Location, version: Version, before: Version | None = None) -> No
             _replace(at / PLAYLIST, current, version.data)
             return
         except BusyError:
-            version, before = newest(at), None  # its index must be written again
+            # the index of the newest version must be written again
+            version, before = newest(at), None
     raise ReachError("cannot replace the playlist", where=at / PLAYLIST)
 
 
