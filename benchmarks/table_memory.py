@@ -3,7 +3,7 @@
     python benchmarks/table_memory.py [--rows 20000000] [--only NAME,…] [--folder FOLDER]
 
 The columns are int64, float64 and a short text. Each kind of table is packed as MDS without options; some kinds also with --shuffle,
---key, --where and --limit. Peaks are read from /proc/PID/status every 5 ms: `resident` includes the mapped pages of libraries and
+--key, --where and --limit, and some kinds are piped to standard input. Peaks are read from /proc/PID/status every 5 ms: `resident` includes the mapped pages of libraries and
 of shards, `anonymous` is the memory that no file backs. The first line is the baseline: a process that only imports the libraries.
 
 The exit code is 1 if a command fails, or if the anonymous memory is above its limit. The limit does not depend on the number of rows,
@@ -18,8 +18,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, NamedTuple
 
 import numpy as np
@@ -44,7 +45,8 @@ OPTIONS = {
     "where": ["--where", "id % 2 = 0"],
     "limit": ["--limit", "{half}"],
 }
-WITH_OPTIONS = ("parquet", "arrow stream", "csv", "jsonl")
+LIST_OPTIONS = {"shuffle": ["--shuffle", "7"], "where": ["--where", "name like '%7'"]}
+LISTED_FILES = 1000  # number of different files in a list of addresses
 
 
 class Peak(NamedTuple):
@@ -167,29 +169,55 @@ def write_list(path: Path, rows: int) -> None:
     path.write_text("".join(f"{name}\n" for name in names))
 
 
+def write_addresses(path: Path, rows: int) -> None:
+    """Write the addresses of LISTED_FILES small files, repeatedly."""
+    folder = path.with_suffix("")
+    folder.mkdir(exist_ok=True)
+    files = [folder / str(number) for number in range(LISTED_FILES)]
+    for file in files:
+        file.write_bytes(b"data")
+    lines = "".join(f"{file}\n" for file in files).encode()
+    with path.open("wb") as file:
+        for _ in range(rows // LISTED_FILES):
+            file.write(lines)
+
+
 class Kind(NamedTuple):
-    """File name and writer of a kind of table; whether it is piped to standard input."""
+    """A kind of table.
+
+    file      name of the file
+    write     function that writes the file
+    options   options of `flare pack`, which are used one at a time
+    is_piped  whether the file is piped to standard input
+    """
 
     file: str
     write: Callable[[Path, int], None]
+    options: Mapping[str, list[str]] = MappingProxyType({})
     is_piped: bool = False
 
 
 KINDS = {
-    "parquet": Kind("groups.parquet", write_parquet),
+    "parquet": Kind("groups.parquet", write_parquet, OPTIONS),
     "parquet in one row group": Kind("one.parquet", write_one_group),
-    "arrow file": Kind("file.arrow", write_arrow),
-    "arrow stream": Kind("stream.arrows", write_stream),
+    "arrow file": Kind("file.arrow", write_arrow, OPTIONS),
+    "arrow stream": Kind("stream.arrows", write_stream, OPTIONS),
     "feather": Kind("table.feather", write_feather),
-    "csv": Kind("table.csv", write_csv),
-    "tsv": Kind("table.tsv", write_csv),
+    "csv": Kind("table.csv", write_csv, OPTIONS),
+    "tsv": Kind("table.tsv", write_csv, OPTIONS),
     "csv.gz": Kind("table.csv.gz", write_csv),
-    "jsonl": Kind("table.jsonl", write_jsonl),
+    "jsonl": Kind("table.jsonl", write_jsonl, OPTIONS),
     "jsonl.zst": Kind("table.jsonl.zst", write_jsonl),
-    "json array": Kind("array.json", write_array),
-    "list of parquet files": Kind("tables.txt", write_list),
-    "csv from stdin": Kind("table.csv", write_csv, True),
-    "arrow from stdin": Kind("stream.arrows", write_stream, True),
+    "json array": Kind("array.json", write_array, OPTIONS),
+    "list of parquet files": Kind("tables.txt", write_list, OPTIONS),
+    "stdin: parquet": Kind("groups.parquet", write_parquet, OPTIONS, True),
+    "stdin: arrow file": Kind("file.arrow", write_arrow, OPTIONS, True),
+    "stdin: arrow stream": Kind("stream.arrows", write_stream, OPTIONS, True),
+    "stdin: csv": Kind("table.csv", write_csv, OPTIONS, True),
+    "stdin: tsv": Kind("table.tsv", write_csv, OPTIONS, True),
+    "stdin: jsonl": Kind("table.jsonl", write_jsonl, OPTIONS, True),
+    "stdin: json array": Kind("array.json", write_array, OPTIONS, True),
+    "stdin: addresses": Kind("addresses.txt", write_addresses, LIST_OPTIONS, True),
 }
 
 
@@ -230,11 +258,10 @@ def main() -> int:
     report = Report()
     try:
         report.add("import of the libraries", measured([sys.executable, "-c", LIBRARIES]))
-        for kind, (file, write, is_piped) in KINDS.items():
+        for kind, (file, write, kind_options, is_piped) in KINDS.items():
             variants = {kind: list[str]()}
-            if kind in WITH_OPTIONS:
-                for option, argv in OPTIONS.items():
-                    variants[f"{kind} --{option}"] = argv
+            for option, argv in kind_options.items():
+                variants[f"{kind} --{option}"] = argv
             path = folder / file
             for name, argv in variants.items():
                 if not selects(name):

@@ -65,7 +65,9 @@ def command(line: Line) -> int:
     printer = line.printer()
     sources = address_texts(line.sources)
     modes = line.changed(("check", "diff", "reindex"))
-    unused = modes[1:] or line.changed(("out", "base", "rebase", "hash", "header", "open"))
+    unused = modes[1:] or line.changed(
+        ("out", "base", "rebase", "hash", "header", "open", "overwrite")
+    )
     if modes and unused:
         raise UsageError(
             f"{modes[0]} does not write a playlist; {unused[0]} has no effect",

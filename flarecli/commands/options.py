@@ -13,6 +13,7 @@ from flarecli import formats
 from flarecli.access import CacheOptions, NetworkOptions
 from flarecli.arguments import Address, Addresses, Conflict, Option, Options, option, shown
 from flarecli.errors import UsageError
+from flarecli.formats import TableOptions
 from flarecli.hashes import DEFAULT
 from flarecli.units import format_count, parse_box, parse_size
 
@@ -300,62 +301,6 @@ class _RowOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _TableOptions(Options):
-    """Options for sources that are tables."""
-
-    input: str | None = option(
-        None,
-        Option(
-            group="Rows",
-            metavar="KIND",
-            choices=tuple(formats.INPUTS),
-            help="Kind of SOURCE (default: detected), such as lines for a list of addresses: {choices}.",
-        ),
-    )
-    csv: Sequence[str] = option(
-        (),
-        Option(
-            group="Rows",
-            metavar="KEY=VALUE",
-            is_repeatable=True,
-            help="Setting for CSV files, such as header=no; repeatable. Keys: delimiter, header, quote, null, decimal, encoding.",
-        ),
-    )
-
-    def source_format(self, format: str | None) -> str | None:
-        """Return the format of the source according to --format and --input, for reading commands.
-
-        raises  UsageError if the options contradict each other
-        """
-        if self.input is None:
-            return format
-        found = formats.INPUTS.get(self.input)
-        if format not in (None, found):
-            raise UsageError(f"--input {self.input} contradicts --format {format}")
-        if found is None:
-            raise UsageError(
-                f"--input {self.input}: the source of this command is not a list of addresses",
-                hint="Use `flare pack` or `flare unpack --fetch`.",
-            )
-        return found
-
-    def table_headers(self) -> dict[str, object]:
-        """Return the stream headers for tables, with the values of --input and --csv.
-
-        raises  UsageError for an invalid setting
-        """
-        headers: dict[str, object] = {}
-        if self.input is not None:
-            headers["input"] = self.input
-        if self.csv:
-            from flarecli.formats.tables.dialect import Dialect  # imported only here: loads numpy
-
-            Dialect.parse(self.csv)
-            headers["csv"] = list(self.csv)
-        return headers
-
-
-@dataclass(frozen=True, kw_only=True)
 class _WriteOptions(_RowOptions):
     """Options of `pack` and `unpack`."""
 
@@ -405,7 +350,7 @@ class _SeedOptions(Options):
 
 
 @dataclass(frozen=True)
-class PackOptions(_DownloadOptions, _TableOptions, _WriteOptions, _StreamOptions):
+class PackOptions(_DownloadOptions, TableOptions, _WriteOptions, _StreamOptions):
     """Options of `pack`."""
 
     conflicts = (
@@ -698,7 +643,7 @@ class PackOptions(_DownloadOptions, _TableOptions, _WriteOptions, _StreamOptions
 
 
 @dataclass(frozen=True)
-class UnpackOptions(_DownloadOptions, _TableOptions, _WriteOptions, _FormatOptions):
+class UnpackOptions(_DownloadOptions, TableOptions, _WriteOptions, _FormatOptions):
     """Options of `unpack`."""
 
     sources: Addresses
@@ -726,7 +671,7 @@ class UnpackOptions(_DownloadOptions, _TableOptions, _WriteOptions, _FormatOptio
 
 
 @dataclass(frozen=True)
-class VerifyOptions(NetworkOptions, _TableOptions, _FormatOptions, _SeedOptions):
+class VerifyOptions(CacheOptions, TableOptions, _FormatOptions, _SeedOptions):
     """Options of `verify`."""
 
     conflicts = (
@@ -805,7 +750,7 @@ class VerifyOptions(NetworkOptions, _TableOptions, _FormatOptions, _SeedOptions)
 
 
 @dataclass(frozen=True)
-class CatOptions(CacheOptions, _TableOptions, _RowOptions, _FormatOptions, _SeedOptions):
+class CatOptions(CacheOptions, TableOptions, _RowOptions, _FormatOptions, _SeedOptions):
     """Options of `cat`."""
 
     sources: Addresses
@@ -859,7 +804,7 @@ class CatOptions(CacheOptions, _TableOptions, _RowOptions, _FormatOptions, _Seed
 
 
 @dataclass(frozen=True)
-class InspectOptions(CacheOptions, _TableOptions, _FormatOptions, _SeedOptions):
+class InspectOptions(CacheOptions, TableOptions, _FormatOptions, _SeedOptions):
     """Options of `inspect`."""
 
     sources: Addresses
@@ -891,7 +836,7 @@ class InspectOptions(CacheOptions, _TableOptions, _FormatOptions, _SeedOptions):
 
 
 @dataclass(frozen=True)
-class PlaylistOptions(CacheOptions, _TableOptions):
+class PlaylistOptions(CacheOptions, TableOptions):
     """Options of `playlist`."""
 
     sources: Addresses
@@ -946,6 +891,9 @@ class PlaylistOptions(CacheOptions, _TableOptions):
             parse=_pairs,
             help="Header to add to every stream; repeatable.",
         ),
+    )
+    overwrite: bool = option(
+        False, Option(group="Run", help="Replace FILE even if it is not a playlist.")
     )
     open: bool = option(
         True,

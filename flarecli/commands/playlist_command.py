@@ -68,6 +68,8 @@ def playlist(options: PlaylistOptions) -> str:
     if not named:
         raise UsageError("missing argument: SOURCE")
     place = _Place(None if out is None else address_text(out), base, rebase, guard)
+    if place.at is not None and not options.overwrite:
+        _check_is_playlist(place.at)
     grouped = _grouped(named, options, guard)
     if options.open:
         grouped = _completed(grouped, hashes, options.progress or Progress())
@@ -76,6 +78,22 @@ def playlist(options: PlaylistOptions) -> str:
     if place.at is not None:
         place.at.write([data])
     return data.decode()
+
+
+def _check_is_playlist(at: Location) -> None:
+    """Raise UsageError if a file exists and is not a playlist, so that replacing it would lose data."""
+    try:
+        at.size()
+    except FlareError:  # no file; writing reports any other problem
+        return
+    try:
+        parse(stored(at), at)
+    except FormatError:
+        raise UsageError(
+            "file exists and is not a playlist",
+            where=at,
+            hint="Use --overwrite to replace the file, or name another file.",
+        ) from None
 
 
 def _completed(

@@ -26,6 +26,7 @@ from flarecli.formats.registry import (
     sniff,
     with_option,
 )
+from flarecli.formats.table_options import TableOptions
 
 __all__ = [
     "DEFAULT",
@@ -40,6 +41,7 @@ __all__ = [
     "LargeValue",
     "OriginalValue",
     "STREAMED",
+    "TableOptions",
     "all_names",
     "arranged",
     "facts",

@@ -25,6 +25,7 @@ from flarecli.arguments import (
 )
 from flarecli.encodings import BINARY
 from flarecli.errors import MissingLibraryError, UsageError, ValueFitError
+from flarecli.formats import TableOptions
 from flarecli.model import Columns, IntArray, Playlist, Row, Sample, Stream
 from flarecli.playlists import version_name, version_of
 from flarecli.read.decode import (
@@ -773,6 +774,8 @@ def open(
     sources: Addresses,
     *,
     format: str | None = None,
+    input: str | None = None,
+    csv: Sequence[str] = (),
     streams: Sequence[str] = (),
     retries: int = 8,
     timeout: float | str = 30.0,
@@ -791,6 +794,8 @@ def open(
     sources       playlists, MDS folders, shards or folders of files; local, HTTP(S) or in a bucket;
                   globs, braces and pathlib paths are allowed
     format        shard format if no playlist or index lists the shards, such as `webdataset`
+    input         kind of the sources, such as `csv`, whatever their extensions; None: detected
+    csv           settings for CSV files, such as `["delimiter=;", "header=no"]`
     streams       names of the streams to read; streams of equal length are joined by column
     retries       maximum number of retries after transient errors, per object
     timeout       maximum time that a transfer may stall (HTTP: less than 1 kB/s): seconds, or a
@@ -818,8 +823,15 @@ def open(
         cache=cache,
         cache_limit=cache_limit,
     )
+    tables = TableOptions(input=input, csv=csv)
     addresses = address_texts(sources)
     guard = options.guard(addresses)
-    playlists = resolve(addresses, format=format, guard=guard, maps=maps)
+    playlists = resolve(
+        addresses,
+        format=tables.source_format(format),
+        guard=guard,
+        maps=maps,
+        table=tables.table_headers(),
+    )
     data = Dataset(select_streams(playlists, streams), playlists, allow_pickle)
     return data.decoded(decode) if decode else data

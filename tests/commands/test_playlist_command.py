@@ -359,3 +359,19 @@ def test_a_stream_has_the_same_columns_in_all_its_parts(tmp_path):
         UsageError, match="b: columns differ from the columns of earlier sources in stream 'x'$"
     ):
         commands.playlist([f"x={tmp_path}/a", f"x={tmp_path}/b"], out=str(tmp_path / "p.yaml"))
+
+
+def test_a_file_that_is_not_a_playlist_is_only_replaced_with_overwrite(
+    plain, tmp_path, in_tmp_path
+):
+    shutil.copytree(plain, tmp_path / "imgs")
+    (tmp_path / "notes.yaml").write_text("- buy milk\n")
+    with pytest.raises(UsageError) as caught:
+        commands.playlist("imgs", out="notes.yaml")
+    assert str(caught.value) == "notes.yaml: file exists and is not a playlist"
+    assert caught.value.hint == "Use --overwrite to replace the file, or name another file."
+    assert (tmp_path / "notes.yaml").read_text() == "- buy milk\n"
+    text = commands.playlist("imgs", out="notes.yaml", overwrite=True)
+    assert (tmp_path / "notes.yaml").read_text() == text
+    named = commands.playlist("images=imgs", out="notes.yaml")  # now it is a playlist
+    assert (tmp_path / "notes.yaml").read_text() == named != text

@@ -186,3 +186,19 @@ def test_tab_completion_lists_public_names_only(out):
     assert {"split", "where", "column_names", "to_pandas"} <= set(names)
     assert not [name for name in names if name.startswith("_") or name in read.Dataset.INTERNAL]
     assert set(read.Dataset.INTERNAL) <= set(dir(read.Dataset))
+
+
+def test_open_reads_a_csv_file_with_any_name_and_dialect(tmp_path):
+    path = tmp_path / "export.dat"
+    path.write_text("1;a\n2;b\n")
+    data = read.open(path, input="csv", csv=["delimiter=;", "header=no"])
+    assert pa.table(data).to_pylist() == [
+        {"column_0": 1, "column_1": "a"},
+        {"column_0": 2, "column_1": "b"},
+    ]
+    with pytest.raises(UsageError) as caught:
+        read.open(path, input="csv", format="mds")
+    assert str(caught.value) == "--input csv contradicts --format mds"
+    with pytest.raises(UsageError) as caught:
+        read.open(path, input="excel")
+    assert "input: expected" in str(caught.value)

@@ -1,0 +1,68 @@
+"""Options for sources that are tables, which `flare.open` and the commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flarecli.arguments import Option, Options, option
+from flarecli.errors import UsageError
+from flarecli.formats.registry import INPUTS
+
+__all__ = ["TableOptions"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableOptions(Options):
+    """Options for sources that are tables."""
+
+    input: str | None = option(
+        None,
+        Option(
+            group="Rows",
+            metavar="KIND",
+            choices=tuple(INPUTS),
+            help="Kind of SOURCE (default: detected), such as lines for a list of addresses: {choices}.",
+        ),
+    )
+    csv: Sequence[str] = option(
+        (),
+        Option(
+            group="Rows",
+            metavar="KEY=VALUE",
+            is_repeatable=True,
+            help="Setting for CSV files, such as header=no; repeatable. Keys: delimiter, header, quote, null, decimal, encoding.",
+        ),
+    )
+
+    def source_format(self, format: str | None) -> str | None:
+        """Return the format of the source according to --format and --input, for reading commands.
+
+        raises  UsageError if the options contradict each other
+        """
+        if self.input is None:
+            return format
+        found = INPUTS.get(self.input)
+        if format not in (None, found):
+            raise UsageError(f"--input {self.input} contradicts --format {format}")
+        if found is None:
+            raise UsageError(
+                f"--input {self.input}: the source of this command is not a list of addresses",
+                hint="Use `flare pack` or `flare unpack --fetch`.",
+            )
+        return found
+
+    def table_headers(self) -> dict[str, object]:
+        """Return the stream headers for tables, with the values of --input and --csv.
+
+        raises  UsageError for an invalid setting
+        """
+        headers: dict[str, object] = {}
+        if self.input is not None:
+            headers["input"] = self.input
+        if self.csv:
+            from flarecli.formats.tables.dialect import Dialect  # imported only here: loads numpy
+
+            Dialect.parse(self.csv)
+            headers["csv"] = list(self.csv)
+        return headers
