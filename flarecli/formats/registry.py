@@ -31,6 +31,7 @@ __all__ = [
     "GROUP",
     "HEAD_BYTES",
     "INDEX",
+    "SHARD_INDEX",
     "INDEX_FILES",
     "INDEX_INPUTS",
     "INPUTS",
@@ -74,6 +75,7 @@ MAX_ENDINGS = 1024  # maximum number of file name endings whose formats are cach
 MAX_NAMED = 2  # formats that a hint names
 HEAD_BYTES = 1 << 16  # bytes passed to `sniff` if no format recognizes the file's name
 INDEX = "index.json"
+SHARD_INDEX = "shardindex.json"  # the list of tars that widsindex writes
 # Index file -> the format that reads its folder. Index files are searched in this order.
 INDEX_FILES = {
     INDEX: "mds",

@@ -21,11 +21,9 @@ from flarecli import formats, playlists
 from flarecli.commands.verifying.shard import AGAIN, Depth, FileResult, ListEntry, check_file
 from flarecli.compress import SUFFIXES
 from flarecli.errors import FlareError, IntegrityError, MissingError, UnsafeError
-from flarecli.formats import INDEX
+from flarecli.formats import INDEX, SHARD_INDEX
 from flarecli.formats.mds.config import agreed
 from flarecli.formats.mds.index import open_dataset, read_shards
-from flarecli.formats.webdataset import index as webdataset_index
-from flarecli.formats.webdataset.index import SHARDS
 from flarecli.model import Chunk, Finding, Playlist, Stream, finding_of
 from flarecli.names import bare, is_url
 from flarecli.playlists import PLAYLIST, pin_of, version_of
@@ -48,6 +46,7 @@ __all__ = [
     "is_index",
     "matching_list",
     "read_other_lists",
+    "read_shard_index",
     "unlisted_shard",
 ]
 
@@ -58,6 +57,13 @@ _DAMAGED_LIST = "The checksums in the list cannot be trusted; fetch it again."
 LISTS_DIFFER = (
     "One of the two lists was changed; `flare playlist A --diff B` shows all differences."
 )
+
+
+def read_shard_index(at: Location) -> Stream:
+    """Read the `shardindex.json` of a folder of tars. Raises FormatError if it is invalid."""
+    from flarecli.formats.webdataset.index import read_shards  # only tars have such an index
+
+    return read_shards(at)
 
 
 def is_index(playlist: Playlist) -> bool:
@@ -223,12 +229,10 @@ class OtherLists:
 
     def _read_streams(self, at: Location, is_named: bool) -> Sequence[Stream]:
         """Read a list, and return its streams that contain shards of this stream."""
-        if at.name in (INDEX, SHARDS):
+        if at.name in (INDEX, SHARD_INDEX):
             if not is_named:
                 self._without_checksums.setdefault(False, []).append(at)
-            return [
-                open_dataset(at.folder) if at.name == INDEX else webdataset_index.read_shards(at)
-            ]
+            return [open_dataset(at.folder) if at.name == INDEX else read_shard_index(at)]
         playlist = playlists.read(at)
         _, findings, has_checksums = check_own_checksum(playlist)
         self.findings += findings
@@ -389,7 +393,7 @@ def read_other_lists(
 
 def _index_names(stream: Stream) -> tuple[str, ...]:
     files = formats.facts(stream.format).index_files
-    return tuple(name for name in (INDEX, SHARDS) if name in files)
+    return tuple(name for name in (INDEX, SHARD_INDEX) if name in files)
 
 
 def _usual_locations(

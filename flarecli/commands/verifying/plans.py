@@ -21,12 +21,15 @@ from typing import TYPE_CHECKING
 
 from flarecli import formats
 from flarecli.commands.options import sample_size
-from flarecli.commands.verifying.listings import folders_above, is_index, unlisted_shard
+from flarecli.commands.verifying.listings import (
+    folders_above,
+    is_index,
+    read_shard_index,
+    unlisted_shard,
+)
 from flarecli.commands.verifying.shard import AGAIN
 from flarecli.errors import FlareError, MissingError, MissingLibraryError, ReachError, UsageError
-from flarecli.formats import INDEX
-from flarecli.formats.webdataset import index as webdataset_index
-from flarecli.formats.webdataset.index import SHARDS
+from flarecli.formats import INDEX, SHARD_INDEX
 from flarecli.model import Finding, Playlist, Stream, finding_of
 from flarecli.names import is_url
 from flarecli.playlists import PLAYLIST
@@ -38,7 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Choice", "Only", "Plan", "link_address", "notes_about_plain_shards", "plan_sources"]
 
-_LIST_NAMES = (PLAYLIST, INDEX, SHARDS)  # the first list that names a file is used
+_LIST_NAMES = (PLAYLIST, INDEX, SHARD_INDEX)  # the first list that names a file is used
 _MAX_SEARCHED_BYTES = 1 << 26  # bytes of a damaged list that are searched for a file name
 
 
@@ -315,7 +318,7 @@ def _other_files(plan: Plan) -> Iterator[str]:
     """Yield the paths of the listed files that are not shards."""
     for stream in plan.streams:
         companions = [file.name for files in stream.parts for file in files]
-        names = [*stream.files, *([SHARDS] if plan.is_folder else []), *companions]
+        names = [*stream.files, *([SHARD_INDEX] if plan.is_folder else []), *companions]
         yield from places_of(replace(stream, urls=names))
 
 
@@ -461,7 +464,7 @@ def _split_by_list(plan: Plan, near: Sequence[_NearList], whole: Collection[str]
         else:
             unlisted.append(url)
         for one in own:
-            if one.error is None and one.at.name != SHARDS and one not in naming:
+            if one.error is None and one.at.name != SHARD_INDEX and one not in naming:
                 findings.append(unlisted_shard(stream.at.join(url), one.at))
                 break
     parts = []
@@ -524,8 +527,8 @@ def _folders(at: Location, guard: Guard) -> Iterator[Location]:
 def _read_near_list(at: Location, format: str | None) -> _NearList | None:
     """Read a list; return None if it does not exist or a server denies access."""
     try:
-        if at.name == SHARDS:
-            stream = webdataset_index.read_shards(at)
+        if at.name == SHARD_INDEX:
+            stream = read_shard_index(at)
             return _NearList(at, None, dict.fromkeys(places_of(stream), (0, 0)))
         playlist = read_list(at, format)
     except MissingError:

@@ -18,8 +18,7 @@ from flarecli.commands.verifying.shard import (
     check_file,
 )
 from flarecli.errors import FlareError, ReachError, UsageError
-from flarecli.formats import INDEX
-from flarecli.formats.webdataset.index import SHARDS
+from flarecli.formats import INDEX, SHARD_INDEX
 from flarecli.hashes import digest
 from flarecli.model import Chunk, Columns, Finding, Playlist, Stream, finding_of
 from flarecli.prefetch import ordered_map
@@ -95,7 +94,7 @@ def file_tasks(
         return result
 
     for name, file in stream.files.items():
-        is_chosen = only is None or name in only.files or name in (INDEX, SHARDS)
+        is_chosen = only is None or name in only.files or name in (INDEX, SHARD_INDEX)
         if is_chosen and not is_index(playlist):
             yield Task(partial(check, name, ListEntry(str(playlist.at), file)))
 

@@ -54,6 +54,7 @@ from flarecli.formats.base import (
     Span,
     Substitutes,
 )
+from flarecli.formats.registry import SHARD_INDEX
 from flarecli.formats.shard_files import SELECT_COLUMNS, check_names
 from flarecli.formats.webdataset import index as webdataset_index
 from flarecli.formats.webdataset import tar
@@ -67,7 +68,7 @@ from flarecli.formats.webdataset.columns import (
     extensions_of,
     member_columns,
 )
-from flarecli.formats.webdataset.index import SHARDS, write_index, write_version_index
+from flarecli.formats.webdataset.index import write_index, write_version_index
 from flarecli.formats.webdataset.scan import Table, key_text, read_stream, read_table
 from flarecli.formats.webdataset.write import row_sizes, write_shard
 from flarecli.lazy import np, pa, pc
@@ -105,8 +106,8 @@ class WebDataset(Format):
         *(f".tar.{name}" for name in compress.SUFFIXES),
         *(one for one, kind in byte_ranges.TARS.items() if kind in compress.SUFFIXES),
     )
-    index_files = (SHARDS,)
-    version_index = SHARDS
+    index_files = (SHARD_INDEX,)
+    version_index = SHARD_INDEX
     key_column = KEY
     holds_null = True  # a sample without a member for a column has a null
     is_listed = True

@@ -37,6 +37,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from flarecli.errors import FormatError, Place, UnsafeError
+from flarecli.formats.registry import SHARD_INDEX
 from flarecli.formats.shard_files import check_count, parse_json, read_optional
 from flarecli.formats.webdataset import tar
 from flarecli.formats.webdataset.columns import KEY, NAME
@@ -48,7 +49,6 @@ from flarecli.storage import Location
 from flarecli.suggest import nearest
 
 __all__ = [
-    "SHARDS",
     "location_of",
     "name_of",
     "parse",
@@ -58,7 +58,6 @@ __all__ = [
     "write_index",
 ]
 
-SHARDS = "shardindex.json"  # the name that widsindex uses
 SHARDS_KIND, SHARDS_VERSION = "wids-shard-index-v1", 1
 _SHARDS_KEYS = ("url", "nsamples", "filesize", "md5sum")
 _MAX_SHARD_INDEX_BYTES = 1 << 30
@@ -286,5 +285,5 @@ def write_index(
     data = json.dumps(
         {"__kind__": SHARDS_KIND, "wids_version": SHARDS_VERSION, "shardlist": shards}, indent=2
     ).encode()
-    written = (at / SHARDS).write([data], [DEFAULT])
-    return {SHARDS: File(SHARDS, written.size, written.hashes)}
+    written = (at / SHARD_INDEX).write([data], [DEFAULT])
+    return {SHARD_INDEX: File(SHARD_INDEX, written.size, written.hashes)}
