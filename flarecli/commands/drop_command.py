@@ -223,7 +223,7 @@ def _replaced_files(base: Version, selection: _Selection) -> list[str]:
 
 @dataclass(frozen=True)
 class _Erasure:
-    """What a drop erases in addition to the rows of the newest version.
+    """Data that a drop erases in addition to the rows of the newest version.
 
     files    names of the files that are deleted after the commit
     lines    name of each `failed.jsonl` with an erased key -> its other lines
@@ -259,14 +259,14 @@ def _planned_erasure(
     listed = files_of(at, base.playlist).keys()
     failed = failed_names(listed)
     for list_name in names:
-        with contextlib.suppress(MissingError):  # pruned in the meantime
+        with contextlib.suppress(MissingError):  # another process has removed this version
             failed |= failed_names(listed_files(at, list_name))
     name, keys = options.key or "", _keys_to_erase(options, base, selection)
     erased = ErasedKeys.read(at).added(name, keys)
     if options.key is None and failed and selection is not None and selection.rows:
         progress.note(
-            "failed.jsonl may contain keys of the erased rows; use --key COL to name the column of the "
-            "keys, and to remove their lines"
+            "failed.jsonl may contain keys of the erased rows; name the key column with --key COL to "
+            "remove these lines"
         )
     lines = failures_without(at, failed, erased)
     replaced = set(lines)

@@ -1015,7 +1015,7 @@ class DropOptions(_ChangeOptions):
             group="Rows",
             metavar="COLUMN",
             takes_columns=True,
-            help="Column to compare with the keys in --keys. With --erase: column whose erased keys cannot be appended again.",
+            help="Column to compare with the keys in --keys; with --erase, column whose erased keys cannot be appended again.",
             is_everyday=True,
         ),
     )

@@ -799,7 +799,7 @@ def _limited(
 def _without_erased(
     plan: Plan, parts: Generator[fetch_links.Fetched, None, None]
 ) -> Generator[fetch_links.Fetched, None, None]:
-    """Yield the rows, but convert each row with an erased key to a failure that lacks the key."""
+    """Yield the rows, but convert each row with an erased key to a failure without the key."""
     erased, existing = plan.task.erased, plan.task.existing
     with contextlib.closing(parts):
         for part in parts:
