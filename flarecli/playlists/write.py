@@ -172,6 +172,8 @@ def _text(value: str) -> str:
 def _quoted(value: str) -> str:
     """Return a double-quoted scalar; characters that YAML does not allow are escaped."""
     text = json.dumps(value, ensure_ascii=False)
+    if text.isprintable():  # nearly always, and much faster than one character at a time
+        return text
     return "".join(c if c.isprintable() else _escaped(ord(c)) for c in text)
 
 

@@ -835,6 +835,77 @@ def test_a_reader_sees_one_of_two_versions_while_a_commit_replaces_the_list(
     assert {len(flare.open(str(out))) for _ in range(4)} <= {10, 100}
 
 
+def ids_of(loader):
+    return [number for batch in loader for number in batch["id"].tolist()]
+
+
+def test_ranks_that_open_around_a_commit_read_one_version_of_the_first_rank(out, tmp_path):
+    """Ranks 0 and 1 open the dataset before a commit, and ranks 2 and 3 after it."""
+    early = [flare.open(str(out)) for _ in range(2)]
+    flare.pack(table(rows(10, 6), tmp_path / "more.parquet"), out, append=True)
+    ranks = [*early, *(flare.open(str(out)) for _ in range(2))]
+    states = [flare.Loader(data, batch=2, rank=i, ranks=4).save() for i, data in enumerate(ranks)]
+    assert len({state["checksum"] for state in states}) == 2
+    for data in ranks[2:]:
+        with pytest.raises(UsageError) as caught:
+            flare.Loader(data, batch=2).load(states[0])
+        assert str(caught.value) == (
+            "position was saved with data of 10 rows; this data has 16 rows"
+        )
+    flare.drop(out, where="id < 3")
+    for first in (out / "playlist.000001.yaml", ranks[2].pinned):
+        same = [flare.open(str(first)) for _ in range(4)]
+        seen = [ids_of(flare.Loader(data, 2, rank=i, ranks=4)) for i, data in enumerate(same)]
+        assert sorted(itertools.chain(*seen)) == list(range(len(same[0])))
+        assert len({data.checksum for data in same}) == 1
+
+
+@pytest.mark.parametrize("order", ["sequential", "shuffle", "windows"])
+def test_a_state_is_valid_for_later_versions_only_if_its_steps_are_unchanged(out, tmp_path, order):
+    loader = flare.Loader(flare.open(str(out)), batch=3, order=order)
+    expected = ids_of(flare.Loader(flare.open(str(out)), batch=3, order=order))
+    before = next(iter(loader))["id"].tolist()
+    state = loader.save()
+
+    def resumed(address):
+        again = flare.Loader(flare.open(str(address)), batch=3, order=order)
+        again.load(state)
+        return before + ids_of(again)
+
+    flare.pack(table(rows(10, 4), tmp_path / "more.parquet"), out, append=True)
+    if order == "sequential":
+        assert resumed(out) == list(range(14))
+    changes = [lambda: None, lambda: flare.compact(out), lambda: flare.drop(out, where="id = 0")]
+    for number, change in enumerate(changes):
+        change()
+        if number or order != "sequential":
+            message = f"of 10 rows|whose checksum is '{state['checksum']}'"
+            with pytest.raises(UsageError, match=f"^position was saved with data ({message})"):
+                resumed(out)
+        assert resumed(out / "playlist.000001.yaml") == expected
+
+
+def test_a_reader_of_a_pin_reads_its_rows_through_many_commits_and_a_prune(out, tmp_path):
+    flare.log(out, pin="run")
+    data = flare.open(str(out / "playlist.run.yaml"))
+    loader = flare.Loader(data, batch=2, seed=4)
+    batches = iter(loader)
+    seen = next(batches)["id"].tolist()
+    for i in range(100 if IS_FULL else 6):
+        if i % 3 == 2:
+            flare.drop(out, where=f"id = {i} or id = {8 + 2 * i}")
+        else:
+            flare.pack(table(rows(10 + 2 * i, 2), tmp_path / f"{i}.parquet"), out, append=True)
+    flare.compact(out, below="1MB")
+    flare.prune(out, keep=1)
+    assert len(flare.log(out)) == 1
+    seen += [number for batch in batches for number in batch["id"].tolist()]
+    assert sorted(seen) == list(range(10))
+    assert content(out / "playlist.run.yaml") == rows(0, 10)
+    assert list(flare.verify(str(out / "playlist.run.yaml"))) == []
+    assert list(flare.verify(str(out))) == []
+
+
 def test_prune_keeps_pins_and_the_newest_version(out, tmp_path):
     flare.pack(table(rows(10, 5), tmp_path / "more.parquet"), out, append=True)
     flare.log(out, pin="run42")
