@@ -921,6 +921,103 @@ def test_prune_keeps_pins_and_the_newest_version(out, tmp_path):
         assert list(flare.verify(str(out / name))) == []
 
 
+def test_prune_counts_existing_versions_if_numbers_are_missing(out, tmp_path):
+    for first in (10, 12, 14):
+        flare.pack(table(rows(first, 2), tmp_path / f"{first}.parquet"), out, append=True)
+    flare.drop(out, where="id = 15")
+    for number in (2, 4):
+        (out / f"playlist.00000{number}.yaml").unlink()
+    assert [one.number for one in flare.log(out)] == [1, 3, 5]
+    flare.drop(out, where="id = 14")
+    assert flare.prune(out, keep=2).versions == (1, 3)
+    assert [(one.number, one.rows) for one in flare.log(out)] == [(5, 15), (6, 14)]
+    for name in ("playlist.yaml", "playlist.000005.yaml"):
+        assert list(flare.verify(str(out / name))) == []
+
+
+def killed_before_the_commit(folder, source):
+    """Start an append in a child that ends before its commit."""
+    pid = os.fork()
+    if not pid:
+        versions.commit = lambda *args: os._exit(9)
+        flare.pack(source, folder, append=True)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
+
+
+def test_prune_keeps_a_fragment_that_is_resumed_meanwhile(out, tmp_path, monkeypatch):
+    more, real, pruned = table(rows(10, 5), tmp_path / "more.parquet"), versions.commit, []
+    expected = shutil.copytree(out, tmp_path / "expected")
+    flare.pack(more, expected, append=True)
+    killed_before_the_commit(out, more)
+    (fragment,) = (path.name for path in out.glob("fragment.*"))
+
+    def commit(at, change, base):
+        pruned.append(flare.prune(out, keep=1))
+        return real(at, change, base)
+
+    monkeypatch.setattr(versions, "commit", commit)
+    flare.pack(more, out, append=True, resume=True)
+    assert [one.busy for one in pruned] == [(fragment,)]
+    (out / ".flare-commit").unlink()
+    (expected / ".flare-commit").unlink()
+    assert files_of(out) == files_of(expected)
+
+
+def test_a_fragment_that_prune_deleted_is_packed_again(out, tmp_path):
+    more = table(rows(10, 5), tmp_path / "more.parquet")
+    expected = shutil.copytree(out, tmp_path / "expected")
+    flare.pack(more, expected, append=True)
+    killed_before_the_commit(out, more)
+    assert flare.prune(out, keep=1).busy == ()
+    assert list(out.glob("fragment.*")) == []
+    flare.pack(more, out, append=True, resume=True)
+    assert files_of(out) == files_of(expected)
+
+
+def test_a_crafted_number_or_link_of_a_list_is_refused_or_ignored(out, tmp_path):
+    more = table(rows(10, 2), tmp_path / "more.parquet")
+    flare.pack(more, out, append=True)
+    listed = (out / "playlist.000001.yaml").read_bytes()
+    for name in (10**18, "0000007", "-00007", "00008"):
+        (out / f"playlist.{name}.yaml").write_bytes(listed)
+    assert [one.number for one in flare.log(out)] == [1, 2]
+    flare.pack(more, out, append=True)
+    assert [one.number for one in flare.log(out)] == [1, 2, 3]
+    (tmp_path / "secret.yaml").write_bytes(listed)
+    (out / "playlist.000009.yaml").symlink_to(tmp_path / "secret.yaml")
+    before = files_of(out)
+    for change in (
+        lambda: flare.pack(more, out, append=True),
+        lambda: flare.drop(out, where="id = 1"),
+        lambda: flare.prune(out, keep=1),
+    ):
+        with pytest.raises(UnsafeError) as caught:
+            change()
+        assert "playlist.000009.yaml: " in str(caught.value)
+    assert files_of(out) == before
+    (out / "playlist.000009.yaml").unlink()
+    (out / "playlist.1000000000000.yaml").write_bytes(listed)
+    with pytest.raises(FormatError) as caught:
+        flare.drop(out, where="id = 1")
+    assert str(caught.value) == f"{out}: more than 1000000000000 versions"
+
+
+@pytest.mark.parametrize("name", ["../victim", "fragment.{0}/../../victim", "/{tmp}/victim"])
+def test_a_list_that_names_a_file_outside_the_dataset_deletes_nothing_outside(out, tmp_path, name):
+    victim = tmp_path / "victim"
+    victim.write_text("kept")
+    flare.compact(out, below="1MB")
+    first = out / "playlist.000001.yaml"
+    name = name.format("0" * 32, tmp=str(tmp_path)[1:])
+    text = first.read_text().replace("- shard.00000.mds", f"- {name}")
+    first.write_text(text.rpartition("# flare")[0])
+    flare.prune(out, keep=1, allow_local=True)
+    assert victim.read_text() == "kept"
+    assert content(out) == rows(0, 10)
+    assert [one.number for one in flare.log(out)] == [2]
+
+
 def test_prune_deletes_nothing_if_a_list_cannot_be_read(out, tmp_path):
     flare.pack(table(rows(10, 5), tmp_path / "more.parquet"), out, append=True)
     (out / "playlist.broken.yaml").write_text("- not a playlist\n")
