@@ -188,9 +188,9 @@ def test_wildcards_and_braces_read_files_in_the_order_of_their_names(places):
 
 
 def packed_rows(address, places):
-    from flarecli.commands.packing.source import open_source
+    from flarecli.commands.packing.source import SourceOptions, open_source
 
-    source = open_source(address, text=(), guard=Guard())
+    source = open_source(address, SourceOptions(guard=Guard()))
     return [row["n"] for batch in source.batches() for row in batch.to_pylist()]
 
 

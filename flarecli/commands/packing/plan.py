@@ -24,7 +24,13 @@ from flarecli.commands.packing.media import (
     processed,
 )
 from flarecli.commands.packing.nulls import NullValues
-from flarecli.commands.packing.source import RowRequest, Source, StoredColumns, open_source
+from flarecli.commands.packing.source import (
+    RowRequest,
+    Source,
+    SourceOptions,
+    StoredColumns,
+    open_source,
+)
 from flarecli.commands.provenance import PLACE, Places
 from flarecli.commands.row_order import first_rows, without_rows
 from flarecli.errors import FormatError, UnsafeError, UsageError, format_place
@@ -189,21 +195,23 @@ class PackTask:
         options = self.options
         return open_source(
             self.sources,
-            text=self._text_columns(),
-            guard=self.guard,
-            columns=self.columns,
-            streams=name_list(options.streams),
-            rows=options.rows,
-            exact=options.where is None,
-            allow_missing=options.allow_missing,
-            null_separated=options.from0,
-            folder_column=options.folder_column or "",
-            dialect=self.dialect,
-            kind=options.input,
-            object_name=self.object_name,
-            object_columns=self.object_columns,
-            used=[*([self.key] if self.key else []), *(link.source for link in self.links)],
-            where=options.where,
+            SourceOptions(
+                text=self._text_columns(),
+                guard=self.guard,
+                columns=self.columns,
+                streams=name_list(options.streams),
+                rows=options.rows,
+                exact=options.where is None,
+                allow_missing=options.allow_missing,
+                null_separated=options.from0,
+                folder_column=options.folder_column or "",
+                dialect=self.dialect,
+                kind=options.input,
+                object_name=self.object_name,
+                object_columns=self.object_columns,
+                used=[*([self.key] if self.key else []), *(link.source for link in self.links)],
+                where=options.where,
+            ),
         )
 
     def _text_columns(self) -> set[str]:

@@ -27,7 +27,7 @@ from flarecli.names import is_url, shell_quoted
 from flarecli.redact import redact
 from flarecli.storage import Guard, Location, is_stream, locate
 
-__all__ = ["RowRequest", "Source", "StoredColumns", "open_source"]
+__all__ = ["RowRequest", "Source", "SourceOptions", "StoredColumns", "open_source"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,28 +266,11 @@ class _DatasetSource(Source):
         return shard_of(self._data, self._parts[0], row)
 
 
-def open_source(
-    sources: Addresses,
-    *,
-    text: Collection[str],
-    guard: Guard,
-    columns: Sequence[str] | None = None,
-    streams: Sequence[str] = (),
-    rows: str | None = None,
-    exact: bool = True,
-    dialect: Dialect = DIALECT,
-    kind: str | None = None,
-    null_separated: bool = False,
-    object_name: str = "",
-    object_columns: StoredColumns | None = None,
-    folder_column: str = "",
-    allow_missing: bool = False,
-    by_extension: bool = False,
-    used: Collection[str] = (),
-    where: str | None = None,
-) -> Source:
-    """Open an index (a table, a list of tables, or a stream), a folder of files, or a dataset.
+@dataclass(frozen=True, kw_only=True)
+class SourceOptions:
+    """Options that determine how a source is opened.
 
+    guard           access rules
     text            CSV columns that are always read as text
     columns         columns to pack; for a folder, the file extensions that form a row
     streams, rows   streams to read, and rows such as `10:20`; only for a dataset
@@ -301,58 +284,91 @@ def open_source(
     allow_missing   whether files of a folder and columns of an index may be missing
     by_extension    whether each extension in a folder is a column, instead of each category of files
     used, where     columns of a folder that are used besides `columns`, and the condition
-    raises          UsageError for options that do not fit the source; the errors of opening a source
+    """
+
+    guard: Guard
+    text: Collection[str] = ()
+    columns: Sequence[str] | None = None
+    streams: Sequence[str] = ()
+    rows: str | None = None
+    exact: bool = True
+    dialect: Dialect = DIALECT
+    kind: str | None = None
+    null_separated: bool = False
+    object_name: str = ""
+    object_columns: StoredColumns | None = None
+    folder_column: str = ""
+    allow_missing: bool = False
+    by_extension: bool = False
+    used: Collection[str] = ()
+    where: str | None = None
+
+
+def open_source(sources: Addresses, options: SourceOptions) -> Source:
+    """Open an index (a table, a list of tables, or a stream), a folder of files, or a dataset.
+
+    raises  UsageError for options that do not fit the source; the errors of opening a source
     """
     addresses = address_texts(sources)
     shown = " ".join(map(redact, addresses))
-    if null_separated and kind not in (None, LIST_INPUT):
-        raise UsageError(f"-0 needs a list of addresses (--input lines), got --input {kind}")
-    if null_separated and kind is None and not any(map(is_stream, addresses)):
+    if options.null_separated and options.kind not in (None, LIST_INPUT):
+        raise UsageError(
+            f"-0 needs a list of addresses (--input lines), got --input {options.kind}"
+        )
+    if options.null_separated and options.kind is None and not any(map(is_stream, addresses)):
         raise UsageError(
             "-0 needs a list of addresses on stdin, or a source with --input lines",
-            where=object_name or shown,
+            where=options.object_name or shown,
             hint="Use --input lines -0 if the source is a list of addresses; otherwise omit -0.",
         )
-    opened, skipped = _expanded(ingest.open_streams(addresses, is_opaque=kind == "files"), guard)
+    opened, skipped = _expanded(
+        ingest.open_streams(addresses, is_opaque=options.kind == "files"), options.guard
+    )
     expanded = list(map(str, opened))
     name = source_name(addresses, expanded)
     spools = [one for one in opened if isinstance(one, ingest.Spool)]
-    kinds = {kind} if kind else {ingest.sniff(one, dialect, null_separated) for one in spools}
+    kinds = (
+        {options.kind}
+        if options.kind
+        else {ingest.sniff(one, options.dialect, options.null_separated) for one in spools}
+    )
     format = next((INPUTS[one] for one in kinds if one not in INDEX_INPUTS), None)
-    kinds_of_all = kinds if kind or len(spools) == len(opened) else ()
-    if format is None and kind is not None:
+    kinds_of_all = kinds if options.kind or len(spools) == len(opened) else ()
+    if format is None and options.kind is not None:
         for one in opened:
             if isinstance(one, str) and not is_url(one) and os.path.isdir(one):
                 raise UsageError(
-                    f"expected files for --input {kind}, got a folder",
+                    f"expected files for --input {options.kind}, got a folder",
                     where=one,
                     hint=f"Use a wildcard, such as {shell_quoted(one.rstrip('/') + '/*')}.",
                 )
-    is_index = kind is not None or all(
+    is_index = options.kind is not None or all(
         isinstance(one, ingest.Spool) or ingest.is_index(one) for one in opened
     )
     if expanded and format is None and is_index:
-        check_no_rows(shown, streams, rows)
-        _check_folder_column(folder_column, shown)
-        with _hints_on_kind(kind, kinds_of_all):
+        check_no_rows(shown, options.streams, options.rows)
+        _check_folder_column(options.folder_column, shown)
+        with _hints_on_kind(options.kind, kinds_of_all):
             index = ingest.open_index(
                 opened,
-                guard=guard,
-                text=text,
-                dialect=dialect,
-                kind=kind,
-                null_separated=null_separated,
-                allow_missing=allow_missing,
+                guard=options.guard,
+                text=options.text,
+                dialect=options.dialect,
+                kind=options.kind,
+                null_separated=options.null_separated,
+                allow_missing=options.allow_missing,
             )
         source: Source
-        if object_name:
+        if options.object_name:
             # allow relative paths and local files, which the user's code can also read
-            index = replace(index, at=locate(".", replace(guard, allow_local=True)))
-            source = saved = _ObjectSource(object_name, replace(name, folder=""), index, guard)
-            if object_columns is not None:
-                saved.keep(object_columns)
+            index = replace(index, at=locate(".", replace(options.guard, allow_local=True)))
+            source = saved = _ObjectSource(
+                options.object_name, replace(name, folder=""), index, options.guard
+            )
+            if options.object_columns is not None:
+                saved.keep(options.object_columns)
         else:
-            source = _IndexSource(shown, name, index, guard)
+            source = _IndexSource(shown, name, index, options.guard)
     else:
         if spools and (format is None or len(kinds) > 1):
             raise UsageError(
@@ -362,45 +378,50 @@ def open_source(
             )
         resolved = read.resolve(
             expanded,
-            format=None if kind is None else format,
-            guard=guard,
+            format=None if options.kind is None else format,
+            guard=options.guard,
             maps=False,
             expanded=True,
-            table={} if kind is None else {"input": kind},
+            table={} if options.kind is None else {"input": options.kind},
             opened={str(one): one for one in spools},
         )
-        is_single = kind is None and len(expanded) == 1
+        is_single = options.kind is None and len(expanded) == 1
         if is_single and (tables := _tables_in(expanded[0], resolved)):
-            check_no_rows(shown, streams, rows)
-            _check_folder_column(folder_column, shown)
+            check_no_rows(shown, options.streams, options.rows)
+            _check_folder_column(options.folder_column, shown)
             index = ingest.open_index(
-                tables, guard=guard, text=text, dialect=dialect, allow_missing=allow_missing
+                tables,
+                guard=options.guard,
+                text=options.text,
+                dialect=options.dialect,
+                allow_missing=options.allow_missing,
             )
-            source = _IndexSource(shown, name, index, guard)
-        elif is_single and not spools and _is_plain_folder(expanded[0], resolved, guard):
-            dialect.check_used(False, shown)
-            check_no_rows(shown, streams, rows)
+            source = _IndexSource(shown, name, index, options.guard)
+        elif is_single and not spools and _is_plain_folder(expanded[0], resolved, options.guard):
+            options.dialect.check_used(False, shown)
+            check_no_rows(shown, options.streams, options.rows)
             folder = ingest.open_folder(
                 expanded[0],
-                guard=guard,
-                columns=columns,
-                folder_column=folder_column,
-                allow_missing=allow_missing,
-                by_extension=by_extension,
-                used=used,
-                where=where,
+                guard=options.guard,
+                columns=options.columns,
+                folder_column=options.folder_column,
+                allow_missing=options.allow_missing,
+                by_extension=options.by_extension,
+                used=options.used,
+                where=options.where,
                 listed=resolved[0].streams[0],
             )
-            source = _IndexSource(shown, name, folder, guard)
+            source = _IndexSource(shown, name, folder, options.guard)
         else:
-            if kind is not None and not facts(format).is_plain:
-                _check_kind(kind, resolved)
-            dialect.check_used(False, shown)
-            _check_folder_column(folder_column, shown)
-            parts, max_bytes = read.select_streams(resolved, streams), guard.limits.max_bytes
-            with _hints_on_kind(kind, kinds_of_all):
+            if options.kind is not None and not facts(format).is_plain:
+                _check_kind(options.kind, resolved)
+            options.dialect.check_used(False, shown)
+            _check_folder_column(options.folder_column, shown)
+            parts = read.select_streams(resolved, options.streams)
+            max_bytes = options.guard.limits.max_bytes
+            with _hints_on_kind(options.kind, kinds_of_all):
                 source = _DatasetSource(
-                    shown, name, parts, resolved, rows, exact, max_bytes, spools
+                    shown, name, parts, resolved, options.rows, options.exact, max_bytes, spools
                 )
             source.notes = _single_file(resolved[0].streams[0]) if is_single else ()
     source.notes = (*skipped, *source.notes)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from flarecli.commands.packing.source import RowRequest, Source, open_source
+from flarecli.commands.packing.source import RowRequest, Source, SourceOptions, open_source
 from flarecli.errors import FlareError, Place, ReachError, UnsafeError, UsageError, ValueFitError
 from flarecli.names import check_name, scheme_of
 from flarecli.progress import Progress
@@ -265,7 +265,10 @@ class Rows:
     def _opened(self) -> Source:
         src, text, allow_missing = self._args
         self._source: Source | None = open_source(
-            src, text=text, guard=self._guard, allow_missing=allow_missing, by_extension=True
+            src,
+            SourceOptions(
+                text=text, guard=self._guard, allow_missing=allow_missing, by_extension=True
+            ),
         )
         return self._source
 
