@@ -806,6 +806,21 @@ def test_a_resumed_append_of_committed_rows_adds_nothing(out, tmp_path):
     assert content(out) == rows(0, 17) + rows(10, 5)
 
 
+def test_a_resumed_append_of_rows_whose_version_was_pruned_adds_nothing(out, tmp_path):
+    sources = [table(rows(10 + i, 1), tmp_path / f"{i}.parquet") for i in range(3)]
+    for source in sources:
+        flare.pack(source, out, append=True)
+    flare.drop(out, where="id = 12")
+    flare.prune(out, keep=1)
+    before = files_of(out)
+    for source in sources[:2]:
+        packed = flare.pack(source, out, append=True, resume=True)
+        assert (packed.version, packed.rows, packed.resumed_rows) == (5, 1, 1)
+    assert files_of(out) == before
+    assert flare.pack(sources[2], out, append=True, resume=True).version == 6
+    assert content(out) == rows(0, 13)
+
+
 def test_an_open_dataset_stays_at_its_version(out, tmp_path):
     data = flare.open(str(out))
     assert (data.version, data.pinned) == (None, "")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from flarecli import encodings, formats, read
+from flarecli import encodings, formats, playlists, read
 from flarecli.commands.options import PackOptions
 from flarecli.commands.packing.plan import PackTask, Plan, selected
 from flarecli.commands.packing.run import Packed, dry_run, pack_task, planned, source_record
@@ -36,9 +36,10 @@ from flarecli.formats.tables.schema_merge import common_type
 from flarecli.hashes import DEFAULT, digest
 from flarecli.model import IntArray, Stream
 from flarecli.names import shell_quoted
+from flarecli.playlists import PLAYLIST
 from flarecli.prefetch import cpu_count
 from flarecli.progress import Progress
-from flarecli.storage import Location
+from flarecli.storage import Location, read_each
 from flarecli.storage.append_log import first_entry
 from flarecli.storage.local import SCRATCH
 from flarecli.suggest import choose
@@ -212,9 +213,9 @@ def append_rows(task: PackTask, progress: Progress) -> Packed:
     plan.task = task
     record = source_record(task, plan.source, task.recorded_options())
     if task.options.resume:
-        if (done := _appended(at, record)) is not None:
-            progress.note(f"version {done.number} already contains these rows")
-            return _packed(task, done)
+        if (done := _appended(task, at, base, record)) is not None:
+            progress.note(f"version {done.version} already contains these rows")
+            return done
         if task.key is None or _replaces(plan):  # otherwise, keys are compared with this version
             base = _unfinished_base(at, task, base)
     try:
@@ -493,35 +494,51 @@ def _fits(kind: pa.DataType, expected: pa.DataType) -> bool:
     return common is not None and encodings.without_variants(common).equals(other)
 
 
-def _appended(at: Location, record: Mapping[str, Any]) -> Version | None:
-    """Return the version that an earlier run with the same source and options created."""
-    for number in reversed(versions.numbers(at)):
+def _appended(
+    task: PackTask, at: Location, base: Version, record: Mapping[str, Any]
+) -> Packed | None:
+    """Return the result of an earlier run with the same source and options; None if there is none.
+
+    If the version that the run created was pruned, `base` still lists its fragment.
+    """
+
+    def packed(version: int, added: int, removed: int) -> Packed:
+        return Packed(
+            task.playlist,
+            task.options.format,
+            added,
+            0,
+            0,
+            resumed_rows=added,
+            version=version,
+            replaced=removed,
+        )
+
+    def is_same(source: object) -> bool:
+        return isinstance(source, Mapping) and all(
+            source.get(key) == record[key] for key in (DEFAULT, "options")
+        )
+
+    numbers = versions.numbers(at)
+    for number in reversed(numbers):
         try:
             one = versions.read_version(at, number)
         except MissingError:  # another process has removed this version
             continue
-        if record["options"].encode() not in one.data:  # faster than parsing the list
-            continue
-        source = one.header.get("source")
-        if isinstance(source, Mapping) and all(
-            source.get(key) == record[key] for key in (DEFAULT, "options")
-        ):
-            return one
+        # searching the bytes is faster than parsing the list
+        if record["options"].encode() in one.data and is_same(one.header.get("source")):
+            return packed(number, one.added, one.removed)
+    if len(numbers) == base.number:  # no version was removed
+        return None
+    stream = base.streams[0]
+    listed = dict.fromkeys(url.partition("/")[0] for url in stream.urls)
+    where = [at / f"{name}/{PLAYLIST}" for name in listed if f"{name}/{PLAYLIST}" in stream.files]
+    for place, data in zip(where, read_each(where), strict=True):
+        if record["options"].encode() in bytes(data):
+            for fragment in playlists.parse(bytes(data), place).streams[:1]:
+                if is_same(fragment.headers.get("source")) and fragment.rows is not None:
+                    return packed(base.number, int(fragment.rows.sum()), 0)
     return None
-
-
-def _packed(task: PackTask, version: Version) -> Packed:
-    added = version.added
-    return Packed(
-        task.playlist,
-        task.options.format,
-        added,
-        0,
-        0,
-        resumed_rows=added,
-        version=version.number,
-        replaced=version.removed,
-    )
 
 
 def _unfinished_base(at: Location, task: PackTask, base: Version) -> Version:
