@@ -6,6 +6,7 @@ import json
 import os
 import random
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -13,11 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import flarecli as flare
+from flarecli import playlists
 from flarecli.__main__ import main
 from flarecli.commands.rewrite import Group, rewrite
 from flarecli.errors import BusyError, FlareError, FormatError, UnsafeError, UsageError
+from flarecli.model import Playlist
 from flarecli.progress import Progress
-from flarecli.storage import Guard
+from flarecli.storage import Guard, locate
 from flarecli.storage.local import LocalStore
 from flarecli.units import format_size
 from flarecli.write import versions
@@ -934,6 +937,30 @@ def test_prune_keeps_pins_and_the_newest_version(out, tmp_path):
     assert content(out / "playlist.run42.yaml") == rows(0, 15)
     for name in ("playlist.yaml", "playlist.run42.yaml"):
         assert list(flare.verify(str(out / name))) == []
+
+
+@pytest.mark.skipif(not IS_FULL, reason="FLARE_TEST_CHANGES is not set")
+def test_an_append_to_a_million_listed_shards_takes_ten_seconds_and_one_gigabyte(tmp_path):
+    """The format has no index; the index of a million MDS shards alone has 280 MB."""
+    out, count = tmp_path / "out", 1_000_000
+    flare.pack(table(rows(0, 10), tmp_path / "0.parquet"), out, format="parquet")
+    more, at = table(rows(10, 10), tmp_path / "1.parquet"), locate(str(out / "playlist.yaml"))
+    pid = os.fork()
+    if not pid:
+        (stream,) = playlists.read(at).streams
+        urls = [stream.urls[0], *(f"{i // 1000:05}/{stream.urls[0]}" for i in range(1, count))]
+        hashes = {name: [f"{i:032x}" for i in range(count)] for name in stream.hashes}
+        counts = {"rows": np.full(count, 10), "sizes": np.repeat(stream.sizes, count)}
+        playlists.write(at, Playlist((replace(stream, urls=urls, hashes=hashes, **counts),)))
+        os._exit(0)
+    os.waitpid(pid, 0)
+    pid = os.fork()
+    if not pid:
+        os._exit(flare.pack(more, out, append=True).version != 2)
+    _, status, usage = os.wait4(pid, 0)
+    assert status == 0
+    assert usage.ru_utime + usage.ru_stime < 10
+    assert usage.ru_maxrss * 1024 < 1e9
 
 
 def test_prune_counts_existing_versions_if_numbers_are_missing(out, tmp_path):
