@@ -140,19 +140,21 @@ def _open_stream(address: str, stdin: IO[bytes] | None, is_opaque: bool) -> Spoo
 
 
 def _read_blocks(stream: IO[bytes], where: str) -> Iterator[bytes]:
-    """Yield the bytes of a stream, up to 4 MB at a time; close a FIFO at its end."""
+    """Yield the bytes of a stream: first up to 4 MB, then up to 1 MB at a time; close a FIFO at its end."""
+    size = decompress.BLOCK_BYTES
     with contextlib.nullcontext() if where == STDIN else contextlib.closing(stream):
         while True:
             try:
-                data = stream.read(decompress.BLOCK_BYTES)
+                data = stream.read(size)
                 while data is None:  # a non-blocking pipe without data
                     select.select([stream], [], [])
-                    data = stream.read(decompress.BLOCK_BYTES)
+                    data = stream.read(size)
             except OSError as error:
                 raise _read_error(error, where) from None
             if not data:
                 return
             yield data
+            size = decompress.BLOCK_BYTES // 4  # rows of smaller blocks need less memory
 
 
 def _read_error(error: OSError, where: str) -> ReachError:
@@ -180,9 +182,9 @@ class Spool:
 
         Raises ReachError if reading fails, the disk is full, or `drain` was called.
         """
-        start = 0
+        start, step = 0, decompress.BLOCK_BYTES
         while start < self._size or self._copy_block():
-            size = min(decompress.BLOCK_BYTES, self._size - start)
+            size, step = min(step, self._size - start), decompress.BLOCK_BYTES // 4
             data = descriptors.pread(self._file.fileno(), size, start)
             start += len(data)
             yield data

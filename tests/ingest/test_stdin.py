@@ -671,3 +671,11 @@ def test_a_stream_that_was_read_without_a_copy_is_not_read_again():
     with pytest.raises(ReachError) as caught:
         list(stream.blocks())
     assert str(caught.value) == "-: the stream was already read, and can be read only once"
+
+
+def test_only_the_first_block_of_a_stream_has_4_mb():
+    data = bytes(range(256)) * (7 << 12)  # 7 MiB
+    (spool,) = open_streams(["-"], io.BytesIO(data))
+    blocks = list(spool.blocks())
+    assert [len(block) >> 20 for block in blocks] == [4, 1, 1, 1]
+    assert b"".join(blocks) == b"".join(spool.blocks()) == data
