@@ -1,7 +1,8 @@
-"""Storage backends (`Store`), and file addresses (`Location`: a store and a path in it).
+"""Storage backends (`Store`), and file addresses (`Location`: a store and a path in the store).
 
-Local files are read with `pread` or mapped, and HTTP(S) requests use libcurl. Each scheme has exactly one client,
-without a fallback. A short read is always an error.
+Local files are read with `pread` or memory maps, web servers with libcurl, buckets with obstore,
+and other services with fsspec. If a client fails, flare does not try a different client. A short
+read is always an error.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from flarecli.storage.local import SCRATCH, LocalStore
 
 __all__ = ["AppendLog", "LogLine", "first_entry", "format_line", "open_log", "parse_line"]
 
-_MAX_HEAD_BYTES = 1 << 20  # maximum size of a first line, which may come from a hostile folder
+_MAX_HEAD_BYTES = 1 << 20  # maximum bytes to read for the first line; the folder may be hostile
 _PIECE = re.compile(r"(\d{1,9})\.json", re.ASCII)
 _APPEND = os.O_RDWR | os.O_CREAT | os.O_APPEND | descriptors.NO_WAIT | descriptors.FILE
 
@@ -51,12 +51,12 @@ def parse_line(line: bytes) -> dict[str, Any] | None:
 
 
 def format_line(entry: Mapping[str, Any]) -> bytes:
-    """Return an entry as a JSON line with a newline."""
+    """Return an entry as one line of JSON that ends with a newline."""
     return (json.dumps(entry) + "\n").encode()
 
 
 class AppendLog(ABC):
-    """A log at one address. Reading a missing log does not create it."""
+    """A log at one address. A missing log is empty; only a write creates the log."""
 
     @property
     @abstractmethod
@@ -95,7 +95,7 @@ class AppendLog(ABC):
 
     @abstractmethod
     def publish(self) -> None:
-        """Make the complete log readable as a single file with the name of the log."""
+        """Make the log available as a single file at its address."""
 
     @abstractmethod
     def remove(self) -> None:
@@ -103,7 +103,7 @@ class AppendLog(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Close the file of the log without removing it."""
+        """Close the open file of the log. The log remains."""
 
 
 def open_log(at: Location) -> AppendLog:
@@ -112,7 +112,7 @@ def open_log(at: Location) -> AppendLog:
 
 
 def first_entry(at: Location) -> dict[str, Any]:
-    """Return the JSON object in the first line of a log; empty if the line cannot be read."""
+    """Return the JSON object in the first line of a log, or an empty dict if the line cannot be read."""
     where = at if isinstance(at.store, LocalStore) else at / "00000.json"
     try:
         data = bytes(where.read(0, min(where.size(), _MAX_HEAD_BYTES)))
@@ -162,11 +162,11 @@ class FileLog(AppendLog):
             self.truncate(size)
 
     def truncate(self, size: int = 0) -> None:
-        """Truncate the file to its first `size` bytes; size 0 keeps an empty file."""
+        """Truncate the file to its first `size` bytes. If `size` is 0, an empty file remains."""
         self.create()
         try:
             os.ftruncate(self._fd, size)
-            self._sync()  # there may be no later `append` that would sync the file
+            self._sync()  # synced here, because `append` may not be called again
         except OSError as error:
             raise self._store.error(error, self._at.path) from None
 
@@ -208,7 +208,7 @@ class ObjectLog(AppendLog):
                 if (named := _PIECE.fullmatch(entry.name))
             }
         for number in range(len(found)):
-            if number not in found:  # after a missing object, delete and rewrite all objects
+            if number not in found:  # all objects after a missing object are deleted
                 break
             self._sizes.append(found.pop(number).size)
         self._delete([entry.name for entry in found.values()])

@@ -61,23 +61,24 @@ ALLOW_LOCAL_HINT = "Pass --allow-local if you trust this dataset."
 S = TypeVar("S", bound="Store")
 MAX_DEPTH = 100  # maximum depth of nested folders in a listing
 MAX_LISTED = 1 << 20  # maximum number of files to compare with a pattern
-REQUEST_BYTES = 8 << 20  # maximum size of a range request, and size of each upload part
-_GAP_BYTES = 1 << 16  # reading a smaller gap costs less than another request
+REQUEST_BYTES = 8 << 20  # size of each request for a large range, and of each upload part
+_GAP_BYTES = 1 << 16  # ranges with a smaller gap are read together, which saves a request
 MAX_READ_AHEAD = 4096  # maximum number of files that `read_each` prefetches
-# Bytes per read of a whole file: large enough to stream, small enough for the CPU cache.
+# Bytes per read of a whole file. One block fits in the CPU cache.
 _BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits for transfers. Each limit has a command-line option.
+    """The limits for transfers. Command-line options set all limits except `ahead_bytes`.
 
     jobs         maximum number of parallel transfers
     retries      maximum number of retries per object after transient errors
-    timeout_s    maximum time that a transfer may stall (HTTP: less than 1 kB/s)
+    timeout_s    maximum time that a transfer may stall; below 1 kB/s, an HTTP transfer is stalled
     deadline_s   maximum time per object, including redirects, retries and delays
     max_bytes    maximum size of an object
-    ahead_bytes  maximum number of bytes in flight or fetched ahead of use; a single object may exceed this limit
+    ahead_bytes  maximum number of bytes in flight or fetched ahead of use; one object may exceed
+                 this limit
     per_host     maximum number of parallel transfers from one host; None means `jobs`
     user_agent   User-Agent of HTTP requests; if empty, the name and version of flare
     """
@@ -129,11 +130,11 @@ class Guard:
 
     allow_private  whether private, loopback and link-local addresses are allowed
     allow_local    whether `file://`, absolute paths, paths above the data's folder, and symbolic links are allowed
-    named          origins (`scheme://host:port`) of the addresses that the user typed; these may be private
+    named          origins (`scheme://host:port`) that the user typed; their addresses may be private
     allow_hosts    private hosts and networks that are allowed, such as `10.0.0.7:8080`
     anonymous      whether buckets are read without the user's credentials
-    limits         limits for transfers; `max_bytes` does not limit the files in stores
-    keeper         object that adds a cache in front of each remote store, or None
+    limits         limits for transfers; reads from a store ignore `max_bytes`
+    keeper         cache for remote stores, or None
     locate         function that opens addresses found in data; the default rejects every address
     """
 
@@ -151,7 +152,7 @@ class Keeper(Protocol):
     """A cache for remote stores. Caches can be hashed and pickled."""
 
     def over(self, store: Store) -> Store:
-        """Return a store that caches the data that it reads from `store`."""
+        """Return a store that reads from `store` and caches the data."""
         ...
 
 
@@ -161,13 +162,13 @@ class Store(ABC):
     Subclasses implement the abstract methods, and override other methods where a faster implementation exists. A store
     can be pickled, and used after a fork, because each process opens its own connections.
 
-    is_local      whether files can be mapped, and read in any order, without network access
+    is_local      whether files are read without network access, in any order, and can be mapped
     keeps_copies  whether `map` and `derived` may return copies from a cache
     guard         restrictions on addresses found in the data of this store
-    origin        service that the store uses, or empty for the scheme's default service; distinguishes buckets of
-                  different services with the same name
-    root          local path of the folder that contains all files; empty if the files are not on a local disk
-    room          maximum total size in bytes of the files that `keep` may fetch ahead of use; 0 without a cache
+    origin        endpoint or account of the service; empty for the scheme's default service. Buckets
+                  with the same name may exist at several origins
+    root          local folder that contains all files of the store; empty if there is none
+    room          maximum total bytes of the files that `keep` may fetch ahead of use; 0 without a cache
     """
 
     is_local: bool = False
@@ -196,9 +197,12 @@ class Store(ABC):
     def read_files(
         self, paths: Sequence[str], max_bytes: int, room: int
     ) -> list[bytes | int | FlareError]:
-        """Read files while their contents fit in `room` bytes; return the size of each file that does not fit.
+        """Read files with a total size of at most `room` bytes.
 
-        return  for each file, its bytes, its size, or the error; a file larger than `max_bytes` is an error
+        A file that does not fit in the remaining bytes is not read.
+
+        max_bytes  maximum size of a file; a larger file is an error
+        return     for each file: the content, or the size if the file was not read, or the error
         """
         out: list[bytes | int | FlareError] = []
         for path in paths:
@@ -250,7 +254,8 @@ class Store(ABC):
     def version(self, path: str) -> tuple[str, int]:
         """Return the version token of a file, and its size in bytes.
 
-        The token changes with the content of the file; it is empty if the store cannot detect changes.
+        The token changes with the content of the file. The token is empty if the store cannot detect
+        changes.
         """
         return "", self.size(path)
 
@@ -263,16 +268,17 @@ class Store(ABC):
         return self
 
     def forget(self, path: str) -> None:
-        """Close the map of a file as soon as all views of it are released."""
+        """Close the map of a file as soon as all views of the map are released."""
         return
 
     # -- copies in a cache
 
     def keep(self, path: str, listed: int | None = None, passing: bool = False) -> bool:
-        """Fetch a whole file into the cache so that it can be mapped; return False if the cache cannot keep it.
+        """Fetch a whole file into the cache, so that `map` can map the cached copy.
 
         listed   size of the file in bytes according to a listing, or None
-        passing  whether the file is used only once in a run; if so, the caller calls `passed` after use
+        passing  whether the file is used only once in a run; the caller then calls `passed` after use
+        return   False if the cache cannot keep the file
         """
         return False
 
@@ -296,7 +302,10 @@ class Store(ABC):
 
     @abstractmethod
     def list(self, path: str) -> Iterator[Entry]:
-        """Yield all files below a folder, in bytewise order of names. Raises MissingError if there are no files."""
+        """Yield all files below a folder, in bytewise order of their names.
+
+        raises  MissingError if the folder does not exist; a folder in a bucket exists if it contains files
+        """
 
     @abstractmethod
     def delete(self, path: str) -> None:
@@ -305,14 +314,15 @@ class Store(ABC):
     def names(self, path: str) -> Sequence[str]:
         """Return the names of the files and folders directly in a folder, in bytewise order.
 
-        raises  MissingError if there are no files
+        raises  MissingError if the folder does not exist
         """
         return list(dict.fromkeys(entry.name.partition("/")[0] for entry in self.list(path)))
 
     def create(self, path: str, data: bytes) -> None:
         """Create a file atomically. At most one of several processes that create the same file succeeds.
 
-        raises  UsageError or BusyError if the file exists, and UsageError if the store cannot guarantee this
+        raises  UsageError or BusyError if the file exists; UsageError if the store cannot create files
+                atomically
         """
         raise UsageError(
             "this store cannot guarantee that only one process creates a file",
@@ -342,7 +352,7 @@ class Store(ABC):
         """Return the address of a path for messages, without secrets."""
 
     def child(self, path: str, name: str) -> str:
-        """Return the path of a name in a folder; `check_name` must have accepted the name."""
+        """Return the path of a file in the folder `path`. The caller must check `name` with `check_name`."""
         return f"{path}/{name}" if path else name
 
     def join(self, path: str, url: str) -> Location:
@@ -431,11 +441,11 @@ class Location:
         return self.store.read(self.path, start, stop)
 
     def read_whole(self, max_bytes: int) -> bytes:
-        """Read the file. Raises ReachError if it is larger than `max_bytes`."""
+        """Read the whole file. Raises ReachError if the file is larger than `max_bytes`."""
         (found,) = self.store.read_files([self.path], max_bytes, max_bytes)
         if isinstance(found, FlareError):
             raise found
-        return cast(bytes, found)  # not a size, because a file of at most `max_bytes` bytes fits
+        return cast(bytes, found)  # never a size, because `room` is `max_bytes`
 
     def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Read ranges and return their bytes in the order of `ranges`.
@@ -449,7 +459,7 @@ class Location:
         return self.store.map(self.path)
 
     def forget(self) -> None:
-        """Close the map of the file as soon as all views of it are released."""
+        """Close the map of the file as soon as all views of the map are released."""
         self.store.forget(self.path)
 
     def derived(
@@ -459,13 +469,17 @@ class Location:
 
         kind    name of the derivation, such as `zstd`
         size    size of the derived data in bytes
-        make    returns the parts of the derived data in order; called if the data is not in the cache
-        return  None if the data cannot be cached, or if its size is not `size`
+        make    function that returns the parts of the derived data in order; called only if the data
+                is not in the cache
+        return  None if the data cannot be cached, or if the parts do not have `size` bytes in total
         """
         return self.store.derived(self.path, kind, size, make)
 
     def blocks(self, size: int | None = None) -> Iterator[bytes]:
-        """Yield the bytes of the whole file in order, in blocks. A known `size` saves a request."""
+        """Yield the bytes of the whole file in order, in blocks.
+
+        size  size of the file in bytes; None requests the size from the store
+        """
         return self.store.blocks(self.path, self.size() if size is None else size)
 
     def write(
@@ -495,13 +509,13 @@ class Location:
         return self.store.list(self.path)
 
     def matching(self, parts: Sequence[str], folders: bool = False) -> Iterator[str]:
-        """Yield the names of the files below this folder that match a pattern, in bytewise order.
+        """Yield the names of all files below this folder that match a pattern, in bytewise order.
 
         parts    components of the pattern
-        folders  whether to yield matching folders as well, each before its files; a pattern that ends in `**` matches
-                 no folders, and a pattern that ends in a slash matches only folders
-        raises   UsageError for an invalid pattern, or more than MAX_LISTED files; MissingError if the folder does not
-                 exist
+        folders  whether to yield matching folders as well, each before its files. A pattern that ends
+                 with `**` matches only files. A pattern that ends with a slash matches only folders
+        raises   UsageError for an invalid pattern, or more than MAX_LISTED files; MissingError if this
+                 folder does not exist
         """
         pattern, previous = compile_pattern(parts), ""
         for count, entry in enumerate(self.list()):
@@ -519,14 +533,15 @@ class Location:
     def names(self) -> Sequence[str]:
         """Return the names of the files and folders directly in this folder, in bytewise order.
 
-        raises  MissingError if there are no files
+        raises  MissingError if the folder does not exist
         """
         return self.store.names(self.path)
 
     def create(self, data: bytes) -> None:
         """Create the file atomically. At most one of several processes that create the same file succeeds.
 
-        raises  UsageError or BusyError if the file exists, and UsageError if the store cannot guarantee this
+        raises  UsageError or BusyError if the file exists; UsageError if the store cannot create files
+                atomically
         """
         self.store.create(self.path, data)
 
@@ -535,7 +550,7 @@ class Location:
         self.store.delete(self.path)
 
     def exists(self) -> bool:
-        """Return whether the file or folder exists. Raises every error except MissingError."""
+        """Return whether the file or folder exists. Raises an error if the store cannot be read."""
         try:
             self.size()
         except MissingError:
@@ -586,7 +601,7 @@ def too_many_files(limit: int, where: object = "") -> UsageError:
 def bytewise(entry: tuple[str, bool, int | None]) -> bytes:
     """Return the sort key for a folder's entry (name, whether the entry is a folder, size).
 
-    The key of a folder ends with a slash, so that entries are sorted like the paths of the files in them.
+    The key of a folder ends with a slash. Files in subfolders are then in bytewise order of their paths.
     """
     name, is_folder, _ = entry
     return os.fsencode(name) + (b"/" if is_folder else b"")
@@ -607,7 +622,7 @@ def short_message(size: int, stop: int) -> str:
 
 
 def _entered(name: str, previous: str) -> list[str]:
-    """Return the parent folders of a file that do not contain the previous file in the listing."""
+    """Return the parent folders of a listed file, without those that also contain the previous file."""
     return [
         name[:i]
         for i, sign in enumerate(name)
@@ -628,9 +643,10 @@ def split(start: int, stop: int) -> list[tuple[int, int]]:
 
 
 def join_near(ranges: Sequence[tuple[int, int]]) -> tuple[list[tuple[int, int]], list[int]]:
-    """Join ranges that are close to each other.
+    """Join ranges that are close to each other into pieces.
 
-    return  the pieces to read, in order, and for each range the index of its piece (0 for an empty range)
+    return  the pieces to read, in ascending order; and for each range, the index of the piece that
+            contains the range (0 for an empty range)
     """
     starts: list[int] = []
     stops: list[int] = []
@@ -665,13 +681,17 @@ def cut(
 
 
 def resolve(store: Store, home: str, path: str, url: str, guard: Guard) -> Location:
-    """Resolve an address found in a file of the folder `path` of a remote store.
+    """Resolve an address found in a file of a remote store.
 
-    Keys are opaque, so `%20`, `?` and `#` have no special meaning. Other buckets are read without credentials,
-    because data from the network must not decide where the user's credentials are used.
+    Web addresses and other buckets are always accepted. Other buckets are read without credentials,
+    because data from the network must not decide where the user's credentials are used. Keys are
+    opaque, so `%20`, `?` and `#` have no special meaning.
 
-    home    common prefix of the addresses of all files in the store, such as `s3://bucket/`
-    raises  UnsafeError for `file://`, a different store or a path outside the folder, unless the guard allows it
+    home    prefix of all addresses in the store, such as `s3://bucket/`
+    path    folder that contains the file
+    url     address found in the file
+    raises  UnsafeError for a path outside the folder, and for `file://` and other schemes; the guard
+            may allow these addresses
     """
     where = store.show(path)
     scheme = scheme_of(url)

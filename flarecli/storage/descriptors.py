@@ -37,14 +37,14 @@ __all__ = [
     "unlock",
 ]
 
-# Whether files can be opened relative to an open folder (openat). Windows can neither do this nor open a folder.
+# Whether files can be opened relative to an open folder (openat). Windows supports neither open folders nor openat.
 HAS_OPENAT = os.open in os.supports_dir_fd
 
 # Flags of `os.open`; flags that a system lacks are 0. Without O_BINARY, Windows would translate newlines.
 NO_FOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
 _CLOEXEC: int = getattr(
     os, "O_CLOEXEC", 0
-)  # Python opens files that children do not inherit anyway
+)  # may be 0, because child processes never inherit files that Python opens
 _BINARY: int = getattr(os, "O_BINARY", 0)
 FOLDER: int = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | NO_FOLLOW | _CLOEXEC
 FILE: int = NO_FOLLOW | _CLOEXEC | _BINARY
@@ -80,10 +80,10 @@ def lock(fd: int, wait: bool = False) -> None:
 
 
 def lock_or_fail(fd: int, where: str, hint: str, wait: bool = False) -> None:
-    """Lock an open file or folder like `lock`.
+    """Lock an open file or folder with `lock`, and convert an OSError to a ReachError.
 
-    hint    hint for the error that is raised if the file system does not support locks
-    raises  BlockingIOError if another process has locked the file; ReachError if locking fails
+    hint    hint of the ReachError if the file system does not support locks
+    raises  BlockingIOError if another process has locked the file; ReachError for any other error
     """
     try:
         lock(fd, wait)
@@ -131,9 +131,9 @@ if sys.platform == "win32":
 
 
 def sync(fd: int) -> None:
-    """Write an open file or folder to the disk, including the disk's own cache. Raises OSError.
+    """Sync an open file or folder, so that its content survives a power loss. Raises OSError.
 
-    On macOS, `fsync` does not empty the disk's cache, but `F_FULLFSYNC` does (source: fsync(2) of macOS).
+    On macOS, only `F_FULLFSYNC` also flushes the cache of the disk (source: fsync(2) of macOS).
     """
     if sys.platform == "darwin":
         try:

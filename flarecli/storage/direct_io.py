@@ -22,7 +22,7 @@ __all__ = ["FileWriter", "write_all"]
 
 _BUFFER_BYTES = 4 << 20  # bytes per direct write; smaller files use the page cache
 _ALIGNMENT = 4096  # alignment of the buffer and of direct writes, in bytes
-_MAX_IDLE = 2  # maximum number of buffers kept for reuse, which avoids page faults
+_MAX_IDLE = 2  # maximum number of idle buffers; reusing a buffer avoids page faults
 _idle: list[mmap.mmap] = []
 lifetimes.register("write buffers", _idle.clear)
 

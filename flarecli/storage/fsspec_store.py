@@ -122,8 +122,8 @@ class FsspecStore(Store):
     def locate(cls, address: str, guard: Guard, unknown: type[FlareError] = UsageError) -> Location:
         """Return the Location for an address that the user typed.
 
-        raises  `unknown` for an unsupported scheme; MissingLibraryError if the library for the scheme is not
-                installed
+        unknown  exception class for an unsupported scheme
+        raises   `unknown`; MissingLibraryError if the library for the scheme is not installed
         """
         scheme = scheme_of(address)
         if scheme not in LIBRARIES:
@@ -167,7 +167,7 @@ class FsspecStore(Store):
 
     @property
     def home(self) -> str:
-        """The address prefix (bucket, host or repository) that absolute addresses in data must have."""
+        """The prefix of all addresses in this store: the scheme, and the bucket, host or repository."""
         scheme, _, rest = redact(self.address).partition("://")
         return f"{scheme}://{'/'.join(rest.lstrip('/').split('/')[: 3 if scheme == 'hf' else 1])}/"
 
@@ -318,7 +318,7 @@ class FsspecStore(Store):
             lambda: self._call(path, lambda files, name: files.find(name, detail=True))
         )
         top, entries = self._full_path(path).strip("/"), list[Entry]()
-        while infos:  # frees the library's records, which are larger than entries
+        while infos:  # each `popitem` frees a record of the library, which is larger than an entry
             name, info = infos.popitem()
             below = str(name).strip("/")[len(top) + 1 if top else 0 :]
             entries.append(Entry(below, int(info.get("size") or 0)))

@@ -55,7 +55,7 @@ from flarecli.storage.mmap import read_ahead_of_file
 __all__ = ["LocalStore", "SCRATCH", "made_folder", "sync_folder"]
 
 SCRATCH = ".flare"  # folder of the lock, journal and temporary files of a pack
-SCHEMES_IN_DATA = ("http", "https", "s3", "gs", "az", "hf")  # schemes allowed in data
+SCHEMES_IN_DATA = ("http", "https", "s3", "gs", "az", "hf")  # accepted without --allow-local
 MAX_MAPS = 128  # maximum number of open maps per store
 _COPY_BYTES = 1 << 20  # bytes hashed and then written at a time; small enough for the CPU cache
 _BLOCK_BYTES = 1 << 18  # bytes per read of a whole file
@@ -131,7 +131,7 @@ class LocalStore(Store):
     def locate(cls, path: str, guard: Guard) -> Location:
         """Return the Location for a path that the user typed.
 
-        The root is the folder at the path, or the folder that contains the file.
+        If the path is a folder, the folder is the root of the store. Otherwise, the root is the parent folder.
         """
         if "\0" in path:
             raise UsageError("the path contains a NUL byte", where=path.replace("\0", "\\0"))
@@ -227,10 +227,10 @@ class LocalStore(Store):
         return Location(LocalStore(folder, None, self.guard, self.maps), name)
 
     def _name_inside(self, path: str, url: str) -> str | None:
-        """Return the name of an address relative to the folder `path`, or None if the address is outside the folder.
+        """Return the relative path of an address in the folder `path`, or None if the address is outside the folder.
 
-        Only strings are compared, because data must not choose which paths are looked up in the file system. Opening
-        the name rejects links below the root, so `..` after a link cannot lead outside the folder.
+        Only strings are compared, because data must not decide which paths are looked up in the file system. A later
+        open rejects links below the root, so `..` after a link cannot lead outside the folder.
         """
         address = local_path(url)
         if scheme_of(url) == "file" and not address.startswith("/"):
@@ -246,7 +246,10 @@ class LocalStore(Store):
         return None
 
     def _roots(self) -> list[str]:
-        """Return the absolute paths of the root: resolved, and as typed (in $PWD and in the working folder)."""
+        """Return the absolute paths of the root: without links, and as the user typed the path.
+
+        A relative path that the user typed is resolved in $PWD and in the working folder.
+        """
         if self._root_names is None:
             typed = [os.path.join(os.environ.get("PWD", ""), self.shown)]
             with contextlib.suppress(OSError):  # the working folder was deleted
@@ -390,7 +393,7 @@ class LocalStore(Store):
         return self._listed(path, "")
 
     def _listed(self, path: str, prefix: str) -> Iterator[Entry]:
-        """Yield the files below a folder; `prefix` is the part of their names before the names in the folder."""
+        """Yield the files below a folder; each name starts with `prefix`."""
         folder = self._folder(path)
         try:
             if path.count("/") >= MAX_DEPTH:
@@ -494,7 +497,7 @@ class LocalStore(Store):
 
     @contextlib.contextmanager
     def writes(self) -> Iterator[Write]:
-        """Yield a function with the arguments of `write` that keeps folders open between small files."""
+        """Yield a function that works like `write`, and keeps the folder of the last file open for the next file."""
         with _OpenFolders(self) as folders:
             yield functools.partial(self._write, folders)
 
@@ -619,7 +622,7 @@ class LocalStore(Store):
             _close(folder)
 
     def remove_folders(self, path: str) -> None:
-        """Remove a folder and its subfolders if they contain no files."""
+        """Remove all empty folders below a folder, and then the folder itself if it is empty."""
         for below, _, _ in os.walk(os.path.join(self.root, path), topdown=False):
             with contextlib.suppress(OSError):  # not empty
                 os.rmdir(below)
@@ -641,7 +644,7 @@ class LocalStore(Store):
 
 
 class _OpenFolders:
-    """The folders that a sequence of reads or writes in one store keeps open: one folder, and the scratch folder.
+    """The open folders of a sequence of reads or writes: the folder of the last file, and the scratch folder.
 
     Consecutive files are usually in the same folder, and opening this folder costs more than opening a file.
     """
@@ -661,7 +664,7 @@ class _OpenFolders:
         self._fd = self._scratch = _CLOSED
 
     def folder(self, path: str, wanted: str = "", creates: bool = False) -> int:
-        """Return the descriptor of a folder below the root, which is valid until the next call.
+        """Return the descriptor of a folder below the root. The descriptor is valid until the next call.
 
         wanted   path in error messages
         creates  whether to create and sync missing folders
@@ -676,10 +679,10 @@ class _OpenFolders:
         return self._fd
 
     def scratch(self, name: str) -> tuple[int, str]:
-        """Return the folder for a temporary file, and a unique name for the file.
+        """Return the descriptor of the folder for a temporary file, and a unique name for the file.
 
-        The folder is the scratch folder if a pack has created it, and the open folder otherwise. The name must be
-        unique, because files such as `0/x` and `1/x` may be written at the same time.
+        A temporary file is in the scratch folder, or in the folder of the last file if there is no scratch folder. The
+        name must be unique, because files such as `0/x` and `1/x` may be written at the same time.
         """
         name = os.fsdecode(os.fsencode(name)[:200])  # name and suffix must fit in 255 bytes
         name = f"{name}.{self._process}.{next(_number)}.part"
@@ -694,9 +697,9 @@ class _OpenFolders:
         return self._scratch, name
 
     def is_special(self, name: str, replace: bool) -> bool:
-        """Return whether a new file in the open folder would be in /dev, or replace a file that is not regular.
+        """Return whether a new file would be in /dev, or would replace a file that is not regular.
 
-        A rename would replace such a file; root could replace even `/dev/null`.
+        A rename can replace a device or a pipe. For the user root, this includes `/dev/null`.
         """
         return self._is_in_dev or (replace and is_not_regular(name, self._fd))
 
@@ -723,7 +726,7 @@ def _rename_new(part: str, name: str, scratch: int, folder: int) -> None:
 
 
 def _close(fd: int) -> None:
-    """Close a folder or a file and ignore errors; the file must have been synced or only read."""
+    """Close a folder or a file, and ignore errors. A file that was written must already be synced."""
     with contextlib.suppress(OSError):
         os.close(fd)
 
@@ -779,8 +782,9 @@ def is_link(name: str, folder: int) -> bool:
 def is_link_loop(root: str, path: str, follows: bool) -> bool:
     """Return whether a path below the root could not be opened because of a symbolic link loop.
 
-    The root may be resolved, because the user typed it. A path below the root is resolved only if links are followed.
-    Otherwise, only a loop within a single folder is detected, because a longer loop could lead outside the root.
+    The links of the root may be followed, because the user typed the root. The links below the root may be followed
+    only if `follows` is True. Otherwise, only a loop within a single folder is detected, because other links could
+    lead outside the root.
     """
     if _is_loop(root) or (follows and _is_loop(os.path.join(root, path))):
         return True
@@ -812,7 +816,7 @@ def _is_loop(path: str) -> bool:
 def _scanned(entry: os.DirEntry[str]) -> tuple[str, bool, int | None]:
     """Return the name of an entry, whether the entry is a folder, and its size.
 
-    The size is None unless the entry is a regular file.
+    The size is None for a folder, a link or a special file.
     """
     try:
         if entry.is_file(follow_symlinks=False):
@@ -827,7 +831,7 @@ def temporary_file_error(error: OSError, purpose: str) -> ReachError:
 
     purpose  purpose of the files, such as "the shuffle"
     """
-    reason = os.strerror(error.errno) if error.errno else str(error)  # Arrow's message is long
+    reason = os.strerror(error.errno) if error.errno else str(error)  # shorter than Arrow's message
     hint = "Set TMPDIR to a folder on a larger disk."
     if error.errno in (errno.EMFILE, errno.ENFILE):
         hint = "Raise the limit of open files (`ulimit -n`)."

@@ -52,8 +52,7 @@ def locate(
 ) -> Location:
     """Return the Location for an address that the user typed: a path, `file://`, `http(s)://`, `s3://`, `hf://`, ….
 
-    The typed address may be private or a symbolic link. Addresses found in data must be neither, unless the guard
-    allows them.
+    The address may be private or a symbolic link. (For addresses found in data, the guard must allow both.)
 
     unknown  exception class for an unsupported scheme
     raises   UsageError for an invalid address; `unknown` for an unsupported scheme; MissingLibraryError if the
@@ -75,11 +74,12 @@ def locate(
 def locate_named(address: str, guard: Guard, is_remote: bool = False) -> Location:
     """Return the Location for an address that was found in data and has a scheme.
 
-    A web address may be private only if the guard allows it. Buckets are read with the user's credentials, unless
-    `is_remote` is set because the data came over the network.
+    A web address may be private only if the guard allows private addresses. Buckets in local data are read with the
+    user's credentials.
 
-    raises  UnsafeError for an unsupported scheme, or a host that the guard forbids; FormatError for an invalid web
-            address, or a bucket address without a bucket name
+    is_remote  whether the data came over the network; if so, buckets are read without credentials
+    raises     UnsafeError for an unsupported scheme, or a host that the guard forbids; FormatError for an invalid web
+               address, or a bucket address without a bucket name
     """
     scheme = scheme_of(address)
     if scheme in ("http", "https"):
@@ -166,7 +166,7 @@ def is_stdin(address: str) -> bool:
 
 
 def is_stream(address: str) -> bool:
-    """Return whether an address from the user is standard input, an open file, or a FIFO."""
+    """Return whether an address from the user is standard input, a descriptor such as /dev/fd/3, or a FIFO."""
     if is_stdin(address) or re.fullmatch(_DESCRIPTOR, address):
         return True
     if is_url(address) and scheme_of(address) != "file":
@@ -177,7 +177,7 @@ def is_stream(address: str) -> bool:
 
 
 def stream_name(address: str) -> str:
-    """Return the name of a stream in outputs, which does not depend on a file descriptor."""
+    """Return the name of a stream for outputs. The name does not depend on the number of a file descriptor."""
     return STDIN if is_stdin(address) or re.fullmatch(_DESCRIPTOR, address) else address
 
 
@@ -188,7 +188,7 @@ def globbed(address: str, guard: Guard | None = None) -> list[str]:
     """Return the addresses of the files and folders that match a pattern, in bytewise order.
 
     A trailing `**` matches only files, and a trailing slash matches only folders. On a disk, all wildcards except
-    `**` follow links to folders. In a bucket, all files below the last folder without a wildcard are listed.
+    `**` follow links to folders. In a bucket, all files below the folder before the first wildcard are listed.
 
     raises  MissingError if there is no match; ReachError for a folder that cannot be listed; UsageError for an
             invalid pattern, a wildcard in a bucket name, or more than MAX_LISTED files to compare

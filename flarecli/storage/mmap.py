@@ -1,4 +1,4 @@
-"""Memory maps: read-ahead, large pages, and the maximum number of mapped files per process."""
+"""Memory maps: read-ahead, large pages, and the maximum number of mapped files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = [
     "use_large_pages",
 ]
 
-_HANDLES_SHARE = 4  # maps may use 1 / _HANDLES_SHARE of a process's file handles
+_HANDLES_SHARE = 4  # the maps of one store may use 1 / _HANDLES_SHARE of the process's file handles
 _WILLNEED: int | None = mmap.MADV_WILLNEED if hasattr(mmap, "MADV_WILLNEED") else None
 _HUGEPAGE: int | None = mmap.MADV_HUGEPAGE if hasattr(mmap, "MADV_HUGEPAGE") else None
 _NOWAIT: int | None = os.RWF_NOWAIT if hasattr(os, "RWF_NOWAIT") else None
@@ -27,7 +27,10 @@ _requested_bytes: weakref.WeakKeyDictionary[mmap.mmap, int] = weakref.WeakKeyDic
 
 
 def files_limit(most: int) -> int:
-    """Return the maximum number of files that one store or cache may map at a time, which is between 8 and `most`."""
+    """Return the maximum number of files that one store or cache may map at a time.
+
+    The number depends on the limit of open files, and is between 8 and `most`.
+    """
     try:
         import resource
     except ImportError:  # not available on this operating system
@@ -39,12 +42,12 @@ def files_limit(most: int) -> int:
 
 
 def expect(view: memoryview, together: int) -> None:
-    """Hint that all of a mapped file will be read at random (madvise).
+    """Hint that all bytes of a mapped file will be read in random order (madvise).
 
-    Large pages speed up an epoch. They are used only if `together` is at most half of the memory; otherwise they
-    would be evicted before all of their bytes are read.
+    Large pages speed up random reads. Large pages are used only if `together` is at most half of the machine's memory.
+    Otherwise, the system would evict large pages before all of their bytes are read.
 
-    together  total bytes of the files that are read at random, including this file
+    together  total bytes of the files that are read in random order, including this file
     """
     if 2 * together <= _memory_bytes():
         use_large_pages(view)
@@ -101,7 +104,7 @@ def read_ahead(view: memoryview, ranges: Iterable[tuple[int, int]]) -> None:
 def read_ahead_of_file(fd: int, size: int, ranges: Sequence[tuple[int, int]]) -> None:
     """Hint that ranges of an open file are about to be read, if they are not in the page cache (fadvise).
 
-    size  bytes of the file; ranges outside the file are ignored
+    size  size of the file in bytes; ranges that are not completely in the file are ignored
     """
     if (
         len(ranges) < 2

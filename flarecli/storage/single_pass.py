@@ -1,4 +1,4 @@
-"""Read a local file once, front to back, while its structure is checked and its bytes are hashed.
+"""Read a local file once, from start to end, to check its structure and hash its bytes in the same pass.
 
 A memory buffer contains a window of the file, and is reused for the next file. The buffer stays in the CPU cache while
 its bytes are hashed and checked.
@@ -33,12 +33,12 @@ _window = threading.local()
 def single_pass(at: Location, size: int, sums: Sums) -> Iterator[Location]:
     """Yield a Location whose first `size` bytes are read once and hashed by `sums` in the same pass.
 
-    At the end of the block, the bytes that were not read yet are read and hashed. If `read_many` is called with a
-    single range, the result is a view of the window, valid until the next call. Ranges that start before the window
-    are read again.
+    At the end of the `with` block, the remaining bytes are read and hashed. If `read_many` is called with a single
+    range, the result is a view of the window. The view is valid until the next call. A range that starts before the
+    window is read a second time.
 
     raises  ReachError with the offset of the first unreadable byte; FormatError if the file is shorter than `size`;
-            both are raised no later than at the end of the block
+            both errors are raised by a read, or at the end of the `with` block
     """
     store = at.store
     if not isinstance(store, LocalStore):
@@ -50,7 +50,7 @@ def single_pass(at: Location, size: int, sums: Sums) -> Iterator[Location]:
 
 
 class _SinglePassStore(LocalStore):
-    """A store for the folder that contains the file.
+    """A store for the folder that contains the file of the single pass.
 
     `_memory` contains bytes `_start` to `_end` of the file. All bytes before `_end` are already hashed.
     """
@@ -124,7 +124,7 @@ class _SinglePassStore(LocalStore):
 
 
 def _window_memory(size: int) -> memoryview:
-    """Return a buffer of at least `size` bytes, which this thread reuses."""
+    """Return a buffer of at least `size` bytes. This thread reuses the buffer for the next file."""
     memory: mmap.mmap | None = getattr(_window, "memory", None)
     if memory is None or len(memory) < size:
         memory = large_memory(max(size, _WINDOW_BYTES))

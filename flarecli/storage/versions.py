@@ -17,7 +17,8 @@ __all__ = ["NO_PIN", "SETTLED_S", "ObjectPin", "Pins", "changed"]
 
 T = TypeVar("T")
 MAX_PINS = 1 << 16  # maximum number of pins per store
-# Minimum age of a modification time that identifies a version, because most times are whole seconds.
+# Minimum age of a modification time that identifies a version. A file can change several times within one second, and
+# most servers report whole seconds.
 SETTLED_S = 60
 
 
@@ -26,7 +27,7 @@ class ObjectPin(NamedTuple):
 
     token      string that changes with the content, such as a strong ETag; empty if the response contains none
     size       bytes of the object; -1 if unknown
-    is_strong  whether the pin identifies the version; a modification time must be at least SETTLED_S old
+    is_strong  whether the pin identifies the version; a modification time must be at least SETTLED_S seconds old
     modified   modification time, compared in addition to the token
     """
 
@@ -92,9 +93,11 @@ class Pins:
         return pin
 
     def read(self, path: str, read: Callable[[ObjectPin | None], tuple[T, ObjectPin]]) -> T:
-        """Return the data that `read` returns, and pin its version.
+        """Call `read`, pin the version of the data, and return the data.
 
-        read  function that takes the pin, or None without a pin, and returns the data and its version
+        If the object changed before a pin existed, `read` is called again.
+
+        read  function that takes the pin, or None without a pin, and returns the data and the version of the data
         """
         pin = self.get(path)
         try:

@@ -1,7 +1,7 @@
 """Read the checksums that S3 stores for an object, with one HEAD request.
 
     x-amz-checksum-sha256: base64      also -sha1, -crc32, -crc32c, -crc64nvme; big-endian
-    x-amz-checksum-type: FULL_OBJECT   COMPOSITE: a checksum of the checksums of the parts, not of the bytes
+    x-amz-checksum-type: FULL_OBJECT   or COMPOSITE, for a checksum of the part checksums (not usable)
 
 obstore cannot read these headers, so the request is signed here with AWS Signature Version 4 (source: Amazon S3 API
 reference, "Authenticating Requests"). If only the role of the machine grants access, no request is sent, because flare
@@ -52,7 +52,10 @@ class StoredChecksums(NamedTuple):
 
 
 def stored_checksums(at: Location) -> StoredChecksums:
-    """Return the checksums that S3 stores for an object, or no checksums for other stores. Raise no errors."""
+    """Return the checksums that S3 stores for an object, or no checksums for other stores.
+
+    A failed request raises no error; `unavailable` then contains the reason.
+    """
     store = at.store
     if not isinstance(store, ObjectStore) or store.scheme != "s3":
         return StoredChecksums()
@@ -85,7 +88,7 @@ def _parsed(response: Response) -> StoredChecksums:
         try:
             value = base64.b64decode(text, validate=True)
         except (binascii.Error, ValueError):
-            value = b""  # a composite checksum, which ends with the number of parts
+            value = b""  # a composite checksum ends with `-` and the number of parts
         if len(value) == size:
             found[name] = value.hex()
         elif text:

@@ -23,7 +23,11 @@ __all__ = ["Clients", "Outage", "outage_of"]
 
 
 class Retry(NamedTuple):
-    """The retry settings of the library: minimum number of attempts, and time limit in seconds."""
+    """The retry settings of obstore.
+
+    attempts  number to which a lower limit for retries is raised; a limit of 0 stays 0
+    seconds   maximum time from the first attempt to the last
+    """
 
     attempts: int
     seconds: float
@@ -38,7 +42,7 @@ _outages: dict[tuple[str, int, float], Outage] = {}
 
 
 def close_shared() -> None:
-    """Drop the shared clients. A client closes when its last user releases the client."""
+    """Drop the shared clients. A client is closed as soon as no store uses the client."""
     with fork_safety.opening:
         # The clients of a parent process are kept, because closing them in this process could block.
         for key in [key for key in _shared if key[0] == fork_safety.pid()]:
@@ -79,7 +83,7 @@ class Clients:
     def use_next_source(self, denied: Any) -> bool:
         """Switch to the next credential source after a client was denied access.
 
-        denied  the client that was denied access
+        denied  the client; if another thread has already replaced the client, nothing changes
         return  False if there are no more sources
         """
         library = fork_safety.compiled()
@@ -87,7 +91,8 @@ class Clients:
             _, clients = self._open
             if clients[-1][1] is not denied:
                 return True  # another thread has already switched
-            # The denied client is no longer shared, so that stores opened later try renewed credentials of this source.
+            # Stop sharing the denied client. The next store then reads the credentials of this source again, because
+            # the user may have renewed these credentials.
             for key in [key for key, client in _shared.items() if client is denied]:
                 del _shared[key]
             for i in range(len(clients), len(self._sources)):
@@ -149,9 +154,9 @@ def _client(library: Any, home: str, source: CredentialSource, limits: Limits, r
 
     library  the copy of obstore's compiled module that this process loaded
     home     address of the bucket, such as `s3://bucket/`
-    retry    retry settings of the library
-    raises   ReachError if the library rejects the settings; the library's message is omitted, because it may contain
-             secrets
+    retry    retry settings of obstore
+    raises   ReachError if obstore rejects the settings; the error omits obstore's message, because the
+             message may contain secrets
     """
     scheme, _, bucket = home.rstrip("/").partition("://")
     endpoint = str(source.config.get("endpoint") or source.config.get("base_url") or "")
@@ -187,12 +192,12 @@ def _client(library: Any, home: str, source: CredentialSource, limits: Limits, r
 
 
 class Outage:
-    """The availability of a service, shared by all threads that use it; races between the threads are harmless.
+    """The availability of a service. All threads share this object; races between threads are harmless.
 
-    The library itself retries for several seconds. After that, `wait` allows further attempts if the service has
-    responded before.
+    obstore itself retries for several seconds. After that, `wait` allows more attempts if the service
+    has responded before.
 
-    retries     0 disables further attempts
+    retries     maximum number of retries; 0 disables the additional attempts
     deadline_s  maximum time from the first attempt to the last
     """
 

@@ -154,7 +154,7 @@ def _aws(env: Mapping[str, str]) -> list[CredentialSource]:
 
 
 def _checked_endpoint(endpoint: str) -> str:
-    """Return a valid http(s) endpoint; the library may panic on other addresses."""
+    """Return a valid endpoint. Raises ReachError for an address that is not http(s), because obstore may panic."""
     try:
         parse(endpoint)
     except FlareError:
@@ -174,7 +174,10 @@ def _keys(key: str, secret: str, token: str | None) -> dict[str, str]:
 
 
 def _profile(env: Mapping[str, str]) -> dict[str, str]:
-    """Read a profile from the AWS config and credentials files; the empty key contains the name of the profile."""
+    """Read the selected profile from the AWS config and credentials files.
+
+    return  setting -> value; the name of the profile has an empty string as key
+    """
     home = env.get("HOME") or os.path.expanduser("~")
     name = env.get("AWS_PROFILE") or env.get("AWS_DEFAULT_PROFILE") or "default"
     files = (

@@ -31,7 +31,8 @@ __all__ = [
 
 _STATUS = re.compile(r"status(?: code)?:? (\d{3})\b")
 _CODE = re.compile(r"<Code>([A-Za-z0-9.]{1,60})</Code>")
-# Parts of an error message that quote the request; removed, because a key such as `status 403` would match _STATUS.
+# Parts of an error message that quote the request. They are removed, because an object key such as `status 403` would
+# match _STATUS.
 _REQUEST = re.compile(r'path: "(?:[^"\\]|\\.)*"|https?://[^\s,]+')
 _CREDENTIAL_CODES = {
     "ExpiredToken",
@@ -107,7 +108,7 @@ def is_denied(error: Exception) -> bool:
 
 
 def is_past_end(error: Exception) -> bool:
-    """Return whether a range starts after the end of the object."""
+    """Return whether the requested range starts at or after the end of the object."""
     status, code, text = _parsed(error)
     return status == 416 or code == "InvalidRange" or "StartTooLarge" in text
 

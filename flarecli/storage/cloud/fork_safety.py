@@ -51,7 +51,7 @@ def compiled() -> Any:
 
 
 def client_classes(library: Any) -> dict[str, Any]:
-    """Return scheme -> client class for a copy of the library."""
+    """Return a dict from each scheme to the client class of a loaded copy of obstore."""
     classes = library._store
     return {"s3": classes.S3Store, "gs": classes.GCSStore, "az": classes.AzureStore}
 

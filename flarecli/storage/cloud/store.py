@@ -1,9 +1,9 @@
 """Store for S3, GCS and Azure, through obstore's blocking calls, with conditional writes for small objects.
 
 The first response pins the version of an object by its ETag. Later requests are conditional on the ETag, so that reads
-never mix two versions. If an object changes before any of its data has been returned, it is read again; after that, a
-change is an error. A response that is shorter than the requested range is an error. Invalid credentials end the run
-immediately.
+never mix two versions. If an object changes before any of its data has been returned, the object is read again once. A
+later change is an error. A response that is shorter than the requested range is an error. Invalid credentials end the
+run immediately.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from flarecli.storage.versions import ObjectPin, Pins
 __all__ = ["ObjectStore", "Snapshot", "snapshot", "swap"]
 
 T = TypeVar("T")
-# Maximum number of ranges that are requested one by one, each conditional on the version.
+# Maximum number of small ranges that are read with one conditional request each. `get_ranges` reads longer lists.
 _MAX_SINGLE_RANGES = 8
 _RANGES_PER_CALL = 256  # maximum number of ranges per call of `get_ranges`
-_READ_BYTES = 4 << 20  # bytes per request if `blocks` reads an object from start to end
+_READ_BYTES = 4 << 20  # bytes per request of `blocks`
 _PAGE_OBJECTS = 1000  # objects per page of a listing
 AHEAD = 4  # maximum number of pieces in flight, in an upload and in `blocks`
 _ABORT_S = 2.0  # time limit for aborting an upload
@@ -66,7 +66,7 @@ def _options(pin: ObjectPin | None, start: int, stop: int | None) -> dict[str, A
 def parse_address(address: str) -> tuple[str, str, str]:
     """Parse `SCHEME://BUCKET/KEY` without decoding the key; leading and trailing slashes of the key are removed.
 
-    raises  UsageError for an address without a bucket, or with user info, which must be set in the environment
+    raises  UsageError for an address without a bucket, or for an address that contains user info
     """
     scheme, _, rest = address.partition("://")
     bucket, _, key = rest.partition("/")
@@ -169,8 +169,8 @@ class ObjectStore(Store):
     def _call(self, path: str, call: Callable[[Any, Any], T], once: bool = False) -> T:
         """Call the library with a client, and convert its errors.
 
-        once  whether the call consumes an iterator and therefore cannot be repeated; only the library itself retries
-              the call
+        once  whether the call can be made only once, because it consumes an iterator; only the library
+              itself retries such a call
         """
         began = time.monotonic()
         while True:
@@ -188,7 +188,9 @@ class ObjectStore(Store):
     def _handle_error(
         self, error: BaseException, client: Any, path: str, began: float | None
     ) -> None:
-        """Raise the error, unless the call should be repeated with other credentials or after a wait.
+        """Return if the call should be repeated, or raise the error.
+
+        A call is repeated with other credentials if access was denied, or after a delay during an outage.
 
         began  monotonic time of the first call; None for a call that must not be repeated during an outage
         """
@@ -449,7 +451,7 @@ class ObjectStore(Store):
         return Written(sums.size, sums.hex())
 
     def _put_whole(self, path: str, replace: bool, data: bytes) -> None:
-        """Write an object with one request. Raises UsageError if the object exists, unless `replace` is set."""
+        """Write an object with one request. Raises UsageError if the object exists and `replace` is False."""
 
         def put(library: Any, client: Any) -> None:
             if replace or not self._creates:
@@ -555,12 +557,12 @@ def upload(
 ) -> None:
     """Write all parts and compute their checksums in the same pass.
 
-    This thread iterates over the parts. One of the two functions is called once, on a separate thread, so that an
+    The calling thread iterates over the parts. A separate thread calls either `put_whole` or `put_pieces`, so that an
     interrupt can abort the call.
 
     put_whole   function that writes at most REQUEST_BYTES bytes with one request
-    put_pieces  function that writes an iterator of pieces of REQUEST_BYTES bytes (the last piece may be shorter); if
-                the iterator raises an exception, the function must not write an object
+    put_pieces  function that writes several pieces of REQUEST_BYTES bytes (the last piece may be shorter); if the
+                iterator of the pieces raises an exception, the function must not write an object
     """
     pieces = _pieces(parts, sums)
     first, second = next(pieces, b""), next(pieces, None)
@@ -652,9 +654,9 @@ def snapshot(at: Location) -> Snapshot | None:
 def swap(at: Location, data: bytes, old: Snapshot | None) -> Snapshot:
     """Replace a small object, or create it if `old` is None. Raises BusyError if the object differs from `old`.
 
-    Object stores check the condition themselves (`If-Match`, `If-None-Match`). In a store without conditional writes,
-    the object is read before and after the write. These reads do not always detect that another process writes the
-    object.
+    Most object stores compare the versions themselves (`If-Match`, `If-None-Match`). In a store without conditional
+    writes, the object is read before and after the write. These reads may not detect that another process writes the
+    object at the same time.
     """
     if isinstance(at.store, ObjectStore):
         with contextlib.suppress(NoConditionalWrites):

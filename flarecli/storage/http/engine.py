@@ -1,10 +1,10 @@
 """Fetch engine, which runs many transfers on one background thread with libcurl's multi interface.
 
-Each host has its own queue of requests (see `scheduler`). The engine follows redirects itself and checks each hop
-against the guard.
+Each host has its own queue of requests (see `scheduler`). The engine follows redirects itself, and checks the address
+of each redirect.
 
-Each permit has its own connection pool. With a shared pool, a transfer could reuse a connection to a private address
-that its own permit forbids.
+Each permit (see `ip_guard`) has its own connection pool. With a shared pool, a transfer could reuse a connection to a
+private address that the permit of the transfer does not include.
 
 All stores of a process share one engine (`shared`). Threads other than the main thread make the first attempt of a
 request themselves (`transfer_here`), because waking two threads costs more than fetching a small object. Redirects,
@@ -47,7 +47,7 @@ SocketAction: TypeAlias = Callable[[int, int], object]
 MAX_REDIRECTS = 5
 MIN_SPEED = 1000  # bytes per second; a transfer fails if it is slower for `timeout_s`
 _TICK_S = 0.2  # interval between two checks of deadlines and speeds
-_FEW_SHARE, _GATHER_S = 8, 0.0001  # if fewer than 1 / _FEW_SHARE of the sockets are ready, sleep
+_FEW_SHARE, _GATHER_S = 8, 0.0001  # sleep if fewer than active / _FEW_SHARE sockets are ready
 # Buffer size of a transfer in the caller's thread; a large buffer causes fewer waits for the interpreter lock.
 _BUFFER_BYTES = 512 << 10
 _MAX_IDLE = 64  # maximum number of idle handles, each with its connections, per engine and permit
@@ -71,7 +71,7 @@ class Sockets:
         self._poll = select.poll()
         self._poll.register(wakeup, select.POLLIN)
         self._wakeup = wakeup
-        self._watched: dict[int, int] = {}  # socket -> index in `_actions` for its events
+        self._watched: dict[int, int] = {}  # socket -> index in `_actions`; encodes the events
         self._actions: list[SocketAction] = []
         self._released = set[int]()  # libcurl adds most of these sockets again before the next wait
 
@@ -93,10 +93,13 @@ class Sockets:
         return watch
 
     def wait(self, seconds: float | None, active: int) -> bool:
-        """Wait until a socket is ready and call its action; return True if `wakeup` was signaled.
+        """Wait until a socket is ready, and call the action of each ready socket.
 
-        active  number of transfers in flight; if only a few sockets are ready, wait a moment for more sockets,
-                because a wake-up per socket costs more than the wait
+        If only a few sockets are ready, wait a moment for more sockets, because separate wake-ups cost
+        more than the wait.
+
+        active  number of transfers in flight
+        return  True if `wakeup` was signaled
         """
         is_woken = False
         for fd in self._released:
@@ -117,7 +120,7 @@ class Sockets:
 
 
 def _selected(events: int) -> int:
-    """Convert the events of `poll` to libcurl's event flags."""
+    """Convert event flags of `poll` to event flags of libcurl."""
     return (
         (pycurl.CSELECT_IN if events & _READABLE else 0)
         | (pycurl.CSELECT_OUT if events & _WRITABLE else 0)
@@ -129,7 +132,12 @@ _SELECTED = {events: _selected(events) for events in _EVENTS.values()}  # the mo
 
 
 class Pool:
-    """A multi handle for one permit, with its connections and idle handles. `active` is the number of transfers."""
+    """A libcurl multi handle for one permit, and the handles of its transfers.
+
+    free     idle handles
+    handles  libcurl handle -> Handle, for all handles
+    active   number of transfers in flight
+    """
 
     def __init__(self, sockets: Sockets) -> None:
         self.free: list[Handle] = []
@@ -164,7 +172,8 @@ class Pool:
 class Window:
     """A limit on the bytes of an engine: bytes in flight, and delivered bytes that the caller has not released.
 
-    limit   maximum bytes, or None for no limit; the request with the lowest order (`head`) may exceed the limit
+    limit   maximum bytes, or None for no limit
+    head    order of the request whose data is needed next; this request may exceed the limit
     held    bytes that currently count toward the limit
     paused  transfers that wait until bytes are released
     """
@@ -223,9 +232,9 @@ class Engine:
     """A background thread that runs submitted requests in parallel, and calls each request's `deliver` once.
 
     limits       limits for the transfers
-    ahead_bytes  limit of the `Window`
+    ahead_bytes  maximum bytes in flight or not yet released by the caller; None for no limit
 
-    without_length  number of objects whose responses had no length, so that truncation cannot be detected
+    without_length  number of responses without a length; flare cannot detect that such a response is truncated
     """
 
     def __init__(self, limits: Limits, ahead_bytes: int | None = None) -> None:
@@ -260,7 +269,7 @@ class Engine:
     # -- called by other threads
 
     def submit(self, requests: Iterable[Request]) -> None:
-        """Queue requests. They start in ascending order of `order`, unless their hosts are at a limit."""
+        """Queue requests. `HostQueues.pick` defines the order in which the requests start."""
         self._call(self._queue, list(requests))
 
     def submit_batch(self, batch: BatchRequest) -> None:
@@ -268,7 +277,7 @@ class Engine:
         self._call(self._queue_batch, batch)
 
     def release(self, size: int, head: int) -> None:
-        """Report that `size` delivered bytes were released.
+        """Report that the caller released `size` delivered bytes.
 
         head  order of the request whose data is needed next
         """
@@ -287,7 +296,7 @@ class Engine:
         self._call(self._drop, list(requests))
 
     def close(self) -> None:
-        """End the thread and its connections within a second, without delivering further requests."""
+        """End the thread and close its connections. Wait at most one second. Deliver no further requests."""
         if self.pid != os.getpid():
             return  # this process is a forked child, and the connections still belong to the parent
         self._is_closing = True
@@ -314,7 +323,7 @@ class Engine:
         try:
             while not self._is_closing:
                 self._turn()
-        except BaseException as error:  # fails all requests, because callers wait for outcomes
+        except BaseException as error:  # all requests must fail, because callers wait for outcomes
             self._crash = error
             while self._calls:
                 method, argument = self._calls.popleft()
@@ -427,9 +436,10 @@ class Engine:
             self._begin(request, now)
 
     def _displace_paused(self, now: float) -> bool:
-        """Stop and requeue a paused transfer if the request with the lowest order needs its host, which is at its limit.
+        """Requeue a paused transfer if the request that is needed next waits for the same host.
 
-        Otherwise, this request would wait for transfers that are paused until the request is complete.
+        Without this step, the paused transfers of the host would wait for the request, and the request would
+        wait for one of the paused transfers.
 
         return  whether a transfer was requeued
         """
@@ -447,7 +457,10 @@ class Engine:
         return True
 
     def _count_attempt(self, request: Request, now: float) -> None:
-        """Count an attempt. Set the deadline at the first attempt, and extend the deadline by the time in the queue."""
+        """Count an attempt of a request.
+
+        The first attempt sets the deadline. The time in the queue after `_requeue` extends the deadline.
+        """
         if request.requeued_at:
             request.deadline += now - request.requeued_at
             request.requeued_at = 0.0
@@ -455,7 +468,7 @@ class Engine:
         request.attempts += 1
 
     def _requeue(self, request: Request, now: float) -> None:
-        """Queue a started request again, because its host is at its limit; the wait does not count as an attempt."""
+        """Queue a started request again, because the host is at its limit. This does not count as an attempt."""
         request.attempts -= 1
         request.requeued_at = now
         self.hosts.put(request, is_retry=True)
@@ -603,8 +616,8 @@ class Engine:
         """Stop all transfers that exceed their deadline or are too slow."""
         for handle in [handle for handle in self._active if not handle.paused]:
             if now >= handle.request.deadline:
-                # After a retry, the earlier fault is reported, because it is reproducible. The random delays between
-                # retries determine which request exceeds its deadline.
+                # After a retry, the fault of the earlier attempt is reported. Only this fault is reproducible, because
+                # the delays between retries are random.
                 self._abort(handle, handle.request.fault or handle.deadline_fault(), now)
             elif now - handle.checked_at >= self.limits.timeout_s:
                 if handle.got - handle.checked_bytes < MIN_SPEED * self.limits.timeout_s:
@@ -636,9 +649,9 @@ def shared(limits: Limits) -> Engine:
 
 
 def transfer_here(request: Request, engine: Engine) -> bool:
-    """Run a request in this thread and deliver its outcome, or pass the request to the engine if the transfer fails.
+    """Run a request in this thread and deliver its outcome. If the transfer fails, pass the request to the engine.
 
-    return  False if the engine must run the request from the start
+    return  False if the request was not run, and the caller must submit the request to the engine
     """
     if threading.current_thread() is threading.main_thread() or engine.hosts.is_overloaded(
         request.origin

@@ -42,7 +42,7 @@ _HINT = "Use a value such as data.example.com:8080, [::1]:8080 or 10.1.0.0/16."
 _ENTRY = re.compile(r"(\[[^\[\]]+\]|[^:\[\]]+)(?::(\d{1,5}))?", re.ASCII)
 _TYPED = re.compile(r"(?i)(?:[^/:?=]+=)?(https?://.+)", re.DOTALL)  # SOURCE or NAME=SOURCE
 
-# From the IANA special-purpose address registries; all other IPv4 addresses are public.
+# Non-public networks (source: IANA special-purpose address registries). All other IPv4 addresses are public.
 _V4 = {
     "0.0.0.0/8": "unspecified",
     "10.0.0.0/8": "private",
@@ -108,9 +108,10 @@ class Permit(NamedTuple):
     """The private addresses that connections to one origin may reach.
 
     any_private  whether all private addresses are allowed (`--allow-private`)
-    by_name      whether the user allowed this host; its addresses may be private unless the first address was public
-    metadata     whether the user allowed this exact IP address, which may be a metadata service
-    networks     networks that the user allowed for this port
+    by_name      whether the user allowed the host by name; the IP addresses of the host may then be private if the
+                 first address was private
+    metadata     whether the host is the IP address of a metadata service, and the user allowed this exact address
+    networks     networks that the user allowed for the port of the origin
     """
 
     any_private: bool = False
@@ -195,13 +196,16 @@ def _permit(origin: str, is_typed: bool, private: bool, hosts: tuple[str, ...]) 
 def redirect_permit(origin: str, guard: Guard) -> Permit:
     """Return the permit for a redirect to a different origin.
 
-    Only `--allow-private` applies to the target, because neither the data nor the user selected the target.
+    Only `--allow-private` applies to the redirect target, because the server selects the target, not the user.
     """
     return _permit(origin, False, True, ()) if guard.allow_private else PUBLIC
 
 
 def _literal(host: str) -> str:
-    """Return the IP address of a numeric host in any form that libcurl accepts, or an empty string for a host name."""
+    """Return the IP address of a numeric host such as `127.1`, or an empty string for a host name.
+
+    All numeric forms that libcurl accepts are recognized.
+    """
     if host.startswith("["):
         return host[1:-1]
     try:
@@ -269,7 +273,10 @@ def host_option(host: str, port: int) -> str:
 def permits_host(url: str, private: bool, hosts: Iterable[str]) -> bool:
     """Return whether the user allowed the host in an address that is not http(s), such as ftp://.
 
-    The host must be allowed by name, because IP addresses of connections that a library opens cannot be checked.
+    Networks in `hosts` do not apply, because flare cannot check the IP addresses to which another library connects.
+
+    private  whether all private addresses are allowed
+    hosts    values of `--allow-host`
     """
     try:
         parts = urlsplit(url)

@@ -17,15 +17,16 @@ __all__ = ["BatchRequest", "Page", "Request"]
 class Request:
     """A request for an object or a range of an object. The request contains the outcome once `done` is set.
 
-    url, origin, user  fields of the current Address; a redirect changes them, but not `original`
+    url, origin, user  fields of the current Address; a redirect replaces these fields
     guard       restrictions on private addresses
     start,stop  requested range; stop None means the end; if both are 0, only the size of the object is requested
     if_match    ETag that the object must have, or empty
-    order       priority: the request with the lowest order starts first, and is never paused
-    sink        receives the bytes in pieces, instead of `data`; `start` increases by their size, so that a retry
-                continues at the first missing byte
-    window      maximum value of `unused`, the number of bytes that the sink received and the caller has not used
-    version     version of the bytes that the sink received; a retry must receive the same version
+    order       position in the order in which the caller needs the data; a lower order has a higher priority
+    sink        function that receives the bytes in pieces; `data` then stays empty. Each piece increases `start`, so
+                that a retry continues at the first missing byte
+    unused      number of bytes that the sink has received and the caller has not used
+    window      maximum value of `unused`
+    version     version of the bytes that the sink has received; a retry must receive the same version
 
     requeued_at time at which the started request was queued again, or 0
 
@@ -132,15 +133,15 @@ class Page(NamedTuple):
 
 
 class BatchRequest:
-    """A request for many whole objects, whose addresses are passed as columns.
+    """A request for many whole objects. Each position of the lists belongs to one object.
 
-    urls, origins  fields of the addresses; empty at a position without a request
+    urls, origins  fields of the addresses; empty at a position without an object
     users     position -> user info, for the addresses that contain user info
-    outcomes  bytes, a Page or a Fault; None until the request ends; positions without a request are not used
+    outcomes  list that receives the outcomes: bytes, a Page or a Fault; None until the outcome is known
     arrived   function that the engine's thread calls when position `awaited` has an outcome
     guard     restrictions on private addresses
     first     order of position 0; the order of position i is `first` + i
-    obeys_robots_tag  whether a response fails if its X-Robots-Tag disallows its use
+    obeys_robots_tag  whether an object fails if its X-Robots-Tag disallows the use of the object
     """
 
     cancelled = False
@@ -162,7 +163,7 @@ class BatchRequest:
         self.awaited = -1
 
     def by_origin(self) -> Mapping[str, Sequence[int]]:
-        """Return origin -> positions of its objects, in ascending order."""
+        """Return a dict from each origin to the positions of its objects, in ascending order."""
         if self.origins and self.origins[0] and len(set(self.origins)) == 1:
             return {self.origins[0]: range(len(self.origins))}
         positions: dict[str, list[int]] = {}
@@ -195,6 +196,6 @@ def _store_outcome(request: Request) -> None:
     else:
         is_page = response is not None and response.is_page
         batch.outcomes[index] = Page(request.data) if is_page else request.data
-        request.data = b""  # frees the memory: an idle handle keeps its last request
+        request.data = b""  # released here, because an idle handle keeps its last request
     if index == batch.awaited:
         batch.arrived()

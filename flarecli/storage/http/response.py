@@ -38,15 +38,15 @@ __all__ = [
     "status_fault",
 ]
 
-UNREACHABLE = frozenset({"connect", "dns", "timeout"})  # faults without a connection to the host
+UNREACHABLE = frozenset({"connect", "dns", "timeout"})  # kinds of faults without a connection
 MAX_INFLATION = 100  # maximum ratio of decoded to encoded bytes of a body
 MIN_INFLATION_LIMIT = 16 << 20  # bodies up to this decoded size may exceed MAX_INFLATION
 _STEP_BYTES, _INFLATED_BYTES = 1 << 14, 1 << 20  # encoded bytes per step; decoded bytes per call
-_MAX_CACHED_LINE = 200  # bytes; longer header lines could fill memory through the cache
+_MAX_CACHED_LINE = 200  # bytes; longer header lines are not cached, because they could fill memory
 REDIRECTS = (301, 302, 303, 307, 308)
 _TRANSIENT = (408, 425, 429, 500, 502, 503, 504)
 _OVERLOAD = (429, 503)
-# Error codes in S3 response bodies that mark a transient error, although some have status 400 or 403.
+# Error codes in S3 response bodies that mark a transient error, even if the response has status 400 or 403.
 _OVERLOAD_CODES = {"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded"}
 _TRANSIENT_CODES = _OVERLOAD_CODES | {"RequestTimeout", "InternalError", "ServiceUnavailable"}
 _CODE = re.compile(rb"<Code>([A-Za-z0-9.]{1,40})</Code>")
@@ -83,7 +83,7 @@ _DISALLOWING = frozenset({"noai", "noimageai", "noindex", "noimageindex", "none"
 _WITH_VALUE = frozenset(
     {"unavailable_after", "max-snippet", "max-image-preview", "max-video-preview"}
 )
-# names that apply to every request of flare
+# Client names in X-Robots-Tag whose directives apply to every request of flare.
 _ROBOTS_NAMES = frozenset({"*", "flare", "img2dataset"})
 _ROBOTS_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]{1,100}")
 
@@ -241,7 +241,7 @@ def is_settled(modified: str, date: str) -> bool:
 def status_fault(response: Response, body: bytes) -> Fault:
     """Return the fault for an error response.
 
-    body  first bytes of the response body, which contain the error code of S3
+    body  first bytes of the response body; S3 sends an error code in the body
     """
     status = response.status
     match = _CODE.search(body) if b"<" in body[:64] else None
@@ -289,7 +289,7 @@ def header_values(lines: Sequence[bytes], name: str) -> list[str]:
 
 
 def robots_fault(directive: str) -> Fault:
-    """Return the fault for a response whose X-Robots-Tag contains a directive that disallows its use."""
+    """Return the fault for an object whose use is disallowed by a directive of X-Robots-Tag."""
     return Fault(
         "robots",
         f"the server disallows the use of this object (X-Robots-Tag: {directive})",

@@ -1,8 +1,9 @@
 """Request scheduler: queues per host, retries with exponential backoff and full jitter, and host outages.
 
-A slow or overloaded host does not delay other hosts. A fault of an object uses one of the object's retries and one
-retry from the run's budget. A fault of a host does not use the budget: requests to an overloaded host are paused, and
-requests to an unreachable host are retried until the outage has lasted too long.
+A slow or overloaded host does not delay other hosts. A retry counts toward the limit of the request and toward the
+retry budget of the run, with two exceptions. Retries to an overloaded host do not use the budget, and the host is
+paused. Retries during an outage use neither the limit nor the budget; an outage begins if a host that has responded
+before becomes unreachable, and the retries end if the outage lasts too long.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ OVERLOAD_WINDOW_S = 1.0  # refusals within this time count as a single refusal
 # Retries per run: the larger of 100 and half the number of requests.
 MIN_RETRY_BUDGET, RETRY_BUDGET_SHARE = 100, 0.5
 BASE_DELAY_S, MAX_DELAY_S = 0.5, 20.0  # delay before retry n: random in [0, BASE_DELAY_S * 2**n]
-OVERLOAD_SHARE = 0.1  # fraction of BASE_DELAY_S after an overload, in addition to the host's pause
+OVERLOAD_SHARE = 0.1  # factor of BASE_DELAY_S after an overload, because the host is also paused
 MAX_RETRY_AFTER_S = 60.0  # upper bound on a server's Retry-After
 OUTAGE_S = 90.0  # retry time for an unreachable host that has responded before
 FIRST_CONTACT_S = 8.0  # retry time for an unreachable host that has never responded
@@ -121,8 +122,9 @@ class HostQueues:
         return request
 
     def follow(self, origin: str, permit: Permit) -> Request | None:
-        """Remove and return the next request for a host whose transfer has just ended, to reuse its connection.
+        """Remove and return the next request for a host, to reuse the connection of a transfer that has just ended.
 
+        permit  permit of the ended transfer
         return  None if another host has queued requests, if this host is overloaded, or if the request needs a
                 different permit
         """
@@ -151,7 +153,7 @@ class HostQueues:
         return due
 
     def count(self, origin: str, change: int) -> None:
-        """Count a transfer that started (1) or ended (-1)."""
+        """Add `change` to the number of transfers in flight: 1 for a start, -1 for an end."""
         host = self._hosts.get(origin) or self._host(origin)
         host.active += change
         if self._per_host is not None:
@@ -166,9 +168,9 @@ class HostQueues:
         return self._per_host is None or not self._is_full(host_of(origin)[0])
 
     def blocked_host(self, now: float, head: int) -> str | None:
-        """Return the name of a host at its limit that delays a request, or None.
+        """Return the name of a host that delays a request because the host is at its limit, or None.
 
-        head  highest order of the request
+        head  maximum order of the delayed request
         """
         for host in self._ready.values() if self._per_host is not None else ():
             if host.waiting[0][0] <= head and host.next_at <= now and self._is_full(host.name):
@@ -176,14 +178,15 @@ class HostQueues:
         return None
 
     def _is_full(self, name: str) -> bool:
-        """Return whether a host name has the maximum number of transfers."""
+        """Return whether the host with this name has the maximum number of transfers in flight."""
         return self._per_host is not None and self._transfers[name] >= self._per_host
 
     def slow_down(self, origin: str, now: float, wait: float) -> float:
         """Pause an overloaded host for `wait` seconds; return the end time of the pause.
 
-        Refusals of requests that were in flight at the same time count as one. If the host refused most requests since
-        the last pause, the delay between requests is doubled.
+        Refusals of requests that were in flight at the same time count as one refusal. If the host refused most
+        requests since the last pause, the delay between requests is doubled. Otherwise, the delay is set to
+        MIN_PACE_S.
         """
         host = self._host(origin)
         host.refused += 1
@@ -254,7 +257,9 @@ def outage_delay(lasted: float) -> float:
 
 
 class RetryQueue:
-    """A queue of failed requests that wait for their next attempt. Each request is retried at most `retries` times.
+    """A queue of failed requests that wait for their next attempt.
+
+    Each request is retried at most `retries` times; retries during an outage are not counted.
 
     request_count     number of requests started, without retries
     budget_exhausted  True if a transient error was not retried because the budget was used up

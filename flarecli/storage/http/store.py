@@ -37,7 +37,7 @@ from flarecli.storage.versions import NO_PIN, ObjectPin, Pins
 __all__ = ["HttpStore"]
 
 _ONE_REQUEST_BYTES = 1 << 20  # `blocks` reads files up to this size with a single `read`
-_WINDOW_BYTES = 8 << 20  # read-ahead of `blocks`
+_WINDOW_BYTES = 8 << 20  # maximum bytes that `blocks` reads ahead of use
 # Maximum total size of complete files in memory (for servers that ignore ranges); the newest file may exceed this
 # limit.
 _WHOLE_BYTES = 64 << 20
@@ -102,9 +102,9 @@ class HttpStore(Store):
         return f"{path.partition('?')[0].rstrip('/')}/{quote(name, safe='/!$&()*+,;=:@~', errors='surrogateescape')}"
 
     def join(self, path: str, url: str) -> Location:
-        """Resolve a URL in a file of this folder (RFC 3986), relative to the file's redirect target.
+        """Resolve a URL found in a file of the folder `path` (RFC 3986).
 
-        Buckets are read without credentials.
+        If the file was redirected, the URL is relative to the redirect target. Buckets are read without credentials.
 
         raises  UnsafeError for `file://` and other schemes, unless the guard allows local paths
         """
@@ -172,7 +172,7 @@ class HttpStore(Store):
         try:
             while not isinstance(data := get_interruptibly(arrived), Request):
                 unused += len(data)
-                # `consumed` is not called for each block, because each call wakes the engine
+                # `consumed` is not called for each block, because each call wakes the engine.
                 if unused >= _WINDOW_BYTES // 8:
                     engine.consumed(request, unused)
                     unused = 0

@@ -47,7 +47,7 @@ CONNECT_S = 10.0
 MAX_WHOLE_BYTES = 64 << 20  # maximum size of objects to read whole if a server ignores ranges
 _MAX_PROBED_BYTES = 1 << 20  # maximum size of objects to read whole if only the size is needed
 _MAX_DECODED_BYTES = 1 << 30  # maximum size of a decoded body in memory
-_ERROR_BYTES = 64 << 10  # maximum bytes to read from an error body, so that the connection is kept
+_ERROR_BYTES = 64 << 10  # shorter error bodies are read completely, to reuse the connection
 _SUCCESS = (200, 203, 206)
 _ENDED = (16, 52, 55, 56, 92)  # libcurl codes for a connection that ended before the response
 _CERTIFICATE_FILES = (  # paths on Debian, Red Hat, Alpine and SUSE
@@ -82,7 +82,7 @@ class Handle:
         easy.setopt(pycurl.TCP_KEEPALIVE, 1)
         easy.setopt(pycurl.DNS_CACHE_TIMEOUT, 300)
         easy.setopt(pycurl.WRITEFUNCTION, self._take)
-        # libcurl calls this method for each header line, and a method written in C is the fastest.
+        # A method written in C is used, because libcurl calls this function for each header line.
         easy.setopt(pycurl.HEADERFUNCTION, self.lines.append)
         if certificates():
             easy.setopt(pycurl.CAINFO, certificates())
@@ -92,14 +92,14 @@ class Handle:
             easy.setopt(pycurl.PROXY, "")
 
     def begin(self, request: Request, now: float, fresh: bool = False) -> None:
-        """Prepare the handle for a request, which the caller then runs; `fresh` forces a new connection."""
+        """Prepare the handle for a request. The caller starts the transfer. `fresh` forces a new connection."""
         self.request = request
         if request.response is not None:  # the response of an earlier hop or attempt
             request.response = request.total = request.whole = None
         self.lines.clear()
         self.parts = []
         self.checked_at = now
-        self.checked_bytes = self.got = 0  # body bytes at the last speed check, and now
+        self.checked_bytes = self.got = 0  # received body bytes: at the last speed check, and now
         self._refused: Fault | None = None  # set if the address guard blocked the connection
         self.response: Response | None = None
         self.paused = self._has_all = False
@@ -234,7 +234,7 @@ class Handle:
         return None
 
     def _read_whole(self, response: Response) -> None:
-        """Set the bytes to keep if the server ignores ranges: a small object, or the range of a large object."""
+        """Set the bytes to keep if the server ignores ranges: all of a small object, or only the requested range."""
         request, total = self.request, response.total
         is_probe = request.stop == 0  # only the size is requested
         max_whole = _MAX_PROBED_BYTES if is_probe else MAX_WHOLE_BYTES
@@ -341,7 +341,7 @@ _NO_REQUEST = Request(Address("", "", ""), lambda request: None, Guard())
 
 
 def _too_large(limit: int, max_bytes: int) -> Fault:
-    # No hint for the limit that applies to servers that ignore ranges, because no option changes this limit.
+    # No option changes the limit for servers that ignore ranges, so this limit has no hint.
     hint = "Increase --max-object." if limit == max_bytes else ""
     return Fault("large", f"larger than the limit of {limit} bytes", hint=hint)
 
@@ -354,7 +354,10 @@ def short_fault(size: int | None, stop: int) -> Fault:
 
 @cache
 def certificates() -> str:
-    """Return the path of the CA certificates, because libcurl's built-in path may not exist on this system."""
+    """Return the path of the CA certificates, or an empty string to use libcurl's built-in path.
+
+    The built-in path may not exist on this system.
+    """
     configured = os.environ.get("SSL_CERT_FILE") or os.environ.get("CURL_CA_BUNDLE")
     if configured:
         return configured

@@ -128,7 +128,7 @@ def _shown(url: str) -> str:
 def join(base: str, url: str) -> str:
     """Resolve a reference against the address of the file that contains it (RFC 3986, section 5).
 
-    The user info of `base` is kept only if the target has the same host. Raises FormatError for an invalid reference.
+    The user info of `base` is kept only if the reference contains no host. Raises FormatError for an invalid reference.
     """
     if _CONTROL.search(url):  # urljoin would drop control characters silently
         raise FormatError("the address contains a control character", where=_shown(url))
