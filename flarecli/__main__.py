@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import time
-from _thread import start_new_thread
+from _thread import interrupt_main, start_new_thread
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing is slow to import
@@ -27,6 +27,9 @@ _RETRY_S = 0.02
 _NAMES: dict[int, str] = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 if sys.platform != "win32":
     _NAMES[signal.SIGHUP] = "hung up"  # under `nohup`, SIGHUP remains ignored
+    _RETRY_SIGNAL = signal.SIGALRM
+else:
+    _RETRY_SIGNAL = signal.SIGBREAK
 
 
 class _Signals:
@@ -61,7 +64,7 @@ class _Signals:
     def restore(self) -> None:
         """Restore the previous handlers."""
         self.armed, self.over = False, True
-        if signal.SIGALRM in self._before:
+        if _RETRY_SIGNAL in self._before and sys.platform != "win32":
             signal.setitimer(signal.ITIMER_REAL, 0)
         sys.unraisablehook = self._hook
         for number, handler in self._before.items():
@@ -81,8 +84,11 @@ class _Signals:
 
     def _raise_later(self) -> None:
         """Call the handler again after _RETRY_S seconds."""
-        self._set_handler(signal.SIGALRM, self._handle)
-        signal.setitimer(signal.ITIMER_REAL, _RETRY_S)
+        self._set_handler(_RETRY_SIGNAL, self._handle)
+        if sys.platform == "win32":  # Windows has no timer signals
+            start_new_thread(_interrupt_after, (_RETRY_S,))
+        else:
+            signal.setitimer(signal.ITIMER_REAL, _RETRY_S)
 
     def _handle_unraisable(self, unraisable: Any) -> None:
         """Handle an exception that a finalizer raised.
@@ -117,6 +123,11 @@ class _Signals:
             hint = f"{hint[0].upper()}{hint[1:]}." if hint else ""
             return f'{{"error": {{"kind": "interrupted", "message": "{reason}", "where": "", "row": null, "column": null, "hint": "{hint}", "exit_code": {code}}}}}\n'
         return f"error: {reason}" + (f"; {hint}\n" if hint else "\n")
+
+
+def _interrupt_after(seconds: float) -> None:
+    time.sleep(seconds)
+    interrupt_main(_RETRY_SIGNAL)
 
 
 def _write_stderr(text: str) -> None:

@@ -1,15 +1,16 @@
 """Registry of process-wide state: connections, threads, open files and cached versions.
 
 Each module with such state registers a function that closes the state; `flare.close()` calls all of
-these functions. The next use opens the state again. Each module also calls `os.register_at_fork`,
-so that a forked child starts without open state.
+these functions. The next use opens the state again. Each module also calls `after_fork`, so that a
+forked child starts without open state.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
-__all__ = ["close_all", "register"]
+__all__ = ["after_fork", "close_all", "register"]
 
 _closers: dict[str, Callable[[], None]] = {}
 
@@ -21,6 +22,12 @@ def register(name: str, close: Callable[[], None]) -> None:
     close  function that any thread may call any number of times
     """
     _closers[name] = close
+
+
+def after_fork(reset: Callable[[], None]) -> None:
+    """Register a function that each forked child calls first. Windows cannot fork."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=reset)
 
 
 def close_all() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 
 from flarecli.errors import MissingError, UnsafeError
 
@@ -23,7 +24,9 @@ __all__ = [
     "local_path",
     "scheme_of",
     "shell_quoted",
+    "slashed",
     "whole_path",
+    "windows_fault",
 ]
 
 NAME_BYTES, PATH_BYTES = 255, 4096  # limits on Linux
@@ -34,7 +37,8 @@ _DOCUMENT_SUFFIXES = frozenset(
     {"readme", "license", "licence", "md", "markdown", "rst", "txt", "html", "pdf"}
 )
 # Patterns that most commands do not use are strings, and are compiled on first use.
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+# Two characters or more, because `C:` is a drive of Windows.
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 # for the fast path: this pattern matches most names
 _PLAIN = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*/)*[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _LEADING_DOTS = r"(?:\./)+(?=[^/])"
@@ -42,6 +46,8 @@ _DRIVE = "[A-Za-z]:"
 _PART_DRIVE = "/[A-Za-z]:"  # on Windows, a drive replaces the preceding path
 # Windows drops dots and spaces at the end of a name, so `.. ` is the parent folder.
 _DOTS_AND_SPACES = "(?:^|/)[. ]+(?:/|$)"
+_WINDOWS_RESERVED = r'[<>:"|?*\\/]'
+_URL_DRIVE = "/[A-Za-z]:/"  # start of the path in `file:///C:/data`
 _EXTENSION = r"[^{}/\\\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,63}"
 # C0, DEL, C1, and lone surrogates except the surrogates of `surrogateescape`
 _CONTROL = "[\x00-\x1f\x7f-\x9f\ud800-\udc7f\udd00-\udfff]"
@@ -139,6 +145,20 @@ def collision_key(name: str) -> str:
     return "/".join(parts)
 
 
+def windows_fault(name: str) -> str:
+    """Return why Windows would open another file, or no file, under a name; an empty string if the name is valid.
+
+    name  one part of a path
+    """
+    if collision_key(name) == DEVICE:
+        return "is a device name on Windows"
+    if re.search(_WINDOWS_RESERVED, name):
+        return "contains a character that Windows reserves"
+    if name != name.rstrip(". "):
+        return "ends with a dot or a space, which Windows removes"
+    return ""
+
+
 def escape(text: str) -> str:
     r"""Return text from data with control, C1 and bidi characters escaped, such as `\x1b`."""
     return text if text.isascii() and text.isprintable() else re.sub(_UNPRINTABLE, _escaped, text)
@@ -180,16 +200,22 @@ def scheme_of(address: str) -> str:
 
 
 def local_path(address: str) -> str:
-    """Return the path of a `file://` address, or a plain path unchanged.
+    """Return the path of a `file://` address, or a plain path unchanged; on Windows, with slashes.
 
     The host of the address may be empty or `localhost`.
     """
     if scheme_of(address) != "file":
-        return address
+        return slashed(address)
     from urllib.parse import unquote  # slow to import
 
-    path = unquote(address[7:])
-    return path[9:] if path.startswith("localhost/") else path
+    path = slashed(unquote(address[7:]))
+    path = path[9:] if path.startswith("localhost/") else path
+    return path[1:] if sys.platform == "win32" and re.match(_URL_DRIVE, path) else path
+
+
+def slashed(path: str) -> str:
+    """Return a path with slashes instead of backslashes on Windows, and unchanged on other systems."""
+    return path.replace("\\", "/") if sys.platform == "win32" else path
 
 
 def whole_path(path: str) -> str:

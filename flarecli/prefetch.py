@@ -79,7 +79,7 @@ def _reset_pool() -> None:
     _tasks, _idle = SimpleQueue(), threading.Semaphore(0)
 
 
-os.register_at_fork(after_in_child=_reset_pool)
+lifetimes.after_fork(_reset_pool)
 lifetimes.register("prefetch threads", close_idle_threads)
 
 

@@ -36,7 +36,8 @@ sys.dont_write_bytecode = False
 # In memory, because packs wait for fsync: on a disk the suite takes twice as long.
 MEMORY, MIN_FREE_BYTES = "/dev/shm", 4 << 30
 if (
-    os.access(MEMORY, os.W_OK)
+    sys.platform != "win32"
+    and os.access(MEMORY, os.W_OK)
     and shutil.disk_usage(MEMORY).free > MIN_FREE_BYTES
     and not os.statvfs(MEMORY).f_flag & os.ST_NOEXEC
 ):
@@ -46,19 +47,28 @@ if (
 # nohup ignores SIGHUP; a handler that does nothing is not inherited, and hangups still do not end the tests.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+if sys.platform != "win32" and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda number, frame: None)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def same_signal_handlers():
     """Restore the handlers of signals: Ray's for SIGTERM keeps the forks of later tests from ending."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if sys.platform != "win32":
+        numbers.append(signal.SIGHUP)
     handlers = {number: signal.getsignal(number) for number in numbers}
     yield
     for number, handler in handlers.items():
         if handler is not None:
             signal.signal(number, handler)
+
+
+def pytest_ignore_collect(collection_path):
+    """On Windows, collect only the files with tests for Windows: other files import modules that Windows lacks."""
+    if sys.platform == "win32" and collection_path.name.startswith("test_"):
+        return b"mark.windows" not in collection_path.read_bytes() or None
+    return None
 
 
 def pytest_collection_finish(session):

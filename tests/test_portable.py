@@ -5,8 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
 PYTHONPATH = f"{ROOT / 'tests/portable'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
 
@@ -46,7 +44,6 @@ def test_pack_verify_and_cat_work_without_names_of_linux(tmp_path):
     assert one.read_bytes() == two.read_bytes()
 
 
-@pytest.mark.windows
 def test_a_missing_unix_module_is_not_reported_as_a_library_to_install(tmp_path):
     (tmp_path / "a.csv").write_text("a\n1\n")
     program = "import sys\nsys.modules['fcntl'] = None\nfrom flarecli.__main__ import main\nsys.exit(main(sys.argv[1:]))"

@@ -127,6 +127,9 @@ class Folder:
             self.warn(_reason(error))
 
     def _opened(self) -> int:
+        if not descriptors.HAS_OPENAT:
+            self.warn("caches are not supported on Windows")
+            return -1
         os.makedirs(os.path.dirname(self.path), exist_ok=True)
         with contextlib.suppress(FileExistsError):
             os.mkdir(self.path, 0o700)
@@ -545,7 +548,7 @@ def close_shared() -> None:
 
 
 lifetimes.register("cache folders", close_shared)
-os.register_at_fork(after_in_child=_forked)
+lifetimes.after_fork(_forked)
 
 
 class CachedCopy(NamedTuple):

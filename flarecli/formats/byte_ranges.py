@@ -6,14 +6,13 @@ A shard is mapped, decompressed as a whole, or read in ranges.
 from __future__ import annotations
 
 import mmap
-import os
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from flarecli import compress, encodings
+from flarecli import compress, encodings, lifetimes
 from flarecli.errors import IntegrityError, ValueFitError
 from flarecli.lazy import np, pa
 from flarecli.model import (
@@ -81,7 +80,7 @@ def _forked() -> None:
     _lock = threading.Lock()
 
 
-os.register_at_fork(after_in_child=_forked)
+lifetimes.after_fork(_forked)
 
 
 class LocatedRows:

@@ -7,6 +7,7 @@ slow, the child is ended and its image is reported as damaged.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import selectors
 import signal
@@ -34,7 +35,10 @@ class _Timeout(Exception):
 
 
 class _Child:
-    """A child process. Its pipes are non-blocking, so a child that stops reading is detected."""
+    """A child process. Its pipes are non-blocking, so a child that stops reading is detected.
+
+    On Windows, pipes block, and a timer ends the child.
+    """
 
     def __init__(self, memory: int, max_pixels: int) -> None:
         argv = [sys.executable, "-P", sandbox_worker.__file__, str(memory), str(max_pixels)]
@@ -51,13 +55,28 @@ class _Child:
         self._pipes = [one for one in (self._process.stdin, self._process.stdout) if one]
         self._stdin, self._stdout = (one.fileno() for one in self._pipes)
         for fd in (self._stdin, self._stdout):
-            os.set_blocking(fd, False)
+            if sys.platform != "win32":  # pipes of Windows can only block
+                os.set_blocking(fd, False)
 
     def decode(self, data: bytes, timeout_s: float, cpu_s: int) -> tuple[int, str, float]:
         """Decode an image; return the status, the message and the CPU seconds used.
 
         raises  _Timeout after `timeout_s`; EOFError if the child has ended
         """
+        if sys.platform != "win32":
+            return self._decode(data, timeout_s, cpu_s)
+        timer = threading.Timer(timeout_s, self._process.kill)  # ends a blocked read or write
+        timer.start()
+        try:
+            return self._decode(data, timeout_s, cpu_s)
+        except EOFError:
+            if timer.is_alive():
+                raise
+            raise _Timeout from None
+        finally:
+            timer.cancel()
+
+    def _decode(self, data: bytes, timeout_s: float, cpu_s: int) -> tuple[int, str, float]:
         deadline = time.monotonic() + timeout_s
         self._send(REQUEST.pack(len(data), cpu_s), deadline)
         self._send(data, deadline)
@@ -73,7 +92,9 @@ class _Child:
                 view = view[os.write(self._stdin, view) :]
             except BlockingIOError:
                 _wait(self._stdin, selectors.EVENT_WRITE, deadline)
-            except BrokenPipeError:
+            except OSError as error:
+                if error.errno not in (errno.EPIPE, errno.EINVAL):  # EINVAL: Windows
+                    raise
                 raise EOFError from None
 
     def _receive(self, size: int, deadline: float) -> bytes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import threading
 import weakref
 from bisect import bisect_right
@@ -607,5 +606,5 @@ def _forked() -> None:
         series._fetch_locks = {}
 
 
-os.register_at_fork(after_in_child=_forked)
+lifetimes.after_fork(_forked)
 lifetimes.register("open shards", close_shards)

@@ -180,9 +180,10 @@ class FileLog(AppendLog):
     def remove(self) -> None:
         path = os.path.join(self._store.root, self._at.path)
         self.create()
-        if os.path.exists(path) and os.path.samestat(os.fstat(self._fd), os.stat(path)):
+        is_own = os.path.exists(path) and os.path.samestat(os.fstat(self._fd), os.stat(path))
+        self.close()  # Windows cannot remove an open file
+        if is_own:
             os.unlink(path)
-        self.close()
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1

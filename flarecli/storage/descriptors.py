@@ -10,14 +10,14 @@ import os
 import sys
 import threading
 import time
+from typing import TypeAlias
 
 from flarecli.errors import ReachError
 
-try:
+if sys.platform == "win32":
+    import msvcrt
+else:
     import fcntl
-except ImportError:  # Windows
-    if sys.platform == "win32":
-        import msvcrt
 
 __all__ = [
     "CREATE",
@@ -26,8 +26,11 @@ __all__ = [
     "HAS_OPENAT",
     "NO_FOLLOW",
     "NO_WAIT",
+    "OpenFolder",
     "lock",
+    "in_folder",
     "lock_or_fail",
+    "open_lock",
     "pread",
     "pread_into",
     "pwrite",
@@ -39,6 +42,8 @@ __all__ = [
 
 # Whether files can be opened relative to an open folder (openat). Windows supports neither open folders nor openat.
 HAS_OPENAT = os.open in os.supports_dir_fd
+# The file descriptor of a folder, or the path of the folder on a system without openat.
+OpenFolder: TypeAlias = int | str
 
 # Flags of `os.open`; flags that a system lacks are 0. Without O_BINARY, Windows would translate newlines.
 NO_FOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
@@ -61,7 +66,19 @@ _POLL_S = 0.01
 _position_lock = threading.Lock()
 
 
+def in_folder(folder: OpenFolder, name: str) -> tuple[str, int | None]:
+    """Return the arguments `path` and `dir_fd` of functions in `os`, for a name in an open folder."""
+    return (os.path.join(folder, name), None) if isinstance(folder, str) else (name, folder)
+
+
 # -- locks
+
+
+def open_lock(folder: str, file: str) -> int:
+    """Open what is locked to lock a folder: the folder itself, or on Windows the file `file`. Raises OSError."""
+    if HAS_OPENAT:
+        return os.open(folder, FOLDER)
+    return os.open(file, os.O_RDWR | os.O_CREAT | FILE)
 
 
 def lock(fd: int, wait: bool = False) -> None:
@@ -145,13 +162,15 @@ def sync(fd: int) -> None:
     os.fsync(fd)
 
 
-def sync_folder(fd: int) -> None:
-    """Sync an open folder.
+def sync_folder(folder: OpenFolder) -> None:
+    """Sync an open folder. Windows cannot sync a folder, and records names in the journal of the file system.
 
     Ignore the error of file systems that can sync only files (some network and FUSE file systems).
     """
+    if isinstance(folder, str):
+        return
     try:
-        sync(fd)
+        sync(folder)
     except OSError as error:
         if error.errno not in _UNSUPPORTED:
             raise
@@ -160,7 +179,7 @@ def sync_folder(fd: int) -> None:
 def set_direct(fd: int, on: bool) -> bool:
     """Enable or disable direct I/O for a file; return False if the file does not support direct I/O."""
     flag: int = getattr(os, "O_DIRECT", 0)
-    if not flag:
+    if sys.platform == "win32" or not flag:
         return False
     try:
         flags = fcntl.fcntl(fd, fcntl.F_GETFL)

@@ -22,6 +22,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Self, TypeAlias
 
+from flarecli import lifetimes
 from flarecli.errors import (
     BusyError,
     FlareError,
@@ -33,7 +34,16 @@ from flarecli.errors import (
     check_exhausted,
 )
 from flarecli.hashes import Sums
-from flarecli.names import bare, check_name, is_url, local_path, scheme_of, whole_path
+from flarecli.names import (
+    bare,
+    check_name,
+    is_url,
+    local_path,
+    scheme_of,
+    slashed,
+    whole_path,
+    windows_fault,
+)
 from flarecli.redact import redact
 from flarecli.storage import descriptors
 from flarecli.storage.base import (
@@ -50,6 +60,7 @@ from flarecli.storage.base import (
     short_read,
     too_deep,
 )
+from flarecli.storage.descriptors import OpenFolder
 from flarecli.storage.mmap import read_ahead_of_file
 
 __all__ = ["LocalStore", "SCRATCH", "made_folder", "sync_folder"]
@@ -63,6 +74,7 @@ _MAX_LINKS = 40  # maximum number of symbolic links that Linux follows in one pa
 _READ = os.O_RDONLY | descriptors.NO_WAIT | descriptors.FILE
 _CREATE = os.O_WRONLY | descriptors.CREATE
 _CLOSED = -1  # a file descriptor that is not open
+_LINK_TAG = 0x20000000  # bit of a reparse tag: the entry is a link or a junction (Windows)
 _NO_HARD_LINKS = (
     errno.EPERM,
     errno.EACCES,
@@ -85,7 +97,7 @@ def _forked() -> None:
         store._lock = threading.Lock()
 
 
-os.register_at_fork(after_in_child=_forked)
+lifetimes.after_fork(_forked)
 
 
 class LocalStore(Store):
@@ -150,27 +162,27 @@ class LocalStore(Store):
     def pin(self) -> None:
         """Pin the folder at `root`: all later calls raise ReachError if the folder was moved or deleted."""
         self._pinned = None
-        fd = self._open_root()
+        root = self._open_root()
         try:
-            self._pinned = os.fstat(fd)
+            self._pinned = os.stat(root)
         finally:
-            os.close(fd)
+            _close(root)
 
     def check_root(self) -> None:
         """Raise ReachError if the pinned folder was moved or deleted."""
-        os.close(self._folder(""))
+        _close(self._folder(""))
 
-    def _open_root(self) -> int:
+    def _open_root(self) -> OpenFolder:
         try:
-            fd = os.open(self.root, descriptors.FOLDER & ~descriptors.NO_FOLLOW)
+            root = _opened_folder(self.root)
         except FileNotFoundError:
             if self._pinned is None:
                 raise
             raise self._moved() from None
-        if self._pinned is not None and not os.path.samestat(os.fstat(fd), self._pinned):
-            os.close(fd)
+        if self._pinned is not None and not os.path.samestat(os.stat(root), self._pinned):
+            _close(root)
             raise self._moved()
-        return fd
+        return root
 
     def _moved(self) -> ReachError:
         return ReachError(
@@ -236,9 +248,10 @@ class LocalStore(Store):
         if scheme_of(url) == "file" and not address.startswith("/"):
             return None  # the address has a remote host (file://HOST/path)
         for root in self._roots() if address.startswith("/") else [self.root]:
-            folder = os.path.join("/", root, path).rstrip("/")
-            target = os.path.normpath(os.path.join(f"{folder}/", address))
-            target = f"/{target.lstrip('/')}"  # `normpath` keeps two leading slashes (POSIX)
+            folder = slashed(os.path.join("/", root, path)).rstrip("/")
+            target = slashed(os.path.normpath(os.path.join(f"{folder}/", address)))
+            if target.startswith("/"):
+                target = f"/{target.lstrip('/')}"  # `normpath` keeps two leading slashes (POSIX)
             if target == (folder or "/"):
                 return ""
             if target.startswith(f"{folder}/"):
@@ -375,7 +388,13 @@ class LocalStore(Store):
         try:
             if not name:
                 raise self._is_folder(path)
-            fd = os.open(name, self._flags(flags), 0o666, dir_fd=folder)
+            if isinstance(folder, str):
+                at = checked_path(folder, name, self.guard.allow_local)
+                if os.path.isdir(at):
+                    raise self._is_folder(path)
+                fd = os.open(at, flags, 0o666)
+            else:
+                fd = os.open(name, self._flags(flags), 0o666, dir_fd=folder)
         except OSError as error:
             raise self.error(error, path) from None
         try:
@@ -429,26 +448,28 @@ class LocalStore(Store):
     def _flags(self, flags: int) -> int:
         return flags & ~descriptors.NO_FOLLOW if self.guard.allow_local else flags
 
-    def _folder(self, path: str, wanted: str = "") -> int:
+    def _folder(self, path: str, wanted: str = "") -> OpenFolder:
         """Open a folder below the root, component by component; `wanted` is the path in error messages."""
         try:
-            fd = self._open_root()
+            folder = self._open_root()
         except OSError as error:
             raise self.error(error, wanted) from None
         for part in path.split("/") if path else ():
-            fd = self._enter(fd, part, wanted or path)
-        return fd
+            folder = self._enter(folder, part, wanted or path)
+        return folder
 
-    def _enter(self, fd: int, part: str, path: str) -> int:
-        """Open a folder in the open folder `fd`, and close `fd`."""
+    def _enter(self, folder: OpenFolder, part: str, path: str) -> OpenFolder:
+        """Open a folder in an open folder, and close the latter."""
         try:
-            return os.open(part, self._flags(descriptors.FOLDER), dir_fd=fd)
+            if isinstance(folder, str):
+                return _opened_folder(checked_path(folder, part, self.guard.allow_local))
+            return os.open(part, self._flags(descriptors.FOLDER), dir_fd=folder)
         except OSError as error:
-            if error.errno == errno.ENOTDIR and is_link(part, fd):
+            if error.errno == errno.ENOTDIR and is_link(part, folder):
                 error = OSError(errno.ELOOP, os.strerror(errno.ELOOP))
             raise self.error(error, path) from None
         finally:
-            _close(fd)
+            _close(folder)
 
     # -- errors
 
@@ -513,21 +534,24 @@ class LocalStore(Store):
         folder = folders.folder(parent, creates=True)
         scratch, part = folders.scratch(name)
         try:
+            if isinstance(folder, str):
+                checked_path(folder, name, follows=True)
             if folders.is_special(name, replace):
                 raise self._special(path)
-            fd = os.open(part, _CREATE, 0o666, dir_fd=scratch)
+            at, dir_fd = descriptors.in_folder(scratch, part)
+            fd = os.open(at, _CREATE, 0o666, dir_fd=dir_fd)
             try:
                 self._fill(fd, parts, sums)
             finally:
                 os.close(fd)
             if replace:
-                os.rename(part, name, src_dir_fd=scratch, dst_dir_fd=folder)
+                _rename(part, name, scratch, folder)
             else:
                 _rename_new(part, name, scratch, folder)
             self._sync_names(folder)
         except BaseException as error:
             with contextlib.suppress(OSError):
-                os.unlink(part, dir_fd=scratch)
+                _unlink(part, scratch)
             if isinstance(error, FileExistsError):
                 if folders.is_special(name, True):
                     raise self._special(path) from None
@@ -591,25 +615,26 @@ class LocalStore(Store):
         if self.durable:
             descriptors.sync(fd)
 
-    def _sync_names(self, folder: int) -> None:
+    def _sync_names(self, folder: OpenFolder) -> None:
         if self.durable:
             descriptors.sync_folder(folder)
 
-    def _made_folder(self, path: str) -> int:
+    def _made_folder(self, path: str) -> OpenFolder:
         """Open a folder below the root; create and sync all missing folders in its path."""
         if self._pinned is None:
             made_folder(self.root, self)
-        fd = self._folder("")
+        folder = self._folder("")
         for part in path.split("/") if path else ():
             try:
+                at, dir_fd = descriptors.in_folder(folder, part)
                 with contextlib.suppress(FileExistsError):
-                    os.mkdir(part, dir_fd=fd)
-                    self._sync_names(fd)
+                    os.mkdir(at, dir_fd=dir_fd)
+                    self._sync_names(folder)
             except OSError as error:
-                _close(fd)
+                _close(folder)
                 raise self.error(error, path) from None
-            fd = self._enter(fd, part, path)
-        return fd
+            folder = self._enter(folder, part, path)
+        return folder
 
     def sync_names(self, path: str) -> None:
         """Sync a folder, so that new file names in it survive a power loss."""
@@ -633,7 +658,7 @@ class LocalStore(Store):
         except MissingError:
             return
         try:
-            os.unlink(os.path.basename(path), dir_fd=folder)
+            _unlink(os.path.basename(path), folder)
             descriptors.sync_folder(folder)
         except FileNotFoundError:
             pass
@@ -652,7 +677,8 @@ class _OpenFolders:
     def __init__(self, store: LocalStore) -> None:
         self._store, self._path, self._is_in_dev = store, "", False
         self._process = os.getpid()
-        self._fd = self._scratch = _CLOSED
+        self._fd: OpenFolder = _CLOSED
+        self._scratch: OpenFolder = _CLOSED
 
     def __enter__(self) -> Self:
         return self
@@ -663,8 +689,8 @@ class _OpenFolders:
                 _close(fd)
         self._fd = self._scratch = _CLOSED
 
-    def folder(self, path: str, wanted: str = "", creates: bool = False) -> int:
-        """Return the descriptor of a folder below the root. The descriptor is valid until the next call.
+    def folder(self, path: str, wanted: str = "", creates: bool = False) -> OpenFolder:
+        """Open a folder below the root. The result is valid until the next call.
 
         wanted   path in error messages
         creates  whether to create and sync missing folders
@@ -678,8 +704,8 @@ class _OpenFolders:
             self._path, self._is_in_dev = path, creates and is_in_dev(self._fd)
         return self._fd
 
-    def scratch(self, name: str) -> tuple[int, str]:
-        """Return the descriptor of the folder for a temporary file, and a unique name for the file.
+    def scratch(self, name: str) -> tuple[OpenFolder, str]:
+        """Return the open folder for a temporary file, and a unique name for the file.
 
         A temporary file is in the scratch folder, or in the folder of the last file if there is no scratch folder. The
         name must be unique, because files such as `0/x` and `1/x` may be written at the same time.
@@ -689,7 +715,10 @@ class _OpenFolders:
         if self._scratch == _CLOSED:
             root = self._store._folder("")
             try:
-                self._scratch = os.open(SCRATCH, descriptors.FOLDER, dir_fd=root)
+                if isinstance(root, str):
+                    self._scratch = _opened_folder(checked_path(root, SCRATCH, False))
+                else:
+                    self._scratch = os.open(SCRATCH, descriptors.FOLDER, dir_fd=root)
             except OSError:
                 return self._fd, f".{name}"
             finally:
@@ -704,11 +733,60 @@ class _OpenFolders:
         return self._is_in_dev or (replace and is_not_regular(name, self._fd))
 
 
-def _rename_new(part: str, name: str, scratch: int, folder: int) -> None:
+def _opened_folder(path: str) -> OpenFolder:
+    """Open a folder, following links. Raises OSError."""
+    if descriptors.HAS_OPENAT:
+        return os.open(path, descriptors.FOLDER & ~descriptors.NO_FOLLOW)
+    if not stat.S_ISDIR(os.stat(path).st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+    return path
+
+
+def checked_path(folder: str, name: str, follows: bool) -> str:
+    """Return the path of a name in a folder. This function replaces openat on Windows, which lacks openat.
+
+    The name must not be a link or a junction, unless `follows` is set. Each component of a path is checked in this way,
+    but between the check and the use of the path, a process with write access to the folder can still replace the
+    component with a link that leads outside the root. With openat, this is not possible.
+
+    raises  OSError with ELOOP for a link; UnsafeError for a name that Windows reserves
+    """
+    if fault := windows_fault(name):
+        raise UnsafeError(f"the name {name!r:.80} {fault}", where=folder)
+    path = os.path.join(folder, name)
+    if not follows:
+        with contextlib.suppress(FileNotFoundError):
+            status = os.lstat(path)
+            if stat.S_ISLNK(status.st_mode) or getattr(status, "st_reparse_tag", 0) & _LINK_TAG:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+    return path
+
+
+def _rename(part: str, name: str, scratch: OpenFolder, folder: OpenFolder) -> None:
+    """Move a file from one open folder to another, and replace any file with the new name."""
+    if isinstance(scratch, str) or isinstance(folder, str):
+        source, _ = descriptors.in_folder(scratch, part)
+        os.replace(source, descriptors.in_folder(folder, name)[0])
+    else:
+        os.rename(part, name, src_dir_fd=scratch, dst_dir_fd=folder)
+
+
+def _unlink(name: str, folder: OpenFolder) -> None:
+    path, dir_fd = descriptors.in_folder(folder, name)
+    os.unlink(path, dir_fd=dir_fd)
+
+
+def _rename_new(part: str, name: str, scratch: OpenFolder, folder: OpenFolder) -> None:
     """Move a file from one open folder to another under a new name. Raises FileExistsError if the name exists.
 
     On a file system without hard links (FAT, exFAT, SMB), an empty file is created exclusively, and then replaced.
     """
+    if isinstance(scratch, str) or isinstance(folder, str):
+        source, _ = descriptors.in_folder(scratch, part)
+        os.rename(
+            source, descriptors.in_folder(folder, name)[0]
+        )  # on Windows, never replaces a file
+        return
     try:
         os.link(part, name, src_dir_fd=scratch, dst_dir_fd=folder, follow_symlinks=False)
     except OSError as error:
@@ -725,19 +803,21 @@ def _rename_new(part: str, name: str, scratch: int, folder: int) -> None:
         raise
 
 
-def _close(fd: int) -> None:
+def _close(fd: OpenFolder) -> None:
     """Close a folder or a file, and ignore errors. A file that was written must already be synced."""
+    if isinstance(fd, str):
+        return
     with contextlib.suppress(OSError):
         os.close(fd)
 
 
 def sync_folder(path: str) -> None:
     """Sync a folder, so that new file names in it survive a power loss."""
-    fd = os.open(path, descriptors.FOLDER & ~descriptors.NO_FOLLOW)
+    folder = _opened_folder(path)
     try:
-        descriptors.sync_folder(fd)
+        descriptors.sync_folder(folder)
     finally:
-        _close(fd)
+        _close(folder)
 
 
 def made_folder(path: str, store: LocalStore) -> None:
@@ -756,26 +836,28 @@ def made_folder(path: str, store: LocalStore) -> None:
         raise store.error(error, "") from None
 
 
-def is_in_dev(folder: int) -> bool:
+def is_in_dev(folder: OpenFolder) -> bool:
     """Return whether an open folder is in /dev, but not in /dev/shm."""
     with contextlib.suppress(OSError):
-        return os.fstat(folder).st_dev == os.stat("/dev").st_dev != os.stat("/").st_dev
+        return os.stat(folder).st_dev == os.stat("/dev").st_dev != os.stat("/").st_dev
     return False
 
 
-def is_not_regular(name: str, folder: int) -> bool:
+def is_not_regular(name: str, folder: OpenFolder) -> bool:
     """Return whether a name in an open folder refers to a device, a pipe or a socket."""
+    path, dir_fd = descriptors.in_folder(folder, name)
     try:
-        mode = os.stat(name, dir_fd=folder).st_mode
+        mode = os.stat(path, dir_fd=dir_fd).st_mode
     except OSError:
         return False
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
-def is_link(name: str, folder: int) -> bool:
+def is_link(name: str, folder: OpenFolder) -> bool:
     """Return whether a name in an open folder refers to a symbolic link."""
+    path, dir_fd = descriptors.in_folder(folder, name)
     with contextlib.suppress(OSError):
-        return stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+        return stat.S_ISLNK(os.stat(path, dir_fd=dir_fd, follow_symlinks=False).st_mode)
     return False
 
 

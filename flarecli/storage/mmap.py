@@ -56,7 +56,7 @@ def expect(view: memoryview, together: int) -> None:
 def _memory_bytes() -> int:
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):  # not supported by this operating system
+    except (AttributeError, ValueError, OSError):  # not supported by this operating system
         return 0
 
 
@@ -132,6 +132,8 @@ def _would_wait(fd: int, size: int, start: int) -> bool:
 
 def large_memory(size: int) -> mmap.mmap:
     """Return private memory, in large pages if the system supports them, to reduce page faults."""
+    if not hasattr(mmap, "MAP_PRIVATE"):  # Windows
+        return mmap.mmap(-1, size)
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     use_large_pages(memoryview(memory))
     return memory

@@ -12,7 +12,8 @@ import mmap
 import os
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from multiprocessing.reduction import DupFd, ForkingPickler
+from multiprocessing import reduction
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -207,7 +208,7 @@ def write_ring(columns: Mapping[str, Sequence[bytes]]) -> RingPosition | None:
         return None
     if start is None:
         return None
-    handle, _own_ring.is_sent = None if _own_ring.is_sent else DupFd(_own_ring.fd), True
+    handle, _own_ring.is_sent = None if _own_ring.is_sent else reduction.DupFd(_own_ring.fd), True
     return RingPosition(_own_ring.name, _own_ring.size, handle, start, sizes)
 
 

@@ -7,7 +7,7 @@ from flarecli.write.folder_target import FolderTarget, bucket_of, check_target, 
 from flarecli.write.journal import Journal
 from flarecli.write.keys import Keys, is_empty_key, key_bytes, key_text
 from flarecli.write.spool import Spool
-from flarecli.write.target import Contents, Target, check_streams
+from flarecli.write.target import Contents, Target, check_can_pack, check_streams
 from flarecli.write.versions import CommitLock
 from flarecli.write.writer import SHARD_LIMIT, Writer
 
@@ -24,6 +24,7 @@ __all__ = [
     "Target",
     "Writer",
     "bucket_of",
+    "check_can_pack",
     "check_streams",
     "check_target",
     "claim",

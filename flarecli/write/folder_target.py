@@ -2,7 +2,8 @@
 
 `claim` also claims folders in buckets.
 
-    OUT/.flare/          locked with flock while a process writes; the lock ends with the process
+    OUT/.flare/          locked with flock while a process writes; the lock ends with the process;
+                         Windows locks .OUT.flare-lock instead, because it cannot lock a folder
     OUT/.flare/lock      the owner: process id, host, start time
     OUT/.flare/journal   completed steps; while the journal exists, readers reject OUT
     OUT/.flare/*.part    files that are being written
@@ -28,14 +29,21 @@ from flarecli.names import is_url, local_path, scheme_of, whole_path
 from flarecli.playlists import PLAYLIST
 from flarecli.redact import redact
 from flarecli.storage import Guard, Location, descriptors, locate
+from flarecli.storage.descriptors import OpenFolder
 from flarecli.storage.local import SCRATCH, LocalStore, made_folder, sync_folder
-from flarecli.write.target import Contents, DatasetContents, Target, check_dataset
+from flarecli.write.target import (
+    Contents,
+    DatasetContents,
+    Target,
+    check_can_pack,
+    check_dataset,
+)
 
 __all__ = ["FolderTarget", "bucket_of", "check_target", "claim", "remove_unfinished_files"]
 
 _NO_LOCKS_HINT = "Write to a local disk or a bucket, then copy the result to this folder."
 _LOCK = os.O_WRONLY | descriptors.CREATE
-_claimed: set[int] = set()  # file descriptors of locked scratch folders
+_claimed: dict[int, str] = {}  # file descriptor of a lock -> path of the locked scratch folder
 
 
 class FolderTarget(Target):
@@ -123,7 +131,7 @@ class FolderTarget(Target):
             created = _missing_folders(scratch)
             made_folder(scratch, self._store)
         try:
-            fd = os.open(scratch, descriptors.FOLDER)
+            fd = descriptors.open_lock(scratch, self._sibling("lock"))
         except FileNotFoundError:
             return
         except OSError as error:
@@ -141,13 +149,13 @@ class FolderTarget(Target):
                 return
             if overwrite and not resume:
                 self.contents.remove_begun(self.at, self.folder, self.shown)
-            _remove_parts(fd)
+            _remove_parts(fd, scratch)
             self._write_owner(scratch)
             self._fd, fd = fd, -1
-            _claimed.add(self._fd)
+            _claimed[self._fd] = scratch
         finally:
             if fd >= 0:
-                os.close(fd)
+                self._close_lock(fd)
 
     def _check_contents(self, resume: bool, overwrite: bool) -> None:
         """Check the files in the folder, and set `is_done` if they are finished output."""
@@ -243,11 +251,14 @@ class FolderTarget(Target):
         sync_folder(os.path.dirname(self.final))
         shutil.rmtree(old, ignore_errors=True)
 
-    def _remove_scratch(self, scratch: int, folder: str) -> None:
+    def _remove_scratch(self, fd: int, folder: str) -> None:
         """Remove the scratch folder. The journal is removed last, because it marks unfinished output."""
+        path = os.path.join(folder, SCRATCH)
+        scratch = _open_scratch(fd, path)
         for name in sorted(os.listdir(scratch), key=lambda name: (name == "journal", name)):
-            os.unlink(name, dir_fd=scratch)
-        os.rmdir(os.path.join(folder, SCRATCH))
+            at, dir_fd = descriptors.in_folder(scratch, name)
+            os.unlink(at, dir_fd=dir_fd)
+        os.rmdir(path)
         sync_folder(folder)
 
     def abandon(self, keep: bool) -> None:
@@ -267,15 +278,21 @@ class FolderTarget(Target):
 
     def release(self) -> None:
         if self._fd >= 0:
-            _claimed.discard(self._fd)
-            os.close(self._fd)
+            _claimed.pop(self._fd, None)
+            self._close_lock(self._fd)
             self._fd = -1
+
+    def _close_lock(self, fd: int) -> None:
+        os.close(fd)
+        if not descriptors.HAS_OPENAT:
+            with contextlib.suppress(OSError):  # Windows keeps a file that another process has open
+                os.unlink(self._sibling("lock"))
 
 
 def remove_unfinished_files() -> None:
     """Remove unfinished files. Called before an exit that does not wait for the threads."""
-    for scratch in list(_claimed):
-        _remove_parts(scratch)
+    for fd, scratch in list(_claimed.items()):
+        _remove_parts(fd, scratch)
 
 
 def _owner(scratch: str) -> str:
@@ -304,14 +321,25 @@ def _missing_folders(path: str) -> list[str]:
     return out
 
 
-def _remove_parts(scratch: int) -> None:
+def _open_scratch(fd: int, path: str) -> OpenFolder:
+    """Return the locked scratch folder. On Windows, the locked file `fd` is next to the output folder."""
+    return fd if descriptors.HAS_OPENAT else path
+
+
+def _remove_parts(fd: int, path: str) -> None:
+    """Remove unfinished files from the scratch folder `path`, whose lock is `fd`."""
+    scratch = _open_scratch(fd, path)
     with contextlib.suppress(OSError):
         for name in os.listdir(scratch):
             if name.endswith(".part"):
-                os.unlink(name, dir_fd=scratch)
+                at, dir_fd = descriptors.in_folder(scratch, name)
+                os.unlink(at, dir_fd=dir_fd)
 
 
 def _is_same(fd: int, path: str) -> bool:
+    """Return whether an open scratch folder is still at its path."""
+    if not descriptors.HAS_OPENAT:
+        return os.path.isdir(path)
     try:
         return os.path.samestat(os.fstat(fd), os.stat(path))
     except FileNotFoundError:
@@ -327,6 +355,7 @@ def claim(
             dataset, also the errors of `check_files`
     """
     out = address_text(out)
+    check_can_pack()
     at = bucket_of(out, guard)
     target: Target
     if at is None:
@@ -349,6 +378,7 @@ def check_target(
     raises  the errors of `claim`
     """
     out = address_text(out)
+    check_can_pack()
     if bucket_of(out, guard) is None:
         target = FolderTarget(out, resume=resume, overwrite=overwrite, locks=False)
         if target.is_done:

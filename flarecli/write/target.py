@@ -9,6 +9,7 @@ import contextlib
 import os
 import re
 import shutil
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 
@@ -17,6 +18,7 @@ from flarecli.errors import (
     FlareError,
     IntegrityError,
     MissingError,
+    MissingLibraryError,
     UnfinishedError,
     UsageError,
 )
@@ -40,6 +42,7 @@ __all__ = [
     "Contents",
     "DatasetContents",
     "Target",
+    "check_can_pack",
     "check_dataset",
     "check_files",
     "check_streams",
@@ -222,6 +225,18 @@ class Target(ABC):
     @abstractmethod
     def release(self) -> None:
         """Release the lock."""
+
+
+def check_can_pack() -> None:
+    """Raise MissingLibraryError on Windows, where flare only reads datasets.
+
+    Writing a dataset relies on locks of folders, syncs of folders and openat, which Windows lacks.
+    """
+    if sys.platform == "win32":
+        raise MissingLibraryError(
+            "flare cannot write datasets on Windows",
+            hint="Run the command in WSL (Windows Subsystem for Linux).",
+        )
 
 
 def check_dataset(at: Location) -> None:

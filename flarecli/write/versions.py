@@ -63,6 +63,7 @@ from flarecli.read.version_lists import COMMIT_LOCK, FRAGMENT, confined, is_frag
 from flarecli.storage import Guard, Location, descriptors, locate
 from flarecli.storage.local import SCRATCH, LocalStore
 from flarecli.write.folder_target import bucket_of, claim
+from flarecli.write.target import check_can_pack
 
 if TYPE_CHECKING:
     from flarecli.write.bucket_target import Lease
@@ -310,6 +311,8 @@ def open_for_change(out: str, guard: Guard, dry_run: bool = False) -> tuple[Loca
 
     raises  UsageError if the folder cannot be written to, or contains no dataset with a playlist
     """
+    if not dry_run:
+        check_can_pack()
     at = bucket_of(out, guard) or locate(out, guard).unmapped()
     base = newest(at)
     if dry_run:

@@ -1,7 +1,6 @@
 """Locks, sync and access at an offset, on the systems that differ in these calls."""
 
 import errno
-import fcntl
 import os
 import sys
 
@@ -16,6 +15,7 @@ FULL_SYNC = 51  # F_FULLFSYNC of macOS (source: sys/fcntl.h)
 @pytest.fixture
 def macos(monkeypatch):
     """Let this process act as on macOS, and record the calls; F_FULLFSYNC raises the errors in `errors`."""
+    fcntl = pytest.importorskip("fcntl")
     calls, errors = [], []
 
     def full_sync(fd, command):

@@ -19,7 +19,7 @@ from flarecli.errors import UsageError
 from flarecli.media import Resize
 from flarecli.progress import Progress
 from flarecli.read import Dataset
-from flarecli.write import engines
+from flarecli.write import check_can_pack, engines
 
 __all__ = ["Packed", "pack"]
 
@@ -35,6 +35,7 @@ def pack(options: PackOptions) -> Packed:
     row that is larger than `shard_size` (None: 4 GiB) becomes a shard of its own. Raises
     UsageError, ReachError, FormatError or UnsafeError, each of which has an exit code.
     """
+    check_can_pack()
     if address_text(options.out) == "-":
         raise UsageError(
             "shards are written to a folder or a bucket, not to stdout",

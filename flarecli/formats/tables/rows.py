@@ -9,7 +9,6 @@ whole process.
 from __future__ import annotations
 
 import itertools
-import os
 import threading
 import weakref
 from bisect import bisect_right, insort
@@ -96,7 +95,7 @@ def _end(number: int) -> None:
     _cache.ended.append(number)
 
 
-os.register_at_fork(after_in_child=_forked)
+lifetimes.after_fork(_forked)
 lifetimes.register("decoded tables", _clear)
 
 

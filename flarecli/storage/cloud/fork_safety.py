@@ -18,6 +18,7 @@ import threading
 from types import ModuleType
 from typing import Any
 
+from flarecli import lifetimes
 from flarecli.errors import MissingLibraryError, ReachError
 
 __all__ = ["client_classes", "compiled", "inherited", "opening", "pid"]
@@ -105,4 +106,4 @@ def _forked() -> None:
     _lock, opening = threading.Lock(), threading.Lock()
 
 
-os.register_at_fork(after_in_child=_forked)
+lifetimes.after_fork(_forked)

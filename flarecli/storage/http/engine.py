@@ -51,13 +51,37 @@ _FEW_SHARE, _GATHER_S = 8, 0.0001  # sleep if fewer than active / _FEW_SHARE soc
 # Buffer size of a transfer in the caller's thread; a large buffer causes fewer waits for the interpreter lock.
 _BUFFER_BYTES = 512 << 10
 _MAX_IDLE = 64  # maximum number of idle handles, each with its connections, per engine and permit
-_EVENTS = {
-    pycurl.POLL_IN: select.POLLIN,
-    pycurl.POLL_OUT: select.POLLOUT,
-    pycurl.POLL_INOUT: select.POLLIN | select.POLLOUT,
-}
-_READABLE, _WRITABLE = select.POLLIN | select.POLLHUP, select.POLLOUT
-_FAILED = select.POLLERR | select.POLLNVAL
+# Events of `select.poll`, and their numbers for `_Poll`.
+_IN: int = getattr(select, "POLLIN", 1)
+_OUT: int = getattr(select, "POLLOUT", 2)
+_ERR: int = getattr(select, "POLLERR", 4)
+_EVENTS = {pycurl.POLL_IN: _IN, pycurl.POLL_OUT: _OUT, pycurl.POLL_INOUT: _IN | _OUT}
+_READABLE = _IN | getattr(select, "POLLHUP", 0)
+_FAILED = _ERR | getattr(select, "POLLNVAL", 0)
+
+
+class _Poll:
+    """The part of `select.poll` that `Sockets` uses, for Windows, which has only `select` (for up to 512 sockets)."""
+
+    def __init__(self) -> None:
+        self._events: dict[int, int] = {}
+        self.unregister = self._events.pop
+
+    def register(self, fd: int, events: int) -> None:
+        self._events[fd] = events
+
+    def poll(self, milliseconds: float | None = None) -> list[tuple[int, int]]:
+        found = dict.fromkeys(self._events, 0)
+        ready = select.select(
+            [fd for fd, events in self._events.items() if events & _IN],
+            [fd for fd, events in self._events.items() if events & _OUT],
+            [*self._events],  # on Windows, a failed connection is an exceptional condition
+            None if milliseconds is None else milliseconds / 1000,
+        )
+        for event, fds in zip((_IN, _OUT, _ERR), ready, strict=True):
+            for fd in fds:
+                found[fd] |= event
+        return [(fd, events) for fd, events in found.items() if events]
 
 
 class Sockets:
@@ -68,8 +92,8 @@ class Sockets:
     """
 
     def __init__(self, wakeup: int) -> None:
-        self._poll = select.poll()
-        self._poll.register(wakeup, select.POLLIN)
+        self._poll: Any = select.poll() if hasattr(select, "poll") else _Poll()
+        self._poll.register(wakeup, _IN)
         self._wakeup = wakeup
         self._watched: dict[int, int] = {}  # socket -> index in `_actions`; encodes the events
         self._actions: list[SocketAction] = []
@@ -123,7 +147,7 @@ def _selected(events: int) -> int:
     """Convert event flags of `poll` to event flags of libcurl."""
     return (
         (pycurl.CSELECT_IN if events & _READABLE else 0)
-        | (pycurl.CSELECT_OUT if events & _WRITABLE else 0)
+        | (pycurl.CSELECT_OUT if events & _OUT else 0)
         | (pycurl.CSELECT_ERR if events & _FAILED else 0)
     )
 
@@ -731,4 +755,4 @@ def _forked() -> None:
     _shared.clear()
 
 
-os.register_at_fork(after_in_child=_forked)
+lifetimes.after_fork(_forked)

@@ -125,9 +125,11 @@ class Stream:
         """Folder for the shards; by default a private temporary folder named after the address."""
         if self._local is None:
             key = digest(f"{self.remote}\0{self.split or ''}".encode(), "sha256")[:24]
-            folder = os.path.join(tempfile.gettempdir(), f"flare-stream-{os.getuid()}-{key}")
+            # on Windows, the temporary folder is already private
+            user = os.getuid() if hasattr(os, "getuid") else 0
+            folder = os.path.join(tempfile.gettempdir(), f"flare-stream-{user}-{key}")
             os.makedirs(folder, 0o700, exist_ok=True)
-            if os.path.islink(folder) or os.stat(folder).st_uid != os.getuid():
+            if os.path.islink(folder) or os.stat(folder).st_uid != user:
                 raise UnsafeError(
                     "the folder belongs to another user",
                     where=folder,
@@ -332,7 +334,8 @@ class Stream:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Lock the folder, so that only one process at a time fetches shards into it."""
-        fd = os.open(self.folder, descriptors.FOLDER & ~descriptors.NO_FOLLOW)
+        folder = os.path.realpath(self.folder)
+        fd = descriptors.open_lock(folder, os.path.join(folder, ".flare-lock"))
         try:
             descriptors.lock_or_fail(fd, self.folder, "Pass a `local` on a local disk.", wait=True)
             yield
