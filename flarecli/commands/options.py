@@ -374,8 +374,11 @@ class PackOptions(_DownloadOptions, TableOptions, _WriteOptions, _StreamOptions)
         Conflict("append", "add_column"),
         *(
             Conflict(change, name)
-            for change in ("append", "add_column")
-            for name in ("overwrite", "part_rows", "part", "join", "engine")
+            for change, names in (
+                ("append", ("overwrite", "part", "join")),
+                ("add_column", ("overwrite", "part_rows", "part", "join", "engine")),
+            )
+            for name in names
         ),
         Conflict("add_column", "on_error", "every row of the dataset needs a value"),
         Conflict("add_column", "on_duplicate", "every row of the dataset needs a value"),

@@ -192,6 +192,9 @@ CHANGES = {
     "append": lambda folder: flare.pack(
         str(folder.parent / "more.parquet"), folder, append=True, resume=True, shard_rows=3
     ),
+    "append parts": lambda folder: flare.pack(
+        str(folder.parent / "more.parquet"), folder, append=True, resume=True, part_rows=3
+    ),
     "replace": lambda folder: flare.pack(
         str(folder.parent / "again.parquet"),
         folder,
@@ -1456,6 +1459,80 @@ def test_an_append_of_existing_keys_to_several_streams_creates_no_version(out, t
     )
     assert packed.version == 3
     assert content(out)[8:] == samples
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_parts_are_appended_to_every_format(format, tmp_path):
+    out, more = tmp_path / "out", table(stored(rows(7, 8), format), tmp_path / "1.parquet")
+    columns = ["text"] if format == "ffrecord" else None
+    flare.pack(
+        table(stored(rows(0, 7), format), tmp_path / "0.parquet"),
+        out,
+        format=format,
+        columns=columns,
+        part_rows=4,
+    )
+    packed = flare.pack(more, out, append=True, part_rows=3)
+    assert (packed.version, packed.rows, packed.shards) == (2, 8, 3)
+    assert plain(content(out)) == stored(rows(0, 15), format)
+    flare.drop(out, rows="1,9")
+    flare.compact(out)
+    expected = [one for i, one in enumerate(rows(0, 15)) if i not in (1, 9)]
+    assert plain(content(out)) == stored(expected, format)
+    for one in flare.log(out):
+        assert list(flare.verify(str(out / f"playlist.{one.number:06d}.yaml"))) == []
+    flare.prune(out, keep=1)
+    assert plain(content(out)) == stored(expected, format)
+    assert list(flare.verify(str(out))) == []
+
+
+def test_all_tars_of_appended_parts_have_different_names(tmp_path):
+    out = tmp_path / "out"
+    flare.pack(table(rows(0, 4), tmp_path / "0.parquet"), out, format="webdataset")
+    for first in (4, 10):
+        source = table(rows(first, 6), tmp_path / f"{first}.parquet")
+        flare.pack(source, out, append=True, part_rows=2)
+    urls = flare.inspect(out, urls=True).streams[0].urls
+    assert len({url.rpartition("/")[2] for url in urls}) == len(urls) == 7
+
+
+def test_keys_of_appended_parts_are_compared_with_the_dataset(out, tmp_path):
+    more = table(rows(8, 6), tmp_path / "more.parquet")
+    with pytest.raises(FormatError) as caught:
+        flare.pack(more, out, append=True, key="id", part_rows=2)
+    assert str(caught.value) == f"{more}[0]: key '8' is already in the dataset, in row 8"
+    with pytest.raises(UsageError) as usage:
+        flare.pack(more, out, append=True, key="id", part_rows=2, on_duplicate="first")
+    assert str(usage.value) == "--on-duplicate first needs the keys of all parts"
+    packed = flare.pack(more, out, append=True, key="id", part_rows=2, on_duplicate="replace")
+    assert (packed.rows, packed.replaced, packed.version) == (6, 2, 2)
+    assert content(out) == rows(0, 14)
+    assert flare.pack(table(rows(20, 5), tmp_path / "x.parquet"), out, append=True, key="id").rows
+
+
+def test_parts_are_appended_to_several_streams(out, tmp_path):
+    scores = table([{"score": i} for i in range(10)], tmp_path / "scores.parquet")
+    flare.pack(scores, out, add_column="score")
+    more = [{**one, "score": one["id"]} for one in rows(10, 7)]
+    source = table(more, tmp_path / "more.parquet")
+    before = files_of(out)
+    shown = flare.pack(source, out, append=True, part_rows=3, dry_run=True)
+    assert (shown.rows, files_of(out)) == (7, before)
+    flare.pack(source, out, append=True, part_rows=3)
+    assert content(out) == [{**one, "score": one["id"]} for one in rows(0, 17)]
+    assert list(flare.verify(str(out))) == []
+
+
+def test_failed_rows_of_appended_parts_are_listed(out, tmp_path):
+    lines = [f"{i},{'x' * 3000 if i in (11, 14) else 'fine'}" for i in range(10, 16)]
+    (tmp_path / "a.csv").write_text("\n".join(["id,text", *lines]) + "\n")
+    options = {"on_error": "skip", "max_object": 2000, "part_rows": 3, "key": "id"}
+    packed = flare.pack(str(tmp_path / "a.csv"), out, append=True, **options)
+    assert (packed.rows, packed.failed, dict(packed.reasons)) == (4, 2, {"large": 2})
+    (failed,) = out.glob("fragment.*/failed.jsonl")
+    assert [json.loads(line)["key"] for line in failed.read_text().splitlines()] == ["11", "14"]
+    assert [one["id"] for one in content(out)] == [*range(11), 12, 13, 15]
+    assert list(flare.verify(str(out))) == []
 
 
 @pytest.mark.parametrize("format", ["parquet", "webdataset", "tfrecord"])

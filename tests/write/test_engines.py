@@ -102,6 +102,17 @@ def test_killed_workers_and_a_removed_node_do_not_change_the_output(
     assert files_of(tmp_path / "ray") == files_of(tmp_path / "local")
 
 
+def test_rows_are_appended_on_a_cluster_with_the_bytes_of_a_local_append(
+    cluster: Any, index: str, tmp_path: Path, in_tmp_path: None
+) -> None:
+    pq.write_table(pq.read_table(index).slice(0, 60), "first.parquet")
+    for engine in ("local", "ray"):
+        flarecli.pack("first.parquet", engine)
+        flarecli.pack("index.parquet", engine, append=True, part_rows=200, engine=engine)
+    assert len(flarecli.open("ray")) == 460
+    assert files_of(tmp_path / "ray") == files_of(tmp_path / "local")
+
+
 def test_the_error_names_the_first_failed_part_in_row_order(cluster: Any, tmp_path: Path) -> None:
     source = str(tmp_path / "i.parquet")
     pq.write_table(pa.table({"n": [*range(25), 300, *range(24), 400]}), source)

@@ -111,6 +111,7 @@ def _pack(task: PackTask, plan: Plan, at: Location, base: Version, name: str) ->
     fragment = versions.fragment_name([record[DEFAULT], record["options"], base.checksum, name])
     versions.check_fragment(at, fragment)
     committed: list[Version] = []
+    playlist = task.playlist
 
     def commit(stream: Stream) -> None:
         rows = 0 if stream.rows is None else int(stream.rows.sum())
@@ -124,17 +125,12 @@ def _pack(task: PackTask, plan: Plan, at: Location, base: Version, name: str) ->
         change = AddColumn(at, name, (fragment,), stream, urls, record)
         committed.append(versions.commit(at, change, base))
 
-    packed = pack_task(
-        replace(
-            task, options=replace(task.options, out=f"{task.out.rstrip('/')}/{fragment}", key=None)
-        ),
-        plan.progress,
-        plan,
-        {"base": base.number, "base_checksum": base.checksum},
-        commit,
-    )
+    out = f"{task.out.rstrip('/')}/{fragment}"
+    head = {"base": base.number, "base_checksum": base.checksum}
+    task = replace(task, options=replace(task.options, out=out, key=None), head=head)
+    packed = pack_task(task, plan.progress, plan, commit)
     number = committed[0].number if committed else None
-    return replace(packed, playlist=task.playlist, version=number)
+    return replace(packed, playlist=playlist, version=number)
 
 
 def _matched(task: PackTask, base: Version, name: str, folder: str, progress: Progress) -> PackTask:

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from flarecli import encodings, formats, playlists, read
 from flarecli.commands.options import PackOptions
+from flarecli.commands.packing.parts import check_division, pack_parts
 from flarecli.commands.packing.plan import PackTask, Plan, selected
 from flarecli.commands.packing.run import Packed, dry_run, pack_task, planned, source_record
 from flarecli.commands.rewrite import (
@@ -206,12 +207,14 @@ def append_rows(task: PackTask, progress: Progress) -> Packed:
     task = replace(_for_dataset(task, base), erased=ErasedKeys.read(at))
     plan = planned(task, progress)
     plan.task = task = replace(task, null_columns=_checked_columns(plan, base))
+    if task.options.part_rows is not None:
+        check_division(plan)
     if task.options.dry_run:
-        packed = replace(dry_run(plan), playlist=task.playlist)
+        packed = replace(dry_run(plan, task.options.part_rows), playlist=task.playlist)
         return _would_replace(plan, base, packed) if _replaces(plan) else packed
     task = replace(task, source_digest=task.source_digest or plan.source.sum())
     plan.task = task
-    record = source_record(task, plan.source, task.recorded_options())
+    record = source_record(task, plan.source, _recorded_options(task))
     if task.options.resume:
         if (done := _appended(task, at, base, record)) is not None:
             progress.note(f"version {done.version} already contains these rows")
@@ -223,6 +226,15 @@ def append_rows(task: PackTask, progress: Progress) -> Packed:
     except _NoNewRows as error:
         progress.note("no row has a new key; no version was created")
         return Packed(task.playlist, task.options.format, 0, 0, 0, duplicates=error.duplicates)
+
+
+def _recorded_options(task: PackTask) -> dict[str, Any]:
+    """Return the options that determine the rows and the shards of a fragment."""
+    part_rows = task.options.part_rows
+    return {
+        **task.recorded_options(),
+        **({} if part_rows is None else {"part_rows": part_rows}),
+    }
 
 
 def _replaces(plan: Plan) -> bool:
@@ -288,11 +300,13 @@ def _pack_streams(
 
         one = _stream_task(task, base, number)
         options = replace(one.options, out=f"{task.out.rstrip('/')}/{name}")
-        one = replace(one, options=options)
+        one = replace(one, options=options, head=head)
         # `plan` contains all columns, so it can be used only if the dataset has one stream
         own = plan if len(base.streams) == 1 else planned(one, plan.progress)
         try:
-            return pack_task(one, plan.progress, own, head, commit)
+            if options.part_rows is not None:
+                return pack_parts(one, plan.progress, own, commit)
+            return pack_task(one, plan.progress, own, commit)
         except NoRowsError:
             if not own.duplicates:
                 raise
@@ -543,7 +557,7 @@ def _appended(
 
 def _unfinished_base(at: Location, task: PackTask, base: Version) -> Version:
     """Return the version from which an unfinished append of the same rows started."""
-    options = _stream_task(task, base, 0).recorded_options()
+    options = _recorded_options(_stream_task(task, base, 0))
     head = {"source": task.source_digest, "options": options}
     for name in versions.unfinished_fragments(at, base):
         found = first_entry(at / f"{name}/{SCRATCH}/journal")

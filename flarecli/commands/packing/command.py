@@ -115,6 +115,11 @@ def _pack(
 
 def _packed(task: PackTask, progress: Progress) -> Packed:
     options = task.options
+    if options.engine != "local" and options.part_rows is None:
+        raise UsageError(
+            f"--engine {options.engine} needs --part-rows",
+            hint="Add --part-rows, such as --part-rows 100000.",
+        )
     if options.append or options.add_column is not None:
         return append_rows(task, progress) if options.append else add_column(task, progress)
     if options.join:
@@ -123,9 +128,4 @@ def _packed(task: PackTask, progress: Progress) -> Packed:
         return pack_one_part(task, progress)
     if options.part_rows is not None:
         return pack_parts(task, progress)
-    if options.engine != "local":
-        raise UsageError(
-            f"--engine {options.engine} needs --part-rows",
-            hint="Add --part-rows, such as --part-rows 100000.",
-        )
     return pack_task(task, progress)

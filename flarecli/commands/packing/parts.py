@@ -19,12 +19,12 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, cast
 
-from flarecli import __version__, encodings, playlists, sql
+from flarecli import __version__, encodings, formats, playlists, sql
 from flarecli.commands.options import PackOptions
 from flarecli.commands.packing.plan import (
     DOTS_NOTE,
@@ -64,7 +64,7 @@ from flarecli.errors import (
     UsageError,
 )
 from flarecli.hashes import DEFAULT
-from flarecli.model import Columns
+from flarecli.model import Columns, Stream
 from flarecli.names import is_url, local_path, whole_path
 from flarecli.playlists import PLAYLIST
 from flarecli.progress import Progress
@@ -74,7 +74,7 @@ from flarecli.units import format_count
 from flarecli.write import Journal, Target, bucket_of, check_target, claim, engines, parts
 from flarecli.write.columns import reader_notes, schema_header
 
-__all__ = ["join_parts", "pack_one_part", "pack_part", "pack_parts"]
+__all__ = ["check_division", "join_parts", "pack_one_part", "pack_part", "pack_parts"]
 
 _MAX_BUSY_S = 120.0  # maximum time to wait for a part that another process packs
 _MAX_WAIT_S = 600.0  # maximum time to wait for jobs that infer the columns, or join the parts
@@ -154,14 +154,23 @@ class _Division:
         return f"part {number + 1}/{self.parts}"
 
 
-def pack_parts(task: PackTask, progress: Progress) -> Packed:
+def pack_parts(
+    task: PackTask,
+    progress: Progress,
+    plan: Plan | None = None,
+    commit: Callable[[Stream], None] | None = None,
+) -> Packed:
     """Pack parts of `part_rows` rows of the source as separate datasets, and join them.
 
+    plan    plan of the task, if the source is already open
+    commit  function that commits the dataset; called with the joined stream before the target is
+            released
     raises  UsageError for options that need rows of several parts; the errors of `pack_task`
     """
-    plan, options, part_rows = planned(task, progress), task.options, task.options.part_rows or 1
+    plan, options = plan or planned(task, progress), task.options
+    part_rows = options.part_rows or 1
     source = plan.source
-    _check_options(plan)
+    check_division(plan)
     if options.dry_run:
         check_target(task.out, resume=options.resume, overwrite=options.overwrite, guard=task.guard)
         return dry_run(plan, part_rows)
@@ -190,6 +199,8 @@ def pack_parts(task: PackTask, progress: Progress) -> Packed:
             )
         names = (parts.part_name(i) for i, has_rows in enumerate(done.has_rows) if has_rows)
         stream = parts.join(target.at, names, {"source": record})
+        if commit is not None:
+            commit(stream)
     except BaseException as error:
         if journal is not None:
             journal.close()
@@ -230,7 +241,7 @@ def pack_one_part(task: PackTask, progress: Progress) -> Packed:
     """
     number, count = _part_number(task.options)
     plan = planned(task, progress)
-    _check_options(plan)
+    check_division(plan)
     division = _divided(plan, count)
     with _hints_without_overwrite(task, division):
         if task.options.dry_run:
@@ -258,7 +269,7 @@ def join_parts(task: PackTask, progress: Progress) -> Packed:
             source or with other options; FormatError for a key that is used twice
     """
     plan = planned(task, progress)
-    _check_options(plan)
+    check_division(plan)
     out = _location(task)
     count = parts.recorded_parts(out)
     if count is None and not (out / PLAYLIST).exists():
@@ -563,16 +574,26 @@ def _record_and_head(plan: Plan, division: _Division) -> tuple[dict[str, str], d
         **({} if division.parts is None else {"parts": division.parts}),
         "source": record[DEFAULT],
         "options": recorded,
+        **task.head,
     }
     return record, json.loads(json.dumps(head))
 
 
 def _record_columns(plan: Plan, journal: Journal) -> None:
-    """Infer the columns from the first rows, and record them for all parts."""
-    sample, key = _sample(plan), plan.task.format.key_column
+    """Record the columns for all parts. They are inferred from the first rows, if they are not known."""
+    task = plan.task
+    if task.encodings is None:
+        sample = _sample(plan)
+        columns, types = sample.columns, sample.types
+    else:  # the columns of the dataset to which the rows are appended
+        own = [
+            encodings.column(name, one, plan.extensions.get(name, ""))
+            for name, one in task.encodings.items()
+        ]
+        columns, types = formats.arranged(task.format, own), task.types or {}
     journal.record_columns(
-        [(column.name, column.encoding) for column in sample.columns],
-        schema_header(sample.columns, sample.types, key),
+        [(column.name, column.encoding) for column in columns],
+        schema_header(columns, types, task.format.key_column),
     )
 
 
@@ -586,15 +607,19 @@ def _common_task(
     """Return the task for all rows, with the values that all parts share, such as the columns."""
     columns = None if journal is None else journal.columns
     schema = None if journal is None else journal.schema
+    options = replace(task.options, resume=True, overwrite=False, progress=None)
+    common = replace(
+        task, options=options, source_digest=record[DEFAULT], base_folder=_base_folder(task)
+    )
+    if task.encodings is not None:
+        # the keys of all rows were compared before, so each part need not read the dataset's keys
+        return replace(common, options=replace(options, on_duplicate="keep"))
     return replace(
-        task,
-        options=replace(task.options, resume=True, overwrite=False, progress=None),
-        source_digest=record[DEFAULT],
+        common,
         encodings=None if columns is None else dict(columns),
         types=None
         if schema is None
         else {name: encodings.parse_type(one) for name, one in schema.items()},
-        base_folder=_base_folder(task),
     )
 
 
@@ -648,7 +673,7 @@ class _Totals:
         self.reasons.update(one.reasons)
 
 
-def _check_options(plan: Plan) -> None:
+def check_division(plan: Plan) -> None:
     """Raise UsageError for options that need rows of several parts."""
     options = plan.options
     if options.part_rows is not None:

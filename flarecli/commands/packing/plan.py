@@ -92,6 +92,7 @@ class PackTask:
     base_folder    base folder of relative addresses; None: the working folder
     existing       the dataset to which the rows are appended; its keys count as keys of earlier rows
     erased         keys of erased rows; a row with such a key fails
+    head           further facts that a resumed pack must repeat, such as the base of a change
     null_columns   column that the source lacks -> Arrow type; its values are null
     """
 
@@ -107,6 +108,7 @@ class PackTask:
     base_folder: str | None = None
     existing: read.Dataset | None = None
     erased: ErasedKeys = field(default_factory=ErasedKeys)
+    head: Mapping[str, Any] = field(default_factory=dict)
     null_columns: Mapping[str, pa.DataType] = field(default_factory=dict)
 
     @cached_property

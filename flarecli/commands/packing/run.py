@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import islice
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -224,13 +223,11 @@ def pack_task(
     task: PackTask,
     progress: Progress,
     plan: Plan | None = None,
-    head: Mapping[str, Any] = MappingProxyType({}),
     commit: Callable[[Stream], None] | None = None,
 ) -> Packed:
     """Pack the rows of a task. Raises the errors of `pack`.
 
     plan    plan of the task, if the source is already open
-    head    further values that must be equal in a resumed pack
     commit  function that commits the dataset; see `Writer.close`
     """
     plan, options = plan or planned(task, progress), task.options
@@ -252,7 +249,7 @@ def pack_task(
         task.out,
         format=options.format,
         settings=task.settings,
-        head={"source": digest, "options": recorded, **head},
+        head={"source": digest, "options": recorded, **task.head},
         source_checksum=checksum,
         resume=options.resume,
         overwrite=options.overwrite,

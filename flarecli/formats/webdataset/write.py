@@ -38,7 +38,7 @@ _MAX_JOINED_ROW_BYTES = 1 << 16  # members of larger rows are written separately
 _MIN_STEP_ROWS = 8  # minimum rows per step for small members, to limit the Arrow calls per row
 _MAX_WIDE_ROWS = 64  # maximum rows for which the members of all columns are processed together
 _NAME_BYTES = 100  # size of the name field in a header
-_FRAGMENT = re.compile(r"/fragment\.([0-9a-f]{16})[0-9a-f]{16}/")
+_FRAGMENT = re.compile(r"/fragment\.([0-9a-f]{16})[0-9a-f]{16}/(?:([0-9]{5,})/)?")
 # Matches an absolute path, a drive, a URL or a control character. Also matches a path in a folder
 # `__this__/`, and a path with an empty part, a part of dots and spaces, or a dot in the last part.
 _INVALID_KEY = (
@@ -95,13 +95,13 @@ def write_shard(
 
 
 def _prefix(at: Location) -> str:
-    """Return the prefix of the tar names in a fragment; empty for other folders.
+    """Return the prefix of the tar names in a fragment or in its parts; empty for other folders.
 
     webdataset and wids cache a tar under the last part of its address, so the tars of all fragments
     of a dataset must have different names.
     """
     found = _FRAGMENT.search(f"{at}/")
-    return f"{found[1]}-" if found else ""
+    return "".join(f"{one}-" for one in found.groups() if one) if found else ""
 
 
 def _keys(batch: pa.RecordBatch, number: int, first: int) -> pa.Array:
