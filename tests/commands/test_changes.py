@@ -731,6 +731,59 @@ def test_keys_of_rows_that_arrived_meanwhile_are_compared_at_the_commit(out, tmp
     assert found.value.message == "key '50' is already in the dataset, in row 11"
 
 
+@pytest.mark.parametrize("key", [None, "id"])
+def test_a_column_of_a_dataset_that_grew_meanwhile_is_continued_with_the_new_rows(
+    key, out, tmp_path, monkeypatch
+):
+    """Another process appends rows at the commit; the values of the first rows are not packed again."""
+    count = 14 if key else 10
+    scores = table([{"id": i, "score": i * i} for i in range(count)], tmp_path / "scores.parquet")
+    more = table(rows(10, 4), tmp_path / "more.parquet")
+    real = versions.commit
+    options = {"add_column": "score", "key": key, "resume": True, "shard_rows": 3}
+
+    def commit(at, change, base):
+        monkeypatch.setattr(versions, "commit", real)
+        flare.pack(more, out, append=True)
+        return real(at, change, base)
+
+    monkeypatch.setattr(versions, "commit", commit)
+    with pytest.raises(BusyError) as caught:
+        flare.pack(scores, out, **options)
+    assert caught.value.message == "another process has changed the rows of the dataset"
+    if key is None:
+        with pytest.raises(FormatError) as short:
+            flare.pack(scores, out, **options)
+        assert short.value.message == "the source has 10 rows; the dataset has 14"
+        return
+    packed = flare.pack(scores, out, **options)
+    assert (packed.version, packed.rows, packed.resumed_rows) == (3, 14, 10)
+    assert content(out) == [{**one, "score": one["id"] ** 2} for one in rows(0, 14)]
+    assert list(flare.verify(str(out))) == []
+    assert len(list(out.glob("fragment.*"))) == 2
+
+
+def test_a_column_is_packed_again_if_rows_were_removed_meanwhile(out, tmp_path, monkeypatch):
+    scores = table([{"id": i, "score": i * i} for i in range(10)], tmp_path / "scores.parquet")
+    real = versions.commit
+    options = {"add_column": "score", "key": "id", "resume": True, "shard_rows": 3}
+
+    def commit(at, change, base):
+        monkeypatch.setattr(versions, "commit", real)
+        flare.drop(out, where="id = 1")
+        return real(at, change, base)
+
+    monkeypatch.setattr(versions, "commit", commit)
+    with pytest.raises(BusyError):
+        flare.pack(scores, out, **options)
+    packed = flare.pack(scores, out, **options)
+    assert (packed.version, packed.rows, packed.resumed_rows) == (3, 9, 0)
+    assert content(out) == [
+        {**one, "score": one["id"] ** 2} for one in rows(0, 10) if one["id"] != 1
+    ]
+    assert list(flare.verify(str(out))) == []
+
+
 def test_a_column_added_by_key_comes_from_the_selected_rows(out, tmp_path):
     scores = [{"id": i % 10, "score": i, "day": i // 10} for i in range(20)]
     source = table(scores, tmp_path / "c.parquet")

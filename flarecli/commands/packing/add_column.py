@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from flarecli import formats, read
+from flarecli.commands.packing.append import unfinished_base
 from flarecli.commands.packing.plan import PackTask, Plan, selected
 from flarecli.commands.packing.run import Packed, dry_run, pack_task, planned, source_record
 from flarecli.commands.provenance import PLACE
@@ -108,7 +109,14 @@ def _check(task: PackTask, base: Version, name: str) -> None:
 
 def _pack(task: PackTask, plan: Plan, at: Location, base: Version, name: str) -> Packed:
     record = source_record(task, plan.source, task.recorded_options())
-    fragment = versions.fragment_name([record[DEFAULT], record["options"], base.checksum, name])
+    urls, start = tuple(base.streams[0].urls), base
+    if task.options.resume:
+        own = {"source": record[DEFAULT], "options": task.recorded_options()}
+        start = unfinished_base(at, base, own)
+        earlier = tuple(start.streams[0].urls)
+        if urls[: len(earlier)] != earlier:  # rows were removed or replaced, not only appended
+            start = base
+    fragment = versions.fragment_name([record[DEFAULT], record["options"], start.checksum, name])
     versions.check_fragment(at, fragment)
     committed: list[Version] = []
     playlist = task.playlist
@@ -121,12 +129,11 @@ def _pack(task: PackTask, plan: Plan, at: Location, base: Version, name: str) ->
                 where=plan.source.address,
                 hint="Match the rows by a key column with --key.",
             )
-        urls = tuple(base.streams[0].urls)
         change = AddColumn(at, name, (fragment,), stream, urls, record)
         committed.append(versions.commit(at, change, base))
 
     out = f"{task.out.rstrip('/')}/{fragment}"
-    head = {"base": base.number, "base_checksum": base.checksum}
+    head = {"base": start.number, "base_checksum": start.checksum}
     task = replace(task, options=replace(task.options, out=out, key=None), head=head)
     packed = pack_task(task, plan.progress, plan, commit)
     number = committed[0].number if committed else None

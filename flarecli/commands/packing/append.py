@@ -48,7 +48,7 @@ from flarecli.write import Keys, is_empty_key, key_bytes, key_text, versions
 from flarecli.write.erased import ErasedKeys, failed_names, failures_without
 from flarecli.write.versions import Version, open_for_change
 
-__all__ = ["append_rows"]
+__all__ = ["append_rows", "unfinished_base"]
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,8 @@ def append_rows(task: PackTask, progress: Progress) -> Packed:
             progress.note(f"version {done.version} already contains these rows")
             return done
         if task.key is None or _replaces(plan):  # otherwise, keys are compared with this version
-            base = _unfinished_base(at, task, base)
+            options = _recorded_options(_stream_task(task, base, 0))
+            base = unfinished_base(at, base, {"source": task.source_digest, "options": options})
     try:
         return _pack_streams(task, plan, at, base, record)
     except _NoNewRows as error:
@@ -555,10 +556,11 @@ def _appended(
     return None
 
 
-def _unfinished_base(at: Location, task: PackTask, base: Version) -> Version:
-    """Return the version from which an unfinished append of the same rows started."""
-    options = _recorded_options(_stream_task(task, base, 0))
-    head = {"source": task.source_digest, "options": options}
+def unfinished_base(at: Location, base: Version, head: Mapping[str, Any]) -> Version:
+    """Return the version from which an unfinished change started; without such a change, `base`.
+
+    head  values in the journal of the change
+    """
     for name in versions.unfinished_fragments(at, base):
         found = first_entry(at / f"{name}/{SCRATCH}/journal")
         if any(found.get(key) != value for key, value in head.items()):

@@ -315,6 +315,7 @@ def _write(
         if kept := spool.restore():
             progress.note(f"an earlier run fetched {format_count(kept, 'more row')}")
         first = spool.until
+    until = first
     progress.start("pack", total, done=first, write_share=write_share(plan.options))
     holds_null = plan.task.format.holds_null
     typed: ColumnConverter | None = None
@@ -350,6 +351,7 @@ def _write(
             if failures and not skips:
                 raise failed_row(plan, failures[0])
             plan.places.forget(part.until)
+            until = part.until
             if spool is not None:
                 spool.until = part.until
                 spool.save()
@@ -357,6 +359,8 @@ def _write(
                 count = part.batch.num_rows + len(part.failures)
                 progress.advance(count, writer.written_bytes - written_bytes)
                 written_bytes = writer.written_bytes
+    if plan.options.add_column is not None:
+        writer.end_shard(until)  # a resume continues here if the dataset has more rows by then
     if plan.duplicates:
         count = format_count(plan.duplicates, "row")
         progress.note(f"skipped {count} with the key of an earlier row")
