@@ -17,6 +17,8 @@ properties: .venv/dev  ## property tests with all their examples; `make test` dr
 	PROPERTY_EXAMPLES=all $(BIN)/pytest $(SPREAD) -m hypothesis
 portable: .venv/dev  ## all unit tests with the Linux-only names of Python's modules removed, as on macOS
 	PYTHONPATH=$(PORTABLE) $(BIN)/pytest $(SPREAD)
+windows: .venv/dev  ## tests of Windows with the names removed that Python lacks on Windows
+	PYTHONPATH=$(CURDIR)/tests/windows $(BIN)/pytest -p no:xdist -m windows
 interop: .venv/interop  ## tests with the original libraries and training frameworks; installs them (2 GB)
 	@mkdir -p .venv/peers
 	$(BIN)/python tests/interop/environments.py .venv/peers > .venv/peers/names
@@ -64,4 +66,4 @@ bench: .venv/installed  ## start-up, speed and memory; for PEER_PYTHON=… and o
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
-.PHONY: help demo test properties portable interop originals check lint types docs reference pictures dist installs prose bench
+.PHONY: help demo test properties portable windows interop originals check lint types docs reference pictures dist installs prose bench
