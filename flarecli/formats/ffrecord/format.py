@@ -5,7 +5,7 @@ Little-endian, N records (source: files written by ffrecord 1.4.0):
     0         uint32     CRC-32 of bytes 4 .. 12+12N; 0 in files by old writers
     4         int64      N
     12        uint32[N]  CRC-32 of each record
-    12+4N     int64[N]   offset of each record in the file; a record ends where the next starts
+    12+4N     int64[N]   offset of each record in the file; each record ends at the next offset
     12+12N    bytes      records, back to back, up to the end of the file
 
 A record is a value of the only column. A playlist can list the encoding of the column; the default
@@ -72,9 +72,9 @@ from flarecli.storage import Location
 
 __all__ = ["FFRecord"]
 
-# Limits for the records that are checked together; a larger record is read in blocks.
+# Maximum rows and bytes that are checked in one step. A record with more bytes is read in blocks.
 _STEP_ROWS, _STEP_BYTES = 8192, 4 << 20
-_WRITE_BYTES = 1 << 20  # bytes per write; small enough to be hashed while they are in the CPU cache
+_WRITE_BYTES = 1 << 20  # bytes per write; larger blocks would be hashed outside the CPU cache
 
 
 class FFRecord(Format):
@@ -99,7 +99,7 @@ class FFRecord(Format):
     }
 
     def original_value(self, encoding: str) -> OriginalValue:
-        """Return "bytes", because the original returns each record as it is stored."""
+        """Return "bytes", because the ffrecord library returns each record as it is stored."""
         return "bytes"
 
     open_shard = staticmethod(ffrecord_table.open_shard)
@@ -125,7 +125,9 @@ class FFRecord(Format):
     def open_dataset(self, at: Location) -> Stream:
         """List the `.ffr` files in a folder, including hidden files, sorted by name.
 
-        raises  MissingError if the folder itself contains no `.ffr` files
+        Subfolders are not searched.
+
+        raises  MissingError if the folder contains no `.ffr` files
         """
         return shard_files.list_shards(
             at, self.name, ".ffr", lambda name: name.endswith(self.suffixes), columns=COLUMNS
@@ -140,11 +142,12 @@ class FFRecord(Format):
         views: bool = False,
         check: bool = True,
     ) -> pa.RecordBatch:
-        """Return rows start..stop as one typed column; with `views`, text and bytes are not copied.
+        """Return rows start..stop as one typed column.
 
+        views   return views of text and bytes, without copying them
         check   compare each record with its CRC-32
-        raises  IntegrityError with the row whose CRC-32 is wrong; FormatError for a record whose
-                size does not match the encoding; ValueFitError for text that is not UTF-8
+        raises  IntegrityError with the first row whose CRC-32 is wrong; FormatError for a record
+                whose size does not match the encoding; ValueFitError for text that is not UTF-8
         """
         (one,) = shard.columns
         if columns is not None and one.name not in columns:
@@ -193,7 +196,10 @@ class FFRecord(Format):
     def row_sizes(
         self, columns: Columns, batch: pa.RecordBatch, settings: Settings
     ) -> tuple[int, IntArray]:
-        """Return the size of an empty file, and of each row plus its table entry: int64 [rows]."""
+        """Return the size of a file without rows, and the bytes that each row adds: int64 [rows].
+
+        A row adds its record and a table entry of 12 bytes.
+        """
         (one,) = columns
         sizes = np.full(batch.num_rows, 12, np.int64)
         if one.size is not None:
@@ -212,8 +218,9 @@ class FFRecord(Format):
     ) -> Chunk:
         """Write all rows as one file such as `00000.ffr`.
 
-        The original reads the files of a folder in name order. All rows remain in memory, because
-        the table is written first and contains their checksums.
+        The name order of the files is the order of the shards, because the ffrecord library reads
+        the files of a folder in name order. All rows remain in memory, because the table precedes
+        the records and contains the checksums of all records.
 
         raises  UsageError if a compression is set; ValueFitError for a null
         """
@@ -242,7 +249,7 @@ class FFRecord(Format):
         return shard.chunk.at, int(offsets[row]), int(offsets[row + 1])
 
     def large_values(self, shard: Shard, max_bytes: int) -> list[LargeValue]:
-        """Return the records larger than `max_bytes`, according to the table."""
+        """Return the records larger than `max_bytes`; the table contains the sizes."""
         sizes = np.diff(shard.layout["offsets"])
         name = shard.columns[0].name
         rows = np.flatnonzero(sizes > max_bytes).tolist()
@@ -260,7 +267,7 @@ class FFRecord(Format):
         return sorted(listed, key=lambda one: one[1])
 
     def unprotected(self, shard: Shard) -> str:
-        """Return a message about the data without a checksum; empty if checksums cover all data."""
+        """Return a message if the table has no checksum, otherwise an empty text."""
         if shard.layout["sum"][0]:
             return ""
         return (
@@ -273,7 +280,7 @@ class FFRecord(Format):
         values  also check every value
         """
         at, table = shard.chunk.at, shard.layout["offsets"]
-        # The shard may have been opened without checking the table.
+        # The table is checked here, because `open_shard` does not check it if `check` is False.
         if shard.layout["sum"][0] not in (0, table_sum(shard)):
             message = "checksum mismatch: CRC-32 of the table"
             yield Finding(str(at), IntegrityError.kind, message, CHANGED)
@@ -293,7 +300,7 @@ class FFRecord(Format):
 
 
 def _field(array: pa.Array) -> tuple[memoryview, IntArray]:
-    """Return the bytes of an array and the offsets of its values."""
+    """Return the bytes of all values in an array, and the value offsets: int64 [rows + 1]."""
     if array.null_count:
         raise ValueFitError("value is null; ffrecord cannot store nulls")
     return memoryview(array.buffers()[2] or b"").cast("B"), byte_ranges.value_offsets(array)
@@ -302,9 +309,10 @@ def _field(array: pa.Array) -> tuple[memoryview, IntArray]:
 def write_records(
     at: Location, name: str, runs: Sequence[tuple[memoryview, IntArray]], hashes: Iterable[str] = ()
 ) -> Chunk:
-    """Write runs of records as one file.
+    """Write records as one file.
 
-    runs    for each run, its bytes, and the record offsets in these bytes: int64 [records + 1]
+    runs    (bytes, boundaries) for each group of consecutive records; the boundaries are the
+            start of each record in the bytes, and the end of the last record: int64 [records + 1]
     hashes  hashes to compute in addition to the default hash
     """
     sums = np.concatenate([np.empty(0, np.uint32), *(crcs(data, bounds) for data, bounds in runs)])
@@ -325,7 +333,7 @@ def _parts(
 
 
 def _sums(shard: Shard, start: int, stop: int) -> IntArray:
-    """Return the CRC-32 of each row in start..stop; a large record is read in blocks."""
+    """Return the CRC-32s of rows start..stop. A single large record is read in blocks."""
     table = shard.layout["offsets"]
     first, end = int(table[start]), int(table[stop])
     if stop - start > 1 or end - first <= _STEP_BYTES:

@@ -1,12 +1,12 @@
 """Packed folders: FFRecord files whose last record lists the names of the packed files.
 
     0   bytes   b"piouhjgbr"
-    9   pickle  nested collections.OrderedDict: name -> record number, or OrderedDict of a folder
+    9   pickle  collections.OrderedDict: file name -> record number, folder name -> OrderedDict
 
-(Source: files written by `pack_folder` of ffrecord 1.4.0.) The original unpickles the last record,
-although a pickle can run any code. flare interprets the opcodes of the pickle itself, without
-importing classes or calling objects. Only the opcodes that nested OrderedDicts of text and integers
-need in protocols 2 to 5 are supported.
+Source: files written by `pack_folder` of ffrecord 1.4.0. The ffrecord library unpickles the last
+record, although a pickle can run any code. flare interprets the opcodes of the pickle itself. It
+imports no classes and calls no objects. flare supports only the opcodes of protocols 2 to 5 that
+nested OrderedDicts of text and integers need.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = [
     "write_folder",
 ]
 
-Folder: TypeAlias = dict[str, Any]  # file name -> row, and folder name -> Folder
+Folder: TypeAlias = dict[str, Any]  # file name -> row number; folder name -> Folder
 
 MAGIC = b"piouhjgbr"
 HINT = "The last record is not a list of files; read the records instead."
@@ -61,11 +61,11 @@ def is_packed(shard: Shard) -> bool:
 
 
 def directory(shard: Shard) -> Folder:
-    """Return the file list: nested dicts of name -> row, in stored order.
+    """Return the file list of a packed folder, with the names in stored order.
 
     raises  UnsafeError for a pickle with objects other than names and numbers, or for an unsafe
-            name; FormatError for a list that is invalid or too large, or that contains a
-            nonexistent or duplicate record
+            name; FormatError for a list that is invalid or too large, or that contains an invalid
+            or duplicate record number
     """
     where = Place(shard.chunk.at, shard.rows - 1)
     if not is_packed(shard):
@@ -84,7 +84,10 @@ def directory(shard: Shard) -> Folder:
 
 
 def parse(data: bytes, rows: int, where: object = "") -> Folder:
-    """Parse the bytes of a file list for `rows` records. Raises the same errors as `directory`."""
+    """Parse the bytes of a file list. Raises the same errors as `directory`.
+
+    rows  number of records that precede the file list
+    """
     tree = _read_pickle(data, where)
     seen = bytearray(rows)
     for path, row in files(tree, where):
@@ -93,14 +96,14 @@ def parse(data: bytes, rows: int, where: object = "") -> Folder:
                 f"invalid record number {row} for '{escape(path)}': the folder has {rows} records",
                 where=where,
             )
-        if seen[row]:  # a record with many names could fill the disk when it is unpacked
+        if seen[row]:  # many names for one record could fill the disk when the files are unpacked
             raise FormatError(f"'{escape(path)}' is a second name for record {row}", where=where)
         seen[row] = 1
     return tree
 
 
 def _read_pickle(data: bytes, where: object) -> Folder:
-    """Parse the pickle after the magic bytes; return nested dicts of names and integers."""
+    """Parse the pickle after the magic bytes; return the names and record numbers."""
     file = io.BytesIO(data)
     file.seek(len(MAGIC))
     machine = _Machine(where)
@@ -120,7 +123,7 @@ def _read_pickle(data: bytes, where: object) -> Folder:
 
 
 class _Machine:
-    """A pickle interpreter with a stack, its marks and a memo.
+    """A pickle interpreter with a stack, the marks of the stack, and a memo.
 
     Methods raise ValueError for an invalid pickle.
     """
@@ -134,7 +137,7 @@ class _Machine:
     def run(self, name: str, argument: Any, at: int) -> None:
         """Run the pickle opcode at byte `at`.
 
-        raises  UnsafeError for an opcode that a pickled list of files never contains
+        raises  UnsafeError for an opcode that a file list does not need
         """
         match name:
             case "PROTO" | "FRAME" | "STOP":
@@ -150,7 +153,8 @@ class _Machine:
                     raise ValueError("memo entries are not in order")
                 top = self._pop()
                 self._stack.append(top)
-                # The memo does not store folders, because a folder could then contain itself.
+                # Folders are not stored in the memo, because a pickle could add a stored folder to
+                # itself.
                 self._memo.append(None if isinstance(top, dict) else top)
             case "BINGET" | "LONG_BINGET":
                 if argument >= len(self._memo) or self._memo[argument] is None:
@@ -192,7 +196,7 @@ class _Machine:
 
     def _push_class(self, module: Any, attribute: Any) -> None:
         if (module, attribute) != _CLASS:
-            # Only strings are formatted, because a folder could be nested too deeply for `repr`.
+            # Other objects are not formatted, because `repr` could fail for deeply nested folders.
             is_text = isinstance(module, str) and isinstance(attribute, str)
             name = f"{f'{module}.{attribute}'!r:.80}" if is_text else "an object"
             raise self._unsafe(f"the pickle refers to {name}, which could run code")
@@ -202,7 +206,10 @@ class _Machine:
         return UnsafeError(message, where=self._where, hint=HINT)
 
     def _set_items(self, items: list[Any]) -> None:
-        """Add alternating names and entries to the folder on top of the stack."""
+        """Add items to the folder on top of the stack.
+
+        items  alternately a name, and a record number or a folder
+        """
         folder = self._pop()
         self._stack.append(folder)
         if not isinstance(folder, dict) or len(items) % 2:
@@ -221,7 +228,7 @@ def files(tree: Folder, where: object = "") -> Iterator[tuple[str, int]]:
 
 
 def folders(tree: Folder, where: object = "") -> Iterator[str]:
-    """Return the path of every folder, including empty folders, each before its subfolders."""
+    """Return the paths of all folders, including empty folders. Parents precede subfolders."""
     return (path for path, entry in _walk(tree, where) if isinstance(entry, dict))
 
 
@@ -250,11 +257,11 @@ def write_folder(
     empty: Iterable[str] = (),
     hashes: Iterable[str] = (),
 ) -> Chunk:
-    """Write files as one packed folder, with the same bytes that the original library writes.
+    """Write files as one packed folder, with the same bytes that the ffrecord library writes.
 
     Each file is read twice, in blocks, because the table precedes the records.
 
-    contents  path -> contents, or the location of the file
+    contents  path in the packed folder -> bytes of the file, or location of the file
     empty     paths of empty folders
     raises    UnsafeError for an unsafe path; UsageError for a path that is both a file and a
               folder; IntegrityError for a file that changed between the two reads
@@ -281,8 +288,8 @@ def _numbered(
     order: list[str] = []
     for path in sorted((*contents, *empty), key=lambda path: path.split("/")):
         parts = check_name(path).encode("utf-8", "surrogatepass").split(b"/")
-        # Each name is a new string, as in the original, because a pickle stores a repeated object
-        # as a reference.
+        # Each name is a new string, as in the ffrecord library. A pickle stores a repeated string
+        # object as a reference, so the bytes would differ.
         *above, last = (part.decode("utf-8", "surrogatepass") for part in parts)
         folder = tree
         for part in above:

@@ -39,21 +39,21 @@ __all__ = [
 NAME = "ffrecord"
 HEAD = struct.Struct("<Iq")  # CRC-32 of the rest of the table; N, the number of records
 COLUMNS: Columns = (column("data", "bytes"),)
-_HEAD_BYTES = 1 << 16  # size of the first read if the row count is unknown
-_MAX_HEAD_BYTES = 1 << 20  # maximum size of the first read if the row count is known
-_BLOCK_BYTES = 1 << 20  # bytes per read of a local table, to avoid a second copy of the table
+_HEAD_BYTES = 1 << 16  # bytes to read first if the row count is unknown
+_MAX_HEAD_BYTES = 1 << 20  # maximum bytes to read first if the row count is known
+_BLOCK_BYTES = 1 << 20  # bytes per read of a local table; a single read would double the memory use
 CHANGED = "The file was changed after it was packed; fetch or pack it again."
 
 
 class Layout(dict[str, IntArray]):
-    """The arrays of a shard by name, and the state for reading rows.
+    """The arrays of a shard: name -> array. The attributes are the state for reading rows.
 
     `prepare` sets these attributes before the first read:
 
-    source  the map or bytes object whose slices are records; None if ranges must be read
-    view    the mapped file, or None
-    table   memoryview of the offsets; indexing returns Python integers
-    sums    memoryview of the CRC-32s
+    source  the mmap or bytes object whose slices are records; None if there is no such object
+    view    memoryview of the mapped file; None if the file is not mapped
+    table   memoryview of the record offsets; indexing returns Python integers
+    sums    memoryview of the CRC-32s of the records
 
     These attributes are not pickled, so each process prepares the layout again.
     """
@@ -84,10 +84,11 @@ class Layout(dict[str, IntArray]):
 def open_shard(chunk: Chunk, columns: Columns | None = None, check: bool = True) -> Shard:
     """Read the table of 12 + 12 N bytes, without the records.
 
-    columns  the column listed in a playlist; the file does not declare its column
-    check    compare the table with its stored CRC-32, unless the stored value is 0
-    return   shard whose layout contains `sum`, uint32 [1], the stored CRC-32 of the table; `sums`,
-             uint32 [rows]; and `offsets`, int64 [rows + 1], whose last item is the file size
+    columns  the column that a playlist lists; the file does not declare its column
+    check    compare the table with its stored CRC-32; a stored value of 0 is not compared
+    return   a shard with three arrays in its layout. `sum`, uint32 [1], is the stored CRC-32 of the
+             table. `sums`, uint32 [rows], is the CRC-32 of each record. `offsets`, int64
+             [rows + 1], is the start of each record, and the file size
     raises   FormatError if the table does not match the file; IntegrityError if the CRC-32 of the
              table is wrong; UnfinishedError if the table was not written
     """
@@ -138,10 +139,10 @@ def open_shard(chunk: Chunk, columns: Columns | None = None, check: bool = True)
 
 
 def _fill(at: Location, head: bytes, targets: list[tuple[int, IntArray]]) -> None:
-    """Fill each array from its offset in the file; a local file is read in blocks.
+    """Read arrays from the file. A local file is read in blocks.
 
-    head     the first bytes of the file
-    targets  pairs of the offset in the file and the array to fill
+    head     the first bytes of the file, which are not read again
+    targets  (offset in the file, array to fill) for each array
     """
     ranges, blocks = [], []
     for offset, array in targets:
@@ -174,7 +175,7 @@ def _fault(offsets: IntArray, row: int, end: int, size: int) -> str:
 
 
 def table_sum(shard: Shard) -> int:
-    """Return the CRC-32 of a shard's table, which contains N, the CRC-32s and the offsets."""
+    """Compute the CRC-32 of a shard's table: N, the CRC-32s of the records, and the offsets."""
     offsets = shard.layout["offsets"][:-1]
     return int(
         crc32(
@@ -308,9 +309,10 @@ def failure(shard: Shard, row: int) -> IntegrityError:
 
 
 def crcs(data: memoryview, bounds: IntArray) -> IntArray:
-    """Return the CRC-32s of adjacent records, computed by a loop in C: uint32 [records].
+    """Return the CRC-32s of consecutive records: uint32 [records].
 
-    bounds  offsets in the data: int64 [records + 1], increasing
+    data    bytes of the records
+    bounds  record boundaries in `data`, in increasing order: int64 [records + 1]
     """
     ends = np.ascontiguousarray(bounds).data
     return np.fromiter(

@@ -1,11 +1,12 @@
 """Append rows to a local Granular dataset of the newest generation.
 
-Appending can be interrupted at any time without losing complete rows.
+An interrupted append loses no complete rows. In each column, the records are written to disk first,
+and then the index entries, which store the ends of the records.
 
-For each column, records are written to disk before the index entries that store their ends. After
-an interruption, bytes without an index entry, incomplete entries, and entries past the end of the
-bag are removed. A column may then still have more records than other columns. The next appended
-rows must match these extra records, which are not written again.
+The next append repairs the columns. It removes bytes without an index entry, incomplete index
+entries, and index entries past the end of the bag. Some columns may then have extra records, which
+belong to incomplete rows. The next appended rows must match the extra records, and the extra
+records are not written again.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ class Appender:
         writer.append(batch)  # the rows are on disk when `append` returns
 
     at          the local folder of the dataset
-    columns     columns of the dataset, which must match its spec.json
+    columns     columns of the dataset; they must match an existing spec.json
     shard_rows  rows per shard; shards are filled in order. None if the folder is a single dataset
-    start, step  number of the first shard, and the step to the next shard, if several writers share
-                a folder
+    start, step  number of the first shard, and the difference to the next shard number. Writers
+                that share a folder use the same step and different starts
     words       column -> type in spec.json; None to derive the types from the encodings
-    replay      True compares the records of incomplete rows with the next rows; False removes these
-                records
+    replay      True: compare the records of incomplete rows with the next rows. False: remove the
+                records of incomplete rows
     raises      UsageError if `shard_rows` does not match the structure of the folder, or if the
                 folder has a playlist; IntegrityError if the columns differ from the columns of the
                 dataset
@@ -139,7 +140,7 @@ class Appender:
 
 
 def _row_count(at: Location, columns: Columns) -> int:
-    """Return the row count of a shard from its file sizes; 0 if the shard is incomplete."""
+    """Return the row count of a shard from its index files; 0 if the shard is incomplete."""
     if not (at / SPEC).exists():
         return 0
     rows = set()
@@ -180,7 +181,7 @@ class _Shard:
             }
         self._ends = {
             name: starts[self.rows :] for name, starts in tables.items()
-        }  # ends of the records after the last complete row
+        }  # per column: the end of the last complete row, and the ends of later records
 
     def begin(self) -> None:
         """Create the missing files of the shard."""
@@ -189,7 +190,7 @@ class _Shard:
             self._begun = True
 
     def append(self, batch: pa.RecordBatch) -> None:
-        """Append rows, column by column, after comparing all stored records of these rows."""
+        """Append rows, column by column. Records of incomplete rows are compared first."""
         new = {one.name: self._new(one, batch) for one in self._columns}
         self.begin()
         for name, (parts, ends) in new.items():
@@ -202,7 +203,7 @@ class _Shard:
         self.rows += batch.num_rows
 
     def _new(self, one: Column, batch: pa.RecordBatch) -> tuple[list[memoryview], IntArray]:
-        """Compare stored records with new rows; return the bytes and ends of the records to add."""
+        """Compare records of incomplete rows with new rows; return the bytes and ends to append."""
         known = self._ends[one.name]
         same = min(len(known) - 1, batch.num_rows)
         (array,), _ = bags.records(one, [batch])
@@ -226,7 +227,7 @@ class _Shard:
 
 
 def _begin(at: Location, columns: Columns, expected: bytes) -> None:
-    """Create the files of a new dataset, spec.json last, or check an existing spec.json."""
+    """Create the files of a new shard, with spec.json last. Check a spec.json that exists."""
     if (at / REFS).exists() and all(one.name != "refs" for one in columns):
         raise UsageError(
             "cannot append to a dataset of granular 0.21 or older",
@@ -262,7 +263,7 @@ def _repaired(bag: Location, idx: Location) -> IntArray:
 
 
 def repair_table(bag: Location, idx: Location) -> IntArray:
-    """Remove index entries that are incomplete, or past the end of the bag.
+    """Remove incomplete index entries, and index entries past the end of the bag.
 
     return  int64 [records + 1]: the start of each record, and the end of the last record
     raises  FormatError if the ends decrease
@@ -276,7 +277,7 @@ def repair_table(bag: Location, idx: Location) -> IntArray:
 
 
 def _cut(bag: Location, idx: Location, starts: IntArray, rows: int) -> IntArray:
-    """Remove the records after the last complete row."""
+    """Remove the records after the last complete row from a bag and its index."""
     if len(starts) > rows + 1:
         idx.cut(8 * rows)
         bag.cut(int(starts[rows]))

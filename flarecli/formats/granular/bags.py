@@ -9,10 +9,10 @@ Little-endian, N records (source: files written by granular 0.19.0, 0.21.2 and 0
     0     bytes      records
     E     uint64[N]  end of each record; files by 0.19 and older have an extra first entry, 0
 
-E is the last end, so the last 8 bytes of the file are the offset of its table. An empty bag is an
-empty file, or a table with a single zero. The tables of 0.19 and older start with 0. The table of a
-bag whose first record is empty would also start with 0, so flare writes no empty records to such
-bags.
+E is the end of the last record and the offset of the table. E is also the last entry of the table,
+so readers find E in the last 8 bytes of the file. A bag without records is an empty file, or a
+table with a single zero. If the first record of a bag without an .idx were empty, the table would
+start with 0, like the tables of 0.19 and older. So flare writes no empty records to such bags.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ __all__ = [
 ]
 
 TORN = "A writer was interrupted; append to the dataset to repair it, or fetch it again."
-_TAIL_BYTES = 1 << 16  # size of the first read, which ends at the end of a bag
-_STEP_BYTES = 1 << 20  # bytes per read of a table, to avoid a second copy of the table
+_TAIL_BYTES = 1 << 16  # bytes to read first, from the end of a bag
+_STEP_BYTES = 1 << 20  # bytes per read of a table; a single read would double the memory use
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,8 @@ def pair(bag: Chunk, idx: Chunk) -> IntArray:
     """Read the table of a bag from its `.idx` file.
 
     return  int64 [N+1]: 0, then the end of each record
-    raises  FormatError if the table is incomplete, decreases, or does not end at the end of the bag
+    raises  FormatError if the table is incomplete, if the ends decrease, or if the last end is not
+            the end of the bag
     """
     size = byte_ranges.stored_size(idx)
     if size % 8:
@@ -125,11 +126,12 @@ def single(bag: Chunk) -> IntArray:
 
 
 def table(at: Location, start: int, stop: int, data: bytes | None = None) -> IntArray:
-    """Read a table of uint64 ends; a local file is read in steps.
+    """Read a table of record ends, which are uint64. A local file is read in steps.
 
-    data    the bytes of the table; None to read them from the file
-    return  int64 [N+1]: 0, then the end of each record
-    raises  FormatError if the ends decrease
+    start, stop  byte range of the table in the file
+    data         the bytes of the table; None to read the bytes from the file
+    return       int64 [N+1]: 0, then the end of each record
+    raises       FormatError if the ends decrease
     """
     starts = np.zeros((stop - start) // 8 + 1, np.int64)
     step = _STEP_BYTES if at.is_local and data is None else max(1, stop - start)
@@ -169,7 +171,7 @@ def opened(bag: Chunk, starts: IntArray) -> Bag:
 
 
 def array(bag: Bag, start: int, stop: int) -> pa.Array:
-    """Return records start..stop as a large_binary array, without copying from a mapped file."""
+    """Return records start..stop as a large_binary array. A mapped file is not copied."""
     offsets = bag.starts[start : stop + 1]
     if bag.source is not None:
         return byte_ranges.rows_by_offsets(bag.source, offsets)
@@ -199,9 +201,9 @@ def gathered(bag: Bag, records: IntArray) -> pa.Array:
 
 
 def body(columns: Sequence[pa.Array]) -> tuple[list[memoryview], IntArray]:
-    """Return the contents of a bag with these records.
+    """Return the contents of a bag.
 
-    columns  large_binary arrays of records, without nulls, in order
+    columns  the records of the bag, in order: large_binary arrays without nulls
     return   the bytes of the records, and the end of each record: int64 [records]
     """
     parts, ends, base = [], [np.zeros(0, np.int64)], 0
@@ -219,9 +221,9 @@ def records(
 ) -> tuple[list[pa.Array], IntArray | None]:
     """Return the records of one column in each batch.
 
-    return  large_binary arrays, and the number of records per row, int64 [rows]; the numbers are
-            None unless the column is a list
-    raises  ValueFitError with the first row that is null
+    return  a large_binary array per batch, and the number of records in each row of all batches,
+            int64 [rows]. The second result is None if the column is not a list
+    raises  ValueFitError with the number of the first row that contains a null
     """
     arrays, counts, first = [], [np.zeros(0, np.int64)], 0
     for batch in batches:

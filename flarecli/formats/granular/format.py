@@ -2,7 +2,7 @@
 
     spec.json          names and types of the columns (`spec.py`)
     KEY.bag, KEY.idx   the records of a column; row i is record i of each bag (`bags.py`)
-    refs.bag, KEY.bag  0.21 and older: record numbers of each row, and lists (`refs.py`)
+    refs.bag, KEY.bag  0.21 and older: refs.bag lists the record numbers of each row (`refs.py`)
 
 flare reads the folders of all library versions and writes folders of the newest version. A single
 bag, `x.bag`, is a dataset with one column, `record`. The format itself has no checksums, but a
@@ -73,7 +73,7 @@ __all__ = ["Granular", "GranularRefs"]
 _NUMBER_BYTES = 5  # maximum size of a record number in a shard with fewer than 2^32 records
 Parts: TypeAlias = Sequence["bytes | memoryview"]
 RECORD: Columns = (column("record", "bytes"),)
-MAX_STEP_ROWS, MAX_STEP_BYTES = 8192, 64 << 20  # limits for rows that are verified together
+MAX_STEP_ROWS, MAX_STEP_BYTES = 8192, 64 << 20  # limits for the rows of a verification step
 
 
 class Granular(Format):
@@ -83,9 +83,9 @@ class Granular(Format):
     suffixes: ClassVar[tuple[str, ...]] = (".bag",)
     index_files = ("spec.json", "000000/spec.json")
     is_multi_file = True
-    # a separate folder, because the original reads every folder in it as a shard
+    # Shards have a separate folder, because granular reads every subfolder of a dataset as a shard.
     shards_in = "shards"
-    sizes_are_exact = False  # row sizes include all files of a shard
+    sizes_are_exact = False  # `row_sizes` counts all files of a shard, not only the main file
     readers = "Granular readers"
     substitutes: ClassVar[Substitutes] = {
         **dict.fromkeys(SMALL_INTEGERS, "int"),
@@ -105,7 +105,7 @@ class Granular(Format):
     open_dataset = staticmethod(_open_dataset)
 
     def original_value(self, encoding: str) -> OriginalValue:
-        """Return "text" for JSON and numbers as text, because a spec.json lists them as utf8."""
+        """Return "JSON text" for JSON and "text" for numbers as text; both have the type utf8."""
         if encoding == "json":
             return "JSON text"
         return "text" if lookup(encoding).is_text else super().original_value(encoding)
@@ -126,19 +126,20 @@ class Granular(Format):
         starts = shard.layout[column]
         try:
             first, count = granular_read.record_runs(shard, row, row + 1)[names.index(column)]
-        except FlareError:  # the record numbers in the row are damaged
+        except FlareError:  # the record numbers of the row are damaged
             return bag, None, None
         return bag, int(starts[first[0]]), int(starts[first[0] + count[0]])
 
     def large_values(self, shard: Shard, max_bytes: int) -> list[LargeValue]:
-        """Return the values larger than `max_bytes`, according to the tables of the bags."""
+        """Return the values larger than `max_bytes`. The tables of the bags contain the sizes."""
         return granular_read.large_values(shard, max_bytes)
 
     def open_shard(self, chunk: Chunk, columns: Columns | None = None) -> Shard:
         """Read the spec and the tables, without the records.
 
-        chunk    a spec.json or a single bag; unlisted companions are read from the same folder
-        columns  the listed columns, which must match the spec
+        chunk    a spec.json or a single bag. If no index lists the other files of the shard, they
+                 are read from the same folder
+        columns  the columns that a playlist lists; they must match the spec
         raises   FormatError if a table does not match its bag, or if columns differ in row count;
                  UnsafeError for a column that is not a valid file name
         """
@@ -158,11 +159,11 @@ class Granular(Format):
         columns: Sequence[str] | None = None,
         ranges: Ranges | None = None,
     ) -> list[Row]:
-        """Read the stored records of rows; all records of a list share a read.
+        """Read the stored records of rows. All records of one list share a read.
 
         ranges  name of a list column -> (start, stop): only these items of each list are read
-        raises  FormatError for a row with missing records; UsageError for a range of a column that
-                is not a list
+        raises  FormatError for a row whose records do not exist; UsageError for a range of a
+                column that is not a list
         """
         return granular_read.rows(shard, rows, columns, ranges)
 
@@ -189,7 +190,8 @@ class Granular(Format):
 
         The values in mapped bags are not copied.
 
-        raises  FormatError for a row with missing records; ValueFitError for an invalid record
+        raises  FormatError for a row whose records do not exist; ValueFitError for an invalid
+                record
         """
         names = [one.name for one in shard.columns] if columns is None else columns
         return granular_read.batch(shard, start, stop, names)
@@ -239,7 +241,7 @@ class Granular(Format):
         )
 
     def verify_shard(self, shard: Shard, values: bool = False) -> Iterator[Finding]:
-        """Check the sizes of numbers, and the record numbers of rows.
+        """Check the record numbers of rows. Check that each number has the size of its type.
 
         values  also check every record
         """
@@ -279,8 +281,9 @@ class Granular(Format):
 class GranularRefs(Granular):
     """Folders of granular 0.21 and older: a refs.bag, and bags that end with their tables.
 
-    Lists are stored as `TYPE[]`. Empty records are rejected, because the table of a bag whose first
-    record is empty looks like a table of version 0.19. `Granular` can read these folders too.
+    The type of a list in spec.json is `TYPE[]`. Empty records are rejected, because the table of a
+    bag whose first record is empty looks like a table of version 0.19. `Granular` can also read
+    these folders.
     """
 
     name = "granular-refs"
@@ -308,8 +311,7 @@ class GranularRefs(Granular):
 
         A row consists of its records, its table entries and its entry in refs.bag.
 
-        return  bytes; int64 [rows]
-
+        return  size of an empty shard in bytes; bound for each row in bytes, int64 [rows]
         raises  ValueFitError with the number of the first row that has an empty record
         """
         numbers = (
@@ -404,7 +406,7 @@ def _open_folder(chunk: Chunk, columns: Columns | None) -> Shard:
         full = next((name for name, starts in layout.items() if len(starts) > 1), None)
         if (
             full is not None and len(layout[REFS_TABLE]) == 1
-        ):  # an empty refs.bag is a valid bag, but shows that the dataset is truncated
+        ):  # refs.bag is a valid bag without rows, but the records show that it is truncated
             raise FormatError(
                 f"contains no rows, but column {full!r} has {len(layout[full]) - 1} records",
                 where=by_name[REFS].at,
@@ -428,7 +430,7 @@ def _open_folder(chunk: Chunk, columns: Columns | None) -> Shard:
 
 
 def _weights(columns: Columns, batch: pa.RecordBatch, format: str) -> IntArray:
-    """Return the size of each row, including a table entry of 8 bytes per record: int64 [rows].
+    """Return the size of each row: int64 [rows]. A row has a table entry of 8 bytes per record.
 
     raises  ValueFitError with the number of the first row that the format cannot store
     """
@@ -451,7 +453,7 @@ def _weights(columns: Columns, batch: pa.RecordBatch, format: str) -> IntArray:
 
 
 def _check_lengths(one: Column, lengths: IntArray, counts: IntArray | None, format: str) -> None:
-    """Raise ValueFitError for the first row with an empty record that the format cannot store."""
+    """Raise ValueFitError for the first row with an empty record if the format rejects them."""
     empty = lengths == 0
     if format == "granular-refs" and empty.any():
         first = int(np.argmax(empty))
@@ -474,9 +476,9 @@ def _put(
     batches: Sequence[pa.RecordBatch],
     settings: Settings,
 ) -> Chunk:
-    """Write the files of a shard, its spec.json last, so that a shard with a spec.json is complete.
+    """Write the files of a shard. The spec.json is last, so a shard with a spec.json is complete.
 
-    raises  UsageError if a compression is set, or for a second shard if shards have no size limit
+    raises  UsageError if a compression is set, or for a second shard if no shard size is set
     """
     if settings.compression is not None:
         raise UsageError(

@@ -26,8 +26,8 @@ from flarecli.storage import Location
 __all__ = ["REFS_TABLE", "batch", "large_values", "rows", "record_runs", "unfit", "weight"]
 
 REFS_TABLE = "refs"  # layout key for the table of refs.bag; no column may have this name
-_STEP_RECORDS = 1 << 16  # number of records whose sizes are checked together
-_STEP_ROWS = 1 << 13  # number of rows whose record numbers are parsed together
+_STEP_RECORDS = 1 << 16  # number of records whose sizes are checked in one step
+_STEP_ROWS = 1 << 13  # number of rows whose record numbers are parsed in one step
 MAX_OPEN_BAGS = 64  # limited, because each open bag maps a file
 _memos: list[dict[Any, Any]] = []  # memos of the shards that have open bags
 
@@ -37,7 +37,7 @@ def _has_refs(shard: Shard) -> bool:
 
 
 def _bag(shard: Shard, name: str) -> Bag:
-    """Return the open bag of a column, or the refs.bag; open it on first use."""
+    """Return the bag of a column, or refs.bag. The bag is opened on first use."""
     bag: Bag | None = shard.memo.get(("bag", name))
     if bag is None:
         while len(_memos) >= MAX_OPEN_BAGS:
@@ -95,11 +95,11 @@ def rows(
 def mapped_records(
     shard: Shard, names: Sequence[str] | None
 ) -> list[tuple[str, Any, memoryview]] | None:
-    """Return the name, the mapped bytes and the table of each column.
+    """Return (name, bytes, table) for each selected column whose bag is mapped.
 
-    Record i is `bytes[table[i] : table[i + 1]]`.
+    Record i of the column is `bytes[table[i] : table[i + 1]]`.
 
-    return  None unless all columns are mapped
+    return  None if one of the bags is not mapped
     """
     if shard.rows:
         rows(shard, [0], names, None)
@@ -176,7 +176,7 @@ def _rows_by_refs(
 
 
 def _raise_reused(shard: Shard, name: str, runs: Mapping[int, tuple[int, int]], bag: Bag) -> None:
-    """Raise FormatError for the first row with records that an earlier row uses."""
+    """Raise FormatError for the first row that refers to records of an earlier row."""
     size = records = 0
     for row, (first, last) in sorted(runs.items()):
         size, records = size + bag.table[last] - bag.table[first], records + last - first
@@ -205,11 +205,12 @@ def _beyond(name: str, first: int, count: int, total: int) -> str:
 def record_runs(
     shard: Shard, start: int, stop: int, next_records: Mapping[str, int] = MappingProxyType({})
 ) -> list[RecordRuns]:
-    """Return the record numbers of rows start..stop for each column, in column order.
+    """Return, for each column, the first record numbers and record counts of rows start..stop.
 
-    next_records  column -> number of the record after the last record of earlier rows, if known
-    raises        FormatError with the first row whose records are missing, or used in an earlier
-                  row
+    next_records  column -> first record number after the records of earlier rows; a missing column
+                  means 0
+    raises        FormatError with the first row that refers to nonexistent records, or to records
+                  of an earlier row
     """
     if not _has_refs(shard):
         return [(np.arange(start, stop), np.ones(stop - start, np.int64))] * len(shard.columns)
@@ -249,7 +250,7 @@ def record_runs(
 
 
 def weight(shard: Shard, places: Sequence[RecordRuns]) -> int:
-    """Return the total size in bytes of the given records."""
+    """Return the total size in bytes of the records in `places`."""
     out = 0
     for one, (first, count) in zip(shard.columns, places, strict=True):
         starts = shard.layout[one.name]
@@ -258,7 +259,7 @@ def weight(shard: Shard, places: Sequence[RecordRuns]) -> int:
 
 
 def large_values(shard: Shard, max_bytes: int) -> list[LargeValue]:
-    """Return the values larger than `max_bytes`, where a list is a single value.
+    """Return the values larger than `max_bytes`. A list is a single value.
 
     Rows with damaged record numbers are omitted, because reading such a row raises an error.
     """
@@ -281,12 +282,12 @@ def large_values(shard: Shard, max_bytes: int) -> list[LargeValue]:
 
     for start in range(0, shard.rows, _STEP_ROWS):
         for _ in failing_rows(start, min(start + _STEP_ROWS, shard.rows), add):
-            pass  # `add` collects values; if a row is damaged, bisection omits only this row
+            pass  # `failing_rows` bisects the rows, so only damaged rows are omitted
     return out
 
 
 def unfit(shard: Shard) -> Iterator[tuple[Location, str]]:
-    """Yield each bag of numbers with a record of the wrong size, and a message about the record."""
+    """Yield (bag, message) for each bag with a record whose size does not fit the encoding."""
     for one in shard.columns:
         inner, starts = lookup(one.encoding.removesuffix("[]")), shard.layout[one.name]
         for low in range(0, len(starts) - 1 if inner.size is not None else 0, _STEP_RECORDS):

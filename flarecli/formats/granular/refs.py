@@ -36,7 +36,7 @@ _STEP_ROWS = 1 << 14  # rows packed at once; small enough for the CPU cache
 
 
 def numbers_of_row(data: bytes, lists: Sequence[bool]) -> list[tuple[int, int]]:
-    """Parse a record of refs.bag; return (first record, count) for each column.
+    """Parse a record of refs.bag; return (first record number, record count) for each column.
 
     raises  ValueError if the record is invalid
     """
@@ -74,7 +74,7 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
     number = int.from_bytes(data[at + 1 : at + 1 + width], "big")
     if number >> 63:  # int64 cannot store the number
         raise ValueError
-    return number, at + 1 + width  # the caller checks that the number is within the data
+    return number, at + 1 + width  # the caller checks that the data does not end in the number
 
 
 @lru_cache(maxsize=256)
@@ -93,18 +93,18 @@ def numbers(
 ) -> list[RecordRuns]:
     """Parse many records of refs.bag.
 
-    data    uint8 [bytes]
-    starts  int64 [rows + 1]: start of each row in `data`, and the end of the last row
+    data    the records, one after another: uint8 [bytes]
+    starts  start of each record in `data`, and the end of the last record: int64 [rows + 1]
     lists   for each column, True if the column is a list
-    row     number of the first row, for error messages
-    return  (first records, counts) for each column, int64 [rows] each; the first record of an empty
-            list is 0
+    row     row number of the first record, for error messages
+    return  (first record numbers, record counts) for each column, int64 [rows] each. The first
+            record number of an empty list is 0
     raises  FormatError with the first invalid row
     """
     ends, head = starts[1:], np.frombuffer(_head(len(lists)), np.uint8)
     data = np.concatenate(
         (data, np.zeros(16 + len(head), np.uint8))
-    )  # zeros after the data, because parsing an incomplete row reads past its end
+    )  # zeros, because parsing an incomplete record reads past the end of the data
     bad = (data[starts[:-1, None] + np.arange(len(head))] != head).any(axis=1)
     at = starts[:-1] + len(head)
     out = []
@@ -154,9 +154,9 @@ def _parse_numbers(
 
 
 def packed(runs: Sequence[RecordRuns], lists: Sequence[bool]) -> tuple[list[memoryview], IntArray]:
-    """Return the records of refs.bag for the given rows, and the end of each record: int64 [rows].
+    """Return the bytes of the records in refs.bag, and the end of each record: int64 [rows].
 
-    runs   (first records, counts) for each column, int64 [rows] each
+    runs   (first record numbers, record counts) for each column, int64 [rows] each
     lists  for each column, True if the column is a list
     """
     rows = len(runs[0][0])
@@ -175,7 +175,7 @@ def packed(runs: Sequence[RecordRuns], lists: Sequence[bool]) -> tuple[list[memo
 def _cells(
     runs: Sequence[RecordRuns], lists: Sequence[bool], rows: int
 ) -> tuple[ByteArray, BoolArray]:
-    """Encode rows with a fixed width; return uint8 [rows, bytes], and a mask of the used bytes."""
+    """Encode rows with a fixed width; return uint8 [rows, width], and a mask of the used bytes."""
     head = np.frombuffer(_head(len(lists)), np.uint8)
     cells, used = [np.broadcast_to(head, (rows, len(head)))], [np.ones((rows, len(head)), bool)]
     for (first, count), is_list in zip(runs, lists, strict=True):

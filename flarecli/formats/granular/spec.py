@@ -123,7 +123,9 @@ def _encoding(kind: str, lists: bool) -> str:
 
 
 def agreed(own: Columns, listed: Columns, where: object) -> Columns:
-    """Return the listed columns, whose encodings are more precise than the types in a spec.
+    """Return the listed columns if they match the columns of a spec.
+
+    The listed encodings are more precise than the types in a spec.
 
     raises  IntegrityError if the listed columns do not match the spec
     """
@@ -138,7 +140,8 @@ def agreed(own: Columns, listed: Columns, where: object) -> Columns:
 
 def _fits(own: Column, listed: Column) -> bool:
     one, other = own.encoding.removesuffix("[]"), listed.encoding.removesuffix("[]")
-    same = one in (other, "bytes") or _word(one) == _word(other)  # `bytes` matches every encoding
+    # A column of type `bytes` may be listed with any encoding.
+    same = one in (other, "bytes") or _word(one) == _word(other)
     return (
         own.name == listed.name
         and own.encoding.endswith("[]") == listed.encoding.endswith("[]")
@@ -152,7 +155,7 @@ def _word(encoding: str) -> str:
 
 
 def text(columns: Columns) -> bytes:
-    """Return the bytes of a spec.json for these columns, as the original writes them."""
+    """Return the bytes of a spec.json for these columns, as granular writes them."""
     return json.dumps(
         {one.name: _word(one.encoding) for one in sorted(columns, key=lambda one: one.name)}
     ).encode()
@@ -202,7 +205,7 @@ def columns_of(at: Location, size: int | None = None) -> dict[str, str]:
 
 
 def companions(spec: Iterable[str], refs: bool) -> list[str]:
-    """Return the names of a shard's companion files, in the order in which they are listed."""
+    """Return the names of a shard's companion files, in the order of a playlist."""
     if refs:
         return [REFS, *(f"{name}.bag" for name in spec)]
     return [f"{name}{suffix}" for name in spec for suffix in (".bag", ".idx")]
@@ -214,12 +217,12 @@ def index_of(bag: str) -> str:
 
 
 def has_refs(spec: Mapping[str, str], names: Iterable[str]) -> bool:
-    """Return whether a dataset with these files has a refs.bag (0.21 and older)."""
+    """Return whether the files include a refs.bag with record numbers (0.21 and older)."""
     return "refs" not in spec and REFS in names
 
 
 def open_dataset(at: Location) -> Stream:
-    """Read the spec of a folder and list the files of each shard, without opening tables.
+    """Read the spec of a folder and list the files of each shard. No table is read.
 
     raises  MissingError if the folder is not a dataset; FormatError for a gap in the shard numbers,
             or for too many shards
@@ -248,7 +251,7 @@ def open_dataset(at: Location) -> Stream:
 
 
 def _probed(at: Location) -> list[str]:
-    """Find the shards of a folder that cannot be listed, up to the first missing number."""
+    """Return the names of the shard folders up to the first gap, without listing the folder."""
     if not (at / shard_folder(0) / SPEC).exists():
         raise MissingError(
             f"found neither {SPEC} nor {shard_folder(0)}/{SPEC}",
@@ -331,7 +334,7 @@ def _bags(at: Location, sizes: Mapping[str, int]) -> Stream:
 def companion_files(
     chunk: Chunk, names: Iterable[str]
 ) -> tuple[tuple[File, ...], tuple[Location, ...]]:
-    """Return the files and the locations of a shard's companions if no index lists them."""
+    """Return the files and locations of companions that no index lists."""
     locations = tuple(chunk.at.folder / name for name in names)
     folder = chunk.files[0].name.rpartition("/")[0] if chunk.files else ""
     return tuple(

@@ -65,7 +65,7 @@ __all__ = [
     "stored_columns",
 ]
 
-# Row size above which values are written one by one; number of bytes that are searched at once.
+# Row size above which the values of a row are written one by one, and bytes per search step.
 _LARGE_ROW_BYTES, _SEARCH_BYTES = 16 << 20, 16 << 20
 
 Places = Mapping[
@@ -78,10 +78,10 @@ class LineWriter(NamedTuple):
 
     header       bytes before the first line
     fixed_bytes  number of bytes in a line besides the values, such as separators
-    check        function that raises ValueFitError for the first row of a batch that could not be
-                 read back
-    parts        function that returns the elements of a line for a checked batch: columns of
-                 bytes, large_binary [rows], and bytes that are the same in every line
+    check        function that checks a batch. It raises ValueFitError for the first row that a
+                 reader would not read back unchanged
+    parts        function that returns the parts of the lines of a checked batch, in order. A part
+                 is a column, large_binary [rows], or bytes that are the same in every line
     """
 
     header: bytes
@@ -94,18 +94,18 @@ class LineFormat(MosaicFormat):
     """Base class for formats with one line of text per row, and a `.meta` file per data file."""
 
     is_multi_file = True
-    sizes_are_exact = False  # as in the original, headers and `.meta` files are not counted
+    sizes_are_exact = False  # as in MosaicML Streaming, headers and `.meta` files are not counted
 
     def parse_layout(
         self, columns: Columns, config: Mapping[str, Any], where: object
     ) -> Mapping[str, Any]:
-        """Return the layout of the lines; `header` contains the bytes before the first line."""
+        """Return the layout of the lines. Its entry `header` is the bytes before the first line."""
         raise NotImplementedError
 
     def line_writer(self, columns: Columns, settings: Settings) -> LineWriter:
         """Return the writer for lines of these columns.
 
-        raises  UsageError if the lines could not be read back
+        raises  UsageError if a reader could not split the lines
         """
         raise NotImplementedError
 
@@ -117,7 +117,7 @@ class LineFormat(MosaicFormat):
         raise NotImplementedError
 
     def sniff(self, name: str, head: bytes) -> bool:
-        """Return whether a file has the original's name for a shard, such as `shard.00000.json`.
+        """Return whether a file is named like a shard, for example `shard.00000.json`.
 
         The suffix is not sufficient, because many other files end with `.json` or `.csv`.
         """
@@ -126,7 +126,7 @@ class LineFormat(MosaicFormat):
     def open_shard(self, chunk: Chunk, columns: Columns | None = None) -> Shard:
         """Read the `.meta` file and compare its table with the size of the data.
 
-        The data is read only if it is compressed.
+        The data file is read only if it is compressed and its decompressed size is not listed.
 
         columns  the columns that an index or a playlist lists
         raises   FormatError if the table does not match the data; IntegrityError if the columns
@@ -157,14 +157,13 @@ class LineFormat(MosaicFormat):
     ) -> tuple[int, IntArray]:
         """Return 0, the size of an empty shard, and the size of each line: int64 [rows].
 
-        As in the original, the sizes of headers and `.meta` files are ignored.
+        As in MosaicML Streaming, headers and `.meta` files are not counted.
 
-        raises  UsageError for names or settings that lines cannot store; ValueFitError with the
-                first row that a line cannot store
+        raises  UsageError for column names or settings that lines cannot store; ValueFitError with
+                the first row that a line cannot store
         """
         writer = self.line_writer(columns, settings)
-        # Sizes are computed first, so that a row that is too large for a shard is rejected before
-        # its values are checked.
+        # Sizes come first: a row that is too large is rejected without a check of its values.
         sizes = weights(columns, batch, writer.fixed_bytes, 0, self.name)
         first = 0
         for piece in pieces(batch):
@@ -185,7 +184,8 @@ class LineFormat(MosaicFormat):
     ) -> Chunk:
         """Write all rows as a file such as `shard.00000.json`, and its `.meta` file.
 
-        The bytes are the same as in the original. `row_sizes` must have accepted the rows.
+        MosaicML Streaming writes the same bytes. The caller must first check the rows with
+        `row_sizes`.
 
         raises  ValueFitError if the data would exceed 4 GiB
         """
@@ -225,7 +225,7 @@ class LineFormat(MosaicFormat):
 def _check_listed(chunk: Chunk, meta: Chunk) -> None:
     """Raise FormatError if the listed size of a `.meta` file is too large for the row count.
 
-    The size is checked before the file is read, because the file may be huge.
+    The listed size is checked before the file is read, because the file may be huge.
     """
     listed = meta.files[0].size if meta.files[0].raw_size is None else meta.files[0].raw_size
     if (
@@ -257,7 +257,7 @@ def _data_size(chunk: Chunk) -> int:
         return byte_ranges.stored_size(chunk)
     listed = chunk.files[0].raw_size if chunk.files else None
     if listed is not None:
-        return listed  # the size is checked when the data is decompressed
+        return listed  # decompression compares the data with the listed size
     view = byte_ranges.whole(chunk)
     return 0 if view is None else len(view)
 
@@ -308,7 +308,7 @@ def bytes_of(shard: Shard, start: int, stop: int) -> tuple[ByteArray, IntArray]:
 
 def find_all(data: ByteArray, text: bytes) -> IntArray:
     """Return the increasing offsets of all occurrences of `text`, including overlaps: int64."""
-    steps = range(0, len(data), _SEARCH_BYTES)  # limits the memory for comparisons
+    steps = range(0, len(data), _SEARCH_BYTES)  # steps limit the memory for comparison results
     found = [i + np.flatnonzero(data[i : i + _SEARCH_BYTES] == text[0]) for i in steps]
     at = np.concatenate(found) if found else np.zeros(0, np.int64)
     if len(text) > 1:
@@ -322,7 +322,7 @@ def find_all(data: ByteArray, text: bytes) -> IntArray:
 
 
 def pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Yield slices of a batch; `step_of` determines the number of rows in a slice."""
+    """Yield consecutive slices of a batch; `step_of` returns the number of rows in a slice."""
     step = step_of(batch.num_rows, batch.nbytes, batch.num_columns)
     return (batch.slice(start, step) for start in range(0, batch.num_rows, step))
 

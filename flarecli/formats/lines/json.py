@@ -1,13 +1,13 @@
 r"""JSON shards of MosaicML Streaming: a line of JSON per sample, and a `.meta` file.
 
 `lines.base` describes the `.meta` file. A line is `json.dumps(sample, sort_keys=True)`, followed by
-the newline, which may be any JSON whitespace or empty. A value is stored as its JSON text, with the
-encoding `json_str`, `json_int` or `json_float`. The text of a string includes its quotes and
-escapes.
+the newline. The newline is any JSON whitespace, or empty. The value of a column is the JSON text in
+the line; the JSON text of a string includes the quotes and escapes. The encoding of the column is
+`json_str`, `json_json`, `json_int` or `json_float`.
 
 In lines that `json.dumps` writes, the order of quotes and keys is known, so numpy can split many
-lines at once. The result is valid if all quotes, keys, colons and commas are at the expected
-offsets, every string is closed and every number is valid. A JSON parser reads all other lines.
+lines at once. The result is used if all quotes, keys, colons and commas are at the expected
+offsets, every string is closed, and every number is valid. A JSON parser reads all other lines.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class JSONShards(LineFormat):
     def parse_layout(
         self, columns: Columns, config: Mapping[str, Any], where: object
     ) -> Mapping[str, Any]:
-        """Return the newline, and an empty header."""
+        """Return the newline of a shard, and an empty header."""
         newline = mds_config.text_of(config, "newline", where, empty=True).encode()
         return {"header": b"", "newline": newline}
 
@@ -191,7 +191,7 @@ def _values(
 
 
 def _check(columns: Columns, batch: pa.RecordBatch, plan: Plan) -> None:
-    """Raise ValueFitError for the first row with a null or with a value that is not valid JSON."""
+    """Raise ValueFitError for the first row with a null, or with a value of the wrong JSON type."""
     fields = lines.stored_columns(columns, batch)
     kinds = {name: is_text for name, _, is_text in plan.columns}
     unusual: set[int] = set()
@@ -200,7 +200,7 @@ def _check(columns: Columns, batch: pa.RecordBatch, plan: Plan) -> None:
         matches = pc.match_substring_regex(array, f"^(?:{pattern})$")
         if not pc.all(matches, min_count=0).as_py():
             unusual.update(pc.indices_nonzero(pc.invert(matches)).to_pylist())
-    for row in sorted(unusual):  # valid JSON may differ from the output of json.dumps
+    for row in sorted(unusual):  # the patterns do not match all valid JSON values
         for name, array in fields.items():
             data = array[row].as_py()
             try:
@@ -241,7 +241,7 @@ _TEXT = re.compile(rb'"[^"\\\x00-\x1f]*+(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\
 _WHITESPACE_RUN = re.compile(r"[ \t\n\r]*")
 _DECODER = json.JSONDecoder(
     parse_int=str, parse_float=str, parse_constant=str
-)  # numbers are skipped, not converted
+)  # numbers are not converted, because only their ends are used
 
 
 def _flags(*runs: Iterable[int]) -> IntArray:
@@ -258,7 +258,7 @@ _HEX = _flags(b"0123456789abcdefABCDEF")
 class Plan(NamedTuple):
     """The layout of a JSON line.
 
-    columns  for each column: name, bytes before the value, and True if the value is a string
+    columns  for each column: name; bytes before the value; True if the value is a string
     tail     bytes after the last value
     names    column names
     """
@@ -269,12 +269,12 @@ class Plan(NamedTuple):
 
     @property
     def quotes(self) -> int:
-        """Number of quotes in a line, excluding escaped quotes inside strings."""
+        """Number of unescaped quotes in a line."""
         return sum(4 if is_text else 2 for _, _, is_text in self.columns)
 
 
 def planned(columns: Columns, newline: bytes) -> Plan:
-    """Return the layout of a shard's lines; columns are sorted by code points of names."""
+    """Return the layout of a shard's lines. Columns are sorted by code points of names."""
     ordered = sorted(columns, key=lambda one: one.name)
     parts = [(one.name, json.dumps(one.name).encode() + b": ", is_text(one)) for one in ordered]
     laid = tuple(
@@ -294,16 +294,16 @@ def is_text(one: Column) -> bool:
 def places(
     data: ByteArray, starts: IntArray, plan: Plan
 ) -> Mapping[str, tuple[IntArray, IntArray]] | None:
-    """Locate each value in a run of lines.
+    """Locate each value in consecutive lines.
 
-    data    uint8 [bytes]
-    starts  int64 [rows + 1], increasing from 0 to the number of bytes
-    return  name -> (starts, lengths), int64 [rows] each; None if a line differs from the output of
-            `json.dumps`
+    data    bytes of the lines: uint8 [bytes]
+    starts  start of each line in `data`, and the end of the last line: int64 [rows + 1]
+    return  column name -> (starts, lengths) of the values, int64 [rows] each; None if a line
+            differs from the output of `json.dumps`
     """
     rows = len(starts) - 1
     if (np.diff(starts) < sum(len(before) for _, before, _ in plan.columns) + len(plan.tail)).any():
-        # checked before arrays are allocated, because a config may declare very long names
+        # A config may declare very long names, so this is checked before arrays are allocated.
         return None
     quotes = _quotes(data, plan.tail, rows)
     if quotes is None or len(quotes) != rows * plan.quotes:
@@ -313,7 +313,7 @@ def places(
     numbers: list[tuple[IntArray, IntArray]] = []
     for i, (name, before, is_text) in enumerate(plan.columns):
         start = at + len(before)
-        k += 2  # skip the quotes around the key
+        k += 2  # two quotes enclose the key
         if not _has_text_at(data, at, before) or not (quotes[:, k - 1] == start - 3).all():
             return None
         if is_text:
@@ -330,7 +330,7 @@ def places(
         return None
     if numbers:
         begins, ends = (np.stack(one, axis=1).reshape(-1) for one in zip(*numbers, strict=True))
-        if not _are_numbers(data, begins, ends):  # the ranges are sorted by start
+        if not _are_numbers(data, begins, ends):  # `ragged` needs ranges that are sorted by start
             return None
     return out
 
@@ -360,7 +360,7 @@ def _are_numbers(data: ByteArray, start: IntArray, stop: IntArray) -> bool:
 
 
 def _quotes(data: ByteArray, tail: bytes, rows: int) -> IntArray | None:
-    """Return the offsets of the quotes around strings; None for invalid characters or escapes."""
+    """Return the offsets of unescaped quotes; None for invalid characters or escapes."""
     if np.count_nonzero(data < 32) != rows * sum(byte < 32 for byte in tail):
         return None
     quotes, slashes = np.flatnonzero(data == _QUOTE), np.flatnonzero(data == _SLASH)
@@ -388,11 +388,10 @@ def _quotes(data: ByteArray, tail: bytes, rows: int) -> IntArray | None:
 
 
 def split(line: bytes, plan: Plan, strict: bool = False) -> list[bytes] | None:
-    """Return the JSON text of each value, in the order of the plan.
-
-    The result is None if the line differs from the output of `json.dumps`.
+    """Return the JSON text of each value in a line, in the order of `plan.columns`.
 
     strict  check strings for control characters and invalid escapes
+    return  None if the line differs from the output of `json.dumps`
     """
     out, at = [], 0
     for _, before, is_text in plan.columns:

@@ -2,8 +2,8 @@
 
 `lines.base` describes the `.meta` file. The first line lists the columns, sorted by code points.
 Values are not quoted or escaped. A value ends at the separator or newline, so a value that contains
-a separator or newline is an error. The separator is `,` in csv, a tab in tsv and any text in xsv;
-the newline may be any text.
+a separator or newline is an error. The separator is `,` in csv, a tab in tsv and any text in xsv.
+The newline is any text.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ _HINT = (
     "Use -f json or -f mds, whose values may contain any text, or choose another --separator or "
     "--newline with -f xsv."
 )
-# Maximum length of a separator or newline that numpy searches for. Each byte requires another pass
-# over the matches.
+# Maximum length of a separator or newline that numpy searches for. Each byte of the text requires
+# another pass over the matches.
 _MAX_SEARCH_BYTES = 32
 
 
 class _Separated(LineFormat):
     """Base class for formats that store a row as a line of separated values.
 
-    The class attribute `separator` is None if the config of a shard declares the separator.
+    The class attribute `separator` is None if each shard declares its separator in its config.
     """
 
     readers = "MosaicML readers"
@@ -83,7 +83,7 @@ class _Separated(LineFormat):
     def line_writer(self, columns: Columns, settings: Settings) -> LineWriter:
         """Return the writer for lines of separated values.
 
-        raises  UsageError if the header could not be read back
+        raises  UsageError if a reader could not split the header into the column names
         """
         separator, newline = self._ends(columns, settings)
         return LineWriter(
@@ -138,7 +138,7 @@ class _Separated(LineFormat):
         )
 
     def original_value(self, encoding: str) -> OriginalValue:
-        """Return "text" for decimals and JSON: the original reads only text and numbers."""
+        """Return "text" for decimals and "JSON text" for JSON, which readers do not parse."""
         if encoding == "json":
             return "JSON text"
         return "text" if encoding == "str_decimal" else super().original_value(encoding)
@@ -146,7 +146,7 @@ class _Separated(LineFormat):
     def _ends(self, columns: Columns, settings: Settings) -> tuple[bytes, bytes]:
         """Return the separator and the newline.
 
-        raises  UsageError if the header could not be read back
+        raises  UsageError if a reader could not split the header into the column names
         """
         separator, newline = self.separator or settings.separator, settings.newline
         for what, text in (("separator", separator), ("newline", newline)):
@@ -186,7 +186,7 @@ def _split(shard: Shard, row: int, line: bytes) -> list[bytes]:
             f"line does not end with {newline.decode()!r:.60}", where=shard.chunk.at, row=row
         )
     separator = shard.layout["separator"]
-    # The limit bounds the memory use, because at most one extra value is split off.
+    # The second argument of `split` limits the result to one value more than expected.
     parts = line[: -len(newline)].split(separator, len(shard.columns))
     if len(parts) != len(shard.columns):
         count = line[: -len(newline)].count(separator) + 1
@@ -199,9 +199,11 @@ def _split(shard: Shard, row: int, line: bytes) -> list[bytes]:
 
 
 def _places(shard: Shard, first: int, data: ByteArray, starts: IntArray) -> lines.Places:
-    """Locate each value in a run of lines.
+    """Locate each value in consecutive lines.
 
     first   row number of the first line
+    data    bytes of the lines: uint8 [bytes]
+    starts  start of each line in `data`, and the end of the last line: int64 [rows + 1]
     raises  FormatError with the row of an invalid line
     """
     separator, newline = shard.layout["separator"], shard.layout["newline"]
@@ -220,7 +222,7 @@ def _places(shard: Shard, first: int, data: ByteArray, starts: IntArray) -> line
         lengths = [
             [*map(len, _split(shard, first + row, whole[edges[row] : edges[row + 1]])[:-1])]
             for row in range(rows)
-        ]  # the array below is allocated only after every line has been checked
+        ]  # the array below is allocated after the check of all lines
         steps = np.array(lengths, np.int64).reshape(rows, each)
         cuts = starts[:-1, None] + np.cumsum(steps + len(separator), axis=1) - len(separator)
     values_start = np.concatenate((starts[:-1, None], cuts + len(separator)), axis=1)
@@ -236,7 +238,8 @@ def _cuts(
 ) -> IntArray | None:
     """Return the offsets of the separators: int64 [rows, each].
 
-    each    number of separators per line
+    ends    end of each line without its newline: int64 [rows]
+    each    expected number of separators per line
     return  None if a line has a different number of separators, if separators overlap, or if the
             separator is longer than `_MAX_SEARCH_BYTES`
     """
@@ -246,7 +249,7 @@ def _cuts(
     if len(separator) > _MAX_SEARCH_BYTES:
         return None
     at = lines.find_all(data, separator)
-    if len(at) != rows * each:  # some matches may be inside newlines
+    if len(at) != rows * each:  # a newline may contain the separator
         row = np.searchsorted(starts, at, "right") - 1
         at = at[at + len(separator) <= ends[row]]
         if len(at) != rows * each:
@@ -265,7 +268,7 @@ def _cuts(
 
 
 def _check(columns: Columns, batch: pa.RecordBatch, separator: bytes, newline: bytes) -> None:
-    """Raise ValueFitError for the first row that could not be read back."""
+    """Raise ValueFitError for the first row that a reader would not read back unchanged."""
     fields = list(lines.stored_columns(columns, batch).values())
     body, starts = lines.joined(_parts(fields, separator, newline))
     data = np.frombuffer(body, np.uint8)
@@ -274,7 +277,7 @@ def _check(columns: Columns, batch: pa.RecordBatch, separator: bytes, newline: b
         _suspects(data, starts, ends, separator, each),
         _suspects(data, starts, starts[1:], newline, 1),
     )
-    for row in suspects.tolist():  # overlapping matches next to an empty value may be valid
+    for row in suspects.tolist():  # a valid row can have overlapping matches at an empty value
         values = [field[row].as_py() for field in fields]
         line = separator.join(values)
         if line.split(separator) != values or (line + newline).find(newline) != len(line):
@@ -290,14 +293,14 @@ def _parts(fields: Iterable[pa.Array], separator: bytes, newline: bytes) -> list
 def _suspects(
     data: ByteArray, starts: IntArray, ends: IntArray, text: bytes, each: int
 ) -> IntArray:
-    """Return the rows that contain `text` more than `each` times, counting overlaps.
+    """Return the rows that contain `text` more than `each` times; overlapping matches count.
 
-    The result is all rows if `text` is longer than `_MAX_SEARCH_BYTES`.
+    If `text` is longer than `_MAX_SEARCH_BYTES`, all rows are returned.
     """
     if len(text) > _MAX_SEARCH_BYTES:
         return np.arange(len(ends))
     at = lines.find_all(data, text)
-    if len(at) == len(ends) * each:  # every row has at least `each` matches, so no row has more
+    if len(at) == len(ends) * each:  # each row has at least `each` matches, so no row has more
         return np.zeros(0, np.int64)
     row: IntArray = np.searchsorted(starts, at, "right") - 1
     count = np.bincount(row[at + len(text) <= ends[row]], minlength=len(ends))
@@ -307,7 +310,7 @@ def _suspects(
 def _refuse(
     columns: Columns, values: Sequence[bytes], row: int, separator: bytes, newline: bytes
 ) -> NoReturn:
-    """Raise ValueFitError for the first value in a row that a reader would truncate."""
+    """Raise ValueFitError for a row that a reader would split in the wrong place."""
     for what, text in (("separator", separator), ("newline", newline)):
         for one, value in zip(columns, values, strict=True):
             if text in value:
@@ -349,6 +352,6 @@ class TSV(_Separated):
 
 
 class XSV(_Separated):
-    """XSV shards: values separated by a text that the user chooses."""
+    """XSV shards: values with a separator that the user chooses."""
 
     name, suffixes = "xsv", _suffixes("xsv")

@@ -62,12 +62,12 @@ _cache: dict[tuple[str, bytes], Columns] = {}
 
 
 def dumped(value: Any, is_sorted: bool = True) -> bytes:
-    """Return JSON as the original writes it: ASCII, sorted keys, a space after each comma and colon."""
+    """Return JSON as MosaicML Streaming writes it: ASCII, a space after each comma and colon."""
     return json.dumps(value, sort_keys=is_sorted).encode()
 
 
 def config(form: str, columns: Columns, settings: Settings) -> dict[str, Any]:
-    """Return the config of a shard, with the same keys as in the original."""
+    """Return the config of a shard, with the same keys as in MosaicML Streaming."""
     out: dict[str, Any] = {
         "compression": settings.compression,
         "format": form,
@@ -111,7 +111,7 @@ def parse_config(data: bytes, form: str, where: object) -> tuple[dict[str, Any],
 def own_columns(data: bytes, form: str, where: object) -> Columns:
     """Return the columns in a shard's config.
 
-    Configs are cached because all shards of a dataset usually have the same config.
+    The columns are cached, because all shards of a dataset usually have the same config.
     """
     columns = _cache.get((form, data))
     if columns is None:
@@ -124,7 +124,7 @@ def own_columns(data: bytes, form: str, where: object) -> Columns:
 
 
 def columns_of(value: Mapping[str, Any], form: str, where: object) -> Columns:
-    """Return the columns in a config. Raises FormatError if they are invalid."""
+    """Return the columns in a config. Raises FormatError if the columns are invalid."""
     if form == "json":
         pairs = value.get("columns")
         if not isinstance(pairs, dict):
@@ -187,11 +187,12 @@ def _column(form: str, name: str, encoding: str, size: Any, where: object) -> An
 
 
 def agreed(own: Columns, listed: Columns | None, form: str, where: object) -> Columns:
-    """Return the columns of a shard, after comparing its config with the listed columns.
+    """Return the columns of a shard: the listed columns, or the columns in the config.
 
-    The listed columns may be more precise: for example, a `str` column may be listed as `json`.
-
-    raises  IntegrityError if the columns differ
+    own     columns in the config
+    listed  columns that an index lists; None if no index lists columns. Except in mds, a listed
+            encoding may be more precise: for example, `json` for a `str` column
+    raises  IntegrityError if the listed columns do not match the config
     """
     if listed is None or own == listed:
         return own
@@ -229,7 +230,7 @@ def text_of(value: Mapping[str, Any], key: str, where: object, empty: bool = Fal
 def size_limit(value: Any, where: object) -> int | None:
     """Parse a `size_limit`: bytes, null, or text such as `1.5mb`, where `1kb` is 1024 bytes.
 
-    return  bytes; None if there is no limit (null or 0)
+    return  size in bytes; None if there is no limit (null, 0 or empty text)
     raises  FormatError for any other value
     """
     if value is None or value == "":

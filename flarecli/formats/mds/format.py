@@ -67,20 +67,21 @@ __all__ = [
     "weights",
 ]
 
-MAX_SHARD_BYTES = (1 << 32) - 1  # limited, because sample offsets are uint32
+MAX_SHARD_BYTES = (1 << 32) - 1  # limited, because the table stores offsets as uint32
 MAX_CONFIG_BYTES = 1 << 24  # sufficient for thousands of columns
-_STEP_ROWS, _STEP_BYTES = 8192, 4 << 20  # limits for rows checked or joined in the CPU cache
-# Arrow joins about 1 MiB at once, but at least 1 KiB per column, to amortize the cost of the calls.
+_STEP_ROWS, _STEP_BYTES = 8192, 4 << 20  # limits for the rows of one step, to fit in the CPU cache
+# Arrow joins about 1 MiB per call, but at least 1 KiB per column, because each column adds to the
+# cost of a call.
 _JOIN_BYTES, _JOIN_BYTES_PER_COLUMN = 1 << 20, 1 << 10
-_WORD_BYTES = (8, 4, 2, 1)  # sizes of the words in which fields are copied
-_MAX_ROWS_WITHOUT_NUMPY = 256  # in shorter runs, `verify_shard` checks rows one by one
-_HEAD_BYTES = 1 << 16  # size of the first read if the row count is unknown
+_WORD_BYTES = (8, 4, 2, 1)  # sizes of the integers in which fields are copied
+_MAX_ROWS_WITHOUT_NUMPY = 256  # `verify_shard` checks up to this many rows without numpy
+_HEAD_BYTES = 1 << 16  # bytes to read first if the row count is unknown
 
 
 class MosaicFormat(Format):
     """Base class for the formats of MosaicML Streaming, whose shards are listed in `index.json`.
 
-    A shard or its `.meta` file begins with a table: the number of samples, and their starts.
+    A shard or its `.meta` file begins with a table: the number of samples, and the sample offsets.
     """
 
     index_files = (INDEX,)
@@ -90,7 +91,7 @@ class MosaicFormat(Format):
     open_dataset = staticmethod(mds_index.open_dataset)
     merge_indexes = staticmethod(repair_index.merge)
     write_version_index = staticmethod(repair_index.write_version)
-    # assigned last, because the name hides the module
+    # This assignment is last, because the attribute hides the module of the same name.
     repair_index = staticmethod(repair_index.rebuild)
 
     def written_by(self, listed_by: str) -> str | None:
@@ -105,7 +106,7 @@ class MosaicFormat(Format):
     def write_index(
         self, at: Location, chunks: Sequence[Chunk], columns: Columns, settings: Settings
     ) -> dict[str, File]:
-        """Write `index.json` with the same bytes as the original; return name -> File."""
+        """Write `index.json` with the same bytes as MosaicML Streaming; return name -> File."""
         return mds_index.write_index(at, chunks, columns, settings, self.name)
 
     def arrange(self, columns: Iterable[Column]) -> Columns:
@@ -221,7 +222,9 @@ class MDS(MosaicFormat):
     def row_sizes(
         self, columns: Columns, batch: pa.RecordBatch, settings: Settings
     ) -> tuple[int, IntArray]:
-        """Return the size of an empty shard, and of each row with its table entry: int64 [rows].
+        """Return the size of an empty shard, and the bytes that each row adds: int64 [rows].
+
+        The bytes of a row are its sample and its table entry.
 
         raises  ValueFitError for a row that is too large for a shard
         """
@@ -238,13 +241,13 @@ class MDS(MosaicFormat):
     ) -> Chunk:
         """Write all rows as one shard such as `shard.00000.mds` or `shard.00000.mds.zstd`.
 
-        All rows remain in memory, because the table is written first and contains their sizes.
+        All rows remain in memory, because the table precedes the samples and contains all offsets.
 
         raises  ValueFitError if the shard would exceed 4 GiB
         """
         name, config = name_of(number, self.name), _config(columns, settings)
         rows = sum(batch.num_rows for batch in batches)
-        # a table of small rows is a large part of a shard, so it is not copied
+        # If rows are small, the table is a large part of the shard, so the table is not copied.
         table = np.empty(rows + 1, "<u4")
         table[0] = size = 8 + 4 * rows + len(config)
         row = 1
@@ -259,7 +262,7 @@ class MDS(MosaicFormat):
         return Chunk(to, rows, (file,), self.name)
 
     def verify_shard(self, shard: Shard, values: bool = False) -> Iterator[Finding]:
-        """Check that the lengths in every row match its size.
+        """Check that the lengths in every row match the size of the row.
 
         values  also check every value
         """
@@ -281,7 +284,7 @@ class MDS(MosaicFormat):
 
 
 def row_count(head: memoryview, size: int, chunk: Chunk, where: Location) -> int:
-    """Return the number of samples in a table, checked before the table is read.
+    """Return the number of samples in a table. The number is checked before the table is read.
 
     head    the first bytes of the file; at least 4, unless the file is shorter
     size    size of the decompressed file in bytes
@@ -302,7 +305,7 @@ def row_count(head: memoryview, size: int, chunk: Chunk, where: Location) -> int
 def read_starts(data: memoryview, rows: int, *, copy: bool) -> UInt32Array:
     """Return the start of each row in a table, and the end of the last row: uint32 [rows + 1].
 
-    copy  always copy the table; otherwise the array is a view of `data` if the table is aligned
+    copy  True: copy the table. False: return a view of `data` if the table is aligned
     """
     starts = np.frombuffer(data, "<u4", rows + 1, 4)
     return np.require(starts, np.uint32, ["ALIGNED", "OWNDATA"] if copy else ["ALIGNED"])
@@ -327,7 +330,7 @@ def check_shard_size(size: int, form: str, where: Location) -> None:
 
 
 def runs_of_rows(shard: Shard) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop) for consecutive runs of rows that are checked together."""
+    """Yield (start, stop) of consecutive row ranges; each range is checked in one step."""
     return byte_ranges.runs(shard.layout["starts"], _STEP_ROWS, _STEP_BYTES)
 
 
@@ -364,7 +367,10 @@ def lengths(array: pa.Array) -> IntArray:
 
 
 def step_of(rows: int, size: int, columns: int) -> int:
-    """Return the number of rows to join at once; `rows` rows have `size` bytes in total."""
+    """Return the number of rows to join at once.
+
+    size  total size of all rows in bytes
+    """
     target = max(_JOIN_BYTES, columns * _JOIN_BYTES_PER_COLUMN)
     return int(max(1, min(_STEP_ROWS, target * max(1, rows) // max(1, size))))
 
@@ -389,9 +395,9 @@ def _table_fault(starts: UInt32Array, row: int | None, end: int, size: int) -> s
 def _fields(
     shard: Shard, start: int, stop: int
 ) -> tuple[ByteArray, dict[str, tuple[IntArray, IntArray]]]:
-    """Return the bytes of rows start..stop, and the location of each column in these bytes.
+    """Return the bytes of rows start..stop, and the location of each value in these bytes.
 
-    return  uint8 [bytes]; name -> (starts, lengths), int64 [rows] each
+    return  uint8 [bytes]; column name -> (starts, lengths) of the values, int64 [rows] each
     """
     starts = np.array(shard.layout["starts"][start : stop + 1], np.int64)
     (part,) = byte_ranges.read(shard.chunk, [(int(starts[0]), int(starts[-1]))])
@@ -401,8 +407,8 @@ def _fields(
     variable = sum(column.size is None for column in shard.columns)
     at = starts[:-1] + 4 * variable
     _refuse(shard, start, at > ends, "too few for its lengths")
-    # Checked before the arrays below are allocated, because a hostile config may list a million
-    # columns.
+    # The size is checked before the arrays below are allocated, because a hostile config may list a
+    # million columns.
     fixed = sum(column.size or 0 for column in shard.columns)
     _refuse(shard, start, at + fixed > ends, "which do not match its lengths")
     words = (
@@ -446,7 +452,7 @@ def _weights(columns: Columns, batch: pa.RecordBatch, base: int) -> IntArray:
 def _fit(shard: Shard, start: int, stop: int, lengths: struct.Struct, fixed: int) -> bool:
     """Return whether the lengths in each row match the size of the row, without loading numpy.
 
-    fixed  number of bytes per row that do not depend on the lengths
+    fixed  bytes of a row besides its values of variable size
     """
     bounds = shard.layout["starts"][start : stop + 1].tolist()
     (part,) = byte_ranges.read(shard.chunk, [(bounds[0], bounds[-1])])
@@ -488,9 +494,9 @@ def _join_samples(columns: Columns, batch: pa.RecordBatch) -> Iterator[memoryvie
 
 
 def _pieces(columns: Columns, batch: pa.RecordBatch) -> list[pa.Array]:
-    """Return the fields of the samples in order: large_binary [rows] each.
+    """Return the fields of the samples in stored order: large_binary [rows] each.
 
-    Adjacent fields of fixed size are joined.
+    Adjacent fields of fixed size are joined into one field.
     """
     fields = []
     for column in columns:
@@ -536,7 +542,7 @@ def _fixed(array: pa.Array, column: Column) -> ByteArray:
 
 
 def _lengths(fields: Sequence[pa.Array], rows: int) -> ByteArray:
-    """Return the lengths of fields of variable size: uint8 [rows, 4 * fields]."""
+    """Return the lengths of fields of variable size as uint32 bytes: uint8 [rows, 4 * fields]."""
     words = np.empty((rows, len(fields)), "<u4")
     for i, field in enumerate(fields):
         words[:, i] = lengths(field)
@@ -545,14 +551,14 @@ def _lengths(fields: Sequence[pa.Array], rows: int) -> ByteArray:
 
 @functools.lru_cache(maxsize=64)
 def _word(width: int) -> np.dtype[Any]:
-    """Return the widest dtype in which fields of `width` bytes can be copied."""
+    """Return the widest integer dtype whose size divides `width` bytes."""
     return np.dtype(f"u{next(size for size in _WORD_BYTES if width % size == 0)}")
 
 
 def _joined(run: Sequence[ByteArray]) -> list[pa.Array]:
     """Join columns of fixed size into one large_binary array.
 
-    return  a list with the array; empty if there are no columns
+    return  a list that contains the array; empty if `run` is empty
     """
     if not run:
         return []

@@ -5,7 +5,7 @@
 `mds.config` describes a shard's config. `raw_data`, `raw_meta`, `zip_data` and `zip_meta` are
 {basename, bytes, hashes}. `raw_meta` and `zip_meta` exist only if shards have `.meta` files.
 `zip_data` and `zip_meta` are null if shards are not compressed. Every value is checked before it is
-used. flare writes the same bytes as the original.
+used. flare and MosaicML Streaming write the same bytes.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _TOP_KEYS, _FILE_KEYS = (
 )
 _SHARD_KEYS = frozenset(
     ("compression", "format", "hashes", "raw_data", "samples", "size_limit", "version", "zip_data")
-)  # required keys in the entry of a shard, for every format
+)  # keys that the entry of a shard requires in every format
 # Limits for reporting an unknown key as a misspelling: `hashs` for `hashes`, but not `size` for
 # `size_limit`.
 _MAX_SIMILAR_KEY_CHARS, _MIN_SIMILARITY = 60, 0.8
@@ -75,7 +75,7 @@ def open_dataset(at: Location) -> Stream:
 
 
 def _truncated_hint(where: Location) -> str:
-    """Return the hint for a truncated index, which `flare playlist` can rebuild from the shards."""
+    """Return the hint for a truncated index. `flare playlist` can rebuild a local index."""
     return (
         "Fetch it again, or delete it and run "
         f"`flare playlist {shell_quoted(str(where.folder))} --reindex`."
@@ -112,9 +112,9 @@ def read_shards(where: Location) -> tuple[list[dict[str, Any]], int]:
 
 
 def _cached_names(at: Location, shards: Sequence[Mapping[str, Any]]) -> frozenset[str]:
-    """Return the file names in a folder whose first shard exists only in decompressed form.
+    """Return the file names in a local cache of MosaicML Streaming; empty for other folders.
 
-    The original creates such folders as caches. The result for other folders is empty.
+    In such a cache, the compressed file of the first shard does not exist.
     """
     zipped = shards[0].get("zip_data") if shards else None
     name = zipped.get("basename") if isinstance(zipped, dict) else None
@@ -125,7 +125,7 @@ def _cached_names(at: Location, shards: Sequence[Mapping[str, Any]]) -> frozense
 
 @dataclass
 class Listed:
-    """The shards that an index lists, as columns. `add` adds the entry of one shard."""
+    """The shards that an index lists: one list per property. `add` adds the entry of one shard."""
 
     form: str = ""
     columns: Columns | None = None
@@ -137,13 +137,13 @@ class Listed:
     raw_hashes: dict[str, list[str]] = field(default_factory=dict)
     parts: list[tuple[File, ...]] = field(default_factory=list)
     compressions: set[str | None] = field(default_factory=set)
-    last_config: tuple[Any, ...] = ()  # config of the previous shard, checked only if it changes
+    last_config: tuple[Any, ...] = ()  # columns of the previous shard, not parsed again if equal
 
     def add(self, shard: Mapping[str, Any], here: str, cached: frozenset[str]) -> None:
         """Check and add the entry of a shard.
 
-        here    location of the entry, for error messages
-        cached  file names in a folder with decompressed shards; empty for other folders
+        here    place of the entry in the index, for error messages
+        cached  result of `_cached_names` for the folder of the index
         raises  FormatError if the entry is invalid, or inconsistent with earlier entries
         """
         _check_keys(shard, _SHARD_KEYS, here)
@@ -213,7 +213,7 @@ class Listed:
         self.parts.append(part)
 
     def stream(self, at: Location, index: File) -> Stream:
-        """Return the added shards as a Stream."""
+        """Return a Stream of the shards that were added."""
         for table in (self.hashes, self.raw_hashes):
             for values in table.values():
                 values += [""] * (len(self.names) - len(values))
@@ -251,9 +251,9 @@ def _add(table: dict[str, list[str]], hashes: Mapping[str, str], i: int, here: s
 def _pair(
     shard: Mapping[str, Any], part: str, here: str, cached: frozenset[str]
 ) -> tuple[File, File]:
-    """Return the stored and the decompressed file of a shard.
+    """Return the stored file and the decompressed file of a shard.
 
-    In a cache that the original created, both are the decompressed file.
+    In a cache of MosaicML Streaming, both results are the decompressed file.
     """
     raw = _file(shard.get(f"raw_{part}"), f"{here}.raw_{part}")
     if shard.get(f"zip_{part}") is None:
@@ -274,7 +274,7 @@ def _pair(
 
 
 def _check_keys(value: Mapping[str, Any], known: frozenset[str], where: object) -> None:
-    """Raise FormatError if a key is missing and there is an unknown key with a similar name."""
+    """Raise FormatError if a known key is missing and an unknown key has a similar name."""
     if known <= value.keys():
         return
     import difflib
@@ -310,7 +310,7 @@ def _file(value: Any, where: str) -> File:
 def write_index(
     at: Location, chunks: Sequence[Chunk], columns: Columns, settings: Settings, form: str = "mds"
 ) -> dict[str, File]:
-    """Write `index.json` with the same bytes as the original; return name -> File."""
+    """Write `index.json` with the same bytes as MosaicML Streaming; return name -> File."""
     config = mds_config.config(form, columns, settings)
     return write_entries(at, {"shards": [entry(config, chunk) for chunk in chunks], "version": 2})
 
@@ -351,7 +351,7 @@ def write_entries(
 
 
 def name_of(number: int, ending: str) -> str:
-    """Return the original's name for a shard, with at least five digits: `shard.00000.mds`."""
+    """Return the file name of a shard, with at least five digits: `shard.00000.mds`."""
     return f"shard.{number:05d}.{ending}"
 
 
@@ -362,10 +362,10 @@ def raw_name(name: str) -> str:
 
 
 def present(chunk: Chunk) -> Chunk:
-    """Return a chunk; replace its compressed file if only the decompressed file exists locally.
+    """Use the decompressed file of a local chunk if the compressed file does not exist.
 
-    Caches of the original library contain such files. The new chunk has the listed size and hashes
-    of the decompressed bytes.
+    Caches of MosaicML Streaming may contain only decompressed files. The new chunk has the listed
+    size and hashes of the decompressed bytes. Other chunks are returned unchanged.
     """
     if not chunk.at.is_local or not byte_ranges.suffix(chunk) or chunk.at.exists():
         return chunk

@@ -19,22 +19,27 @@ __all__ = ["find_columns", "is_large", "large_values", "read_rows", "row_reader"
 
 # A hostile config may declare many or large columns; the next two limits bound the memory use.
 _MAX_HEAD_COLUMN_BYTES = 1 << 12  # maximum size of a column that is unpacked with the lengths
-_MAX_LENGTH_BYTES = 1 << 12  # if the lengths in a row are larger, the row size is checked first
+_MAX_LENGTH_BYTES = 1 << 12  # if the lengths of a row are larger, the row size is checked first
 MAX_WHOLE_ROW_BYTES = 16 << 20  # for larger rows, only the requested columns are read
 
 
 class Ready(NamedTuple):
     """The state for reading rows, created once per selection of columns and stored with the shard.
 
-    table    memoryview of the sample starts; indexing returns Python integers
-    view     the complete shard if it is in memory, otherwise None
-    source   the map or bytes object behind `view`, whose slices are bytes; otherwise `view`
-    head     function that unpacks the first `size` bytes of a sample: `first` lengths, then the
-             values of the selected `lead` columns
-    lead     names of the selected columns that precede the first column of large or variable size
-    sizes    sizes of the other columns of fixed size; appended to the values that `head` returns
-    rest     (name, index of the length in the values of `head` and `sizes`) for each other column;
-             the name is None if the column is not selected
+    The head of a sample contains the lengths, and the values of the columns before the first column
+    that has a variable size or more than `_MAX_HEAD_COLUMN_BYTES`.
+
+    table    memoryview of the sample offsets; indexing returns Python integers
+    view     memoryview of the decompressed shard; None if the shard is not in memory
+    source   the mmap or bytes object behind `view`, whose slices are bytes; `view` if there is none
+    head     function that returns the lengths and the selected values in the head of a sample
+    size     size of the head in bytes
+    first    number of lengths in the head
+    lead     names of the selected columns in the head
+    sizes    sizes of the fixed-size columns after the head; readers append them to the result of
+             `head`, so that the result contains the size of every column after the head
+    rest     (name, index of the size in that result) for each column after the head; the name is
+             None if the column is not selected
     """
 
     table: memoryview
@@ -59,11 +64,11 @@ def read_rows(
     columns: Sequence[str] | None = None,
     ranges: Mapping[str, tuple[int, int]] | None = None,
 ) -> list[Row]:
-    """Return the stored bytes of each field, with rows in the requested order.
+    """Return the stored bytes of each value, with rows in the requested order.
 
     Nearby rows share a read.
 
-    raises  FormatError for a row whose lengths do not match its size
+    raises  FormatError for a row whose lengths do not match the size of the row
     """
     ready: Ready = shard.memo.get(None if columns is None else tuple(columns)) or prepared(
         shard, columns
@@ -106,7 +111,7 @@ def read_rows(
 def row_reader(shard: Shard, columns: Sequence[str] | None) -> Callable[[int], Row] | None:
     """Return a function that reads one row.
 
-    return  None if the shard is not mapped, or the requested columns are not in stored order
+    return  None if the shard is not in memory, or if the requested columns are not in stored order
     """
     ready = prepared(shard, columns)
     table, view, source, head, size, first, lead, sizes, rest = ready
@@ -182,7 +187,7 @@ def _prepare(shard: Shard, columns: tuple[str, ...] | None) -> Ready:
         sizes,
         rest,
     )
-    # The view would keep a decompressed shard in memory after its eviction from the cache.
+    # A stored view would keep a decompressed shard in memory after its eviction from the cache.
     if not byte_ranges.suffix(shard.chunk):
         shard.memo[columns] = ready
     return ready
@@ -191,7 +196,7 @@ def _prepare(shard: Shard, columns: tuple[str, ...] | None) -> Ready:
 def is_large(shard: Shard, row: int) -> bool:
     """Return whether a row is so large that only the requested columns are read.
 
-    return  False for a mapped or decompressed shard
+    The result is False for a shard in memory.
     """
     starts = shard.layout["starts"]
     size = int(starts[row + 1]) - int(starts[row])
@@ -199,7 +204,7 @@ def is_large(shard: Shard, row: int) -> bool:
 
 
 def _read_columns(shard: Shard, row: int, ready: Ready) -> Row:
-    """Read the lengths and the selected columns of a row, without its other columns."""
+    """Read the lengths and the selected columns of a row; the other columns are not read."""
     start, stop = ready.table[row], ready.table[row + 1]
     (head,) = byte_ranges.read(shard.chunk, [(start, min(start + ready.size, stop))])
     if len(head) < ready.size:
@@ -218,10 +223,10 @@ def _read_columns(shard: Shard, row: int, ready: Ready) -> Row:
 
 
 def large_values(shard: Shard, max_bytes: int) -> list[LargeValue]:
-    """Return the values larger than `max_bytes`, according to the lengths in large rows.
+    """Return the values larger than `max_bytes`. Of large rows, only the lengths are read.
 
-    Rows whose lengths do not match their size are omitted, because reading such a row raises an
-    error.
+    A row whose lengths do not match the size of the row is omitted, because reading such a row
+    raises an error.
     """
     starts = shard.layout["starts"].astype(np.int64)
     names = [column.name for column in shard.columns if column.size is None]
@@ -255,9 +260,9 @@ def _split(data: bytes | memoryview, ready: Ready, shard: Shard, row: int) -> Ro
 
 
 def _refuse(data: bytes | memoryview, shard: Shard, row: int, size: int | None = None) -> NoReturn:
-    """Raise FormatError for a row whose lengths do not match its size.
+    """Raise FormatError for a row whose lengths do not match the size of the row.
 
-    data  the row, or its first bytes
+    data  the bytes of the row, or only its first bytes
     size  size of the row in bytes; None for the size of `data`
     """
     where, size = Place(shard.chunk.at, row), len(data) if size is None else size
@@ -279,12 +284,13 @@ class _ColumnLayout(NamedTuple):
     """The state for locating columns in memory, stored with the shard.
 
     ready    state for reading rows
-    view     the complete shard
-    starts   uint32 [rows + 1]: start of each row, from the shard's table
-    words    size in bytes of the lengths at the start of each row
-    lengths  array of voids: a window of `words` bytes at each offset in the shard
-    steps    (name, size, windows of that size) for each column of fixed size, and (name, None,
-             index of the length) for each other column; the name is None if not selected
+    view     memoryview of the decompressed shard
+    starts   start of each row, from the shard's table: uint32 [rows + 1]
+    words    total size in bytes of the lengths at the start of each row
+    lengths  numpy void array; item i is the `words` bytes at offset i of the shard
+    steps    for each column of fixed size: (name, size, void array of that item size); for each
+             other column: (name, None, index of its length). The name is None if the column is not
+             selected
     """
 
     ready: Ready
@@ -298,13 +304,13 @@ class _ColumnLayout(NamedTuple):
 def find_columns(
     shard: Shard, rows: Sequence[int] | IntArray, columns: Sequence[str] | None = None
 ) -> byte_ranges.LocatedRows | None:
-    """Locate the stored bytes of each column, with rows in the requested order.
+    """Locate the stored bytes of each value, with rows in the requested order.
 
     numpy copies the values of fixed size for all rows at once. In a compressed shard, all values
     are copied.
 
-    return  None if the shard is not in memory, or if the lengths in a row do not match its size;
-            `read_rows` then raises an error with the row
+    return  None if the shard is not in memory, or if the lengths in a row do not match the size of
+            the row. The caller then calls `read_rows`, which raises an error with the row number
     """
     layout = _column_layout(shard, columns)
     if layout is None:
@@ -382,5 +388,5 @@ def _column_layout(shard: Shard, columns: Sequence[str] | None) -> _ColumnLayout
 
 
 def _windows(view: memoryview, size: int) -> IntArray:
-    """Return windows of `size` bytes at each offset in `view`, as voids that share its memory."""
+    """Return a void array without a copy; item i is the `size` bytes at offset i of `view`."""
     return np.ndarray((len(view) - size + 1,), f"V{size}", view, 0, (1,))

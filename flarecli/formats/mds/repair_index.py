@@ -1,12 +1,15 @@
-"""Rebuild and merge `index.json` files of MosaicML Streaming; write the index of a version.
+"""Rebuild, merge and write `index.json` files of MosaicML Streaming.
 
-A lost index is rebuilt from the configs, row counts, sizes and checksums of the shards. For shards
-that the original wrote, the result has the same bytes as the lost index.
+`rebuild` creates a lost index from the configs, row counts, sizes and checksums of the shards. For
+shards that MosaicML Streaming wrote, the result has the same bytes as the lost index.
 
-A merged index lists the shards of all datasets below one folder, with their paths relative to the
-folder, as in the original's `merge_index`. Shards are not copied, moved or deleted; an existing
-index is replaced atomically. Unlike the original, flare preserves all levels of a path, checks that
-the shards exist, and can merge again after datasets were added.
+`merge` writes one index for the shards of all datasets below a folder, as `merge_index` of MosaicML
+Streaming does. The index lists the shards by their paths relative to the folder. Shards are not
+copied, moved or deleted. An existing index is replaced atomically. Unlike MosaicML Streaming, flare
+preserves all levels of a path, checks that the shards exist, and can merge again after datasets
+were added.
+
+`write_version` writes the index of a dataset version.
 """
 
 from __future__ import annotations
@@ -64,7 +67,7 @@ class _ShardFiles:
 
 
 def rebuild(at: Location, replace: bool = False) -> Stream:
-    """Write the `index.json` for a folder of shards, sorted by number; return their Stream.
+    """Write the `index.json` for a folder of shards; return the shards as a Stream, by number.
 
     replace  replace an existing index
     raises   MissingError if there are no shards, or a `.meta` file is missing; FormatError for a
@@ -86,14 +89,14 @@ def rebuild(at: Location, replace: bool = False) -> Stream:
             )
         columns = shard.columns
         entries.append(_entry(at, group, shard, config))
-        # Check that the entry can be read back.
+        # `add` checks that readers accept the entry.
         listed.add(entries[-1], f"{shard.chunk.at}: config", frozenset())
     write_entries(at, {"shards": entries, "version": 2}, replace=replace)
     return open_dataset(at)
 
 
 def _shards(at: Location) -> list[_ShardFiles]:
-    """Group the files in a folder by shard. Files that are not named like shards are ignored."""
+    """Group the files in a folder by shard. Files that are not named like a shard are ignored."""
     shards: dict[int, _ShardFiles] = {}
     for listed in at.list():
         match = _NAME.fullmatch(listed.name)
@@ -207,7 +210,7 @@ def _entry(
 
 
 def _hashed(at: Location, hashes: list[str]) -> File:
-    """Return the size and the hashes of a file, and of its decompressed bytes."""
+    """Return a File: the size and hashes of a file, and of its decompressed bytes."""
     chunk, stored = byte_ranges.single_file_chunk(at), Sums(hashes)
     size = at.size()
     for block in at.blocks(size) if hashes else ():
@@ -268,11 +271,12 @@ def merge(at: Location, parts: Sequence[Location] | None = None) -> dict[str, Fi
 
 
 def write_version(at: Location, stream: Stream) -> None:
-    """Write the `index.json` of a version: the entries of exactly the shards in a stream, in order.
+    """Write the `index.json` of a dataset version.
 
-    The entries of new shards come from the indexes of their folders.
+    The index lists the shards of a stream, in order. The entries of new shards come from the
+    `index.json` files in the folders of the shards.
 
-    raises  FormatError if no index lists a shard
+    raises  FormatError for a shard that no index lists
     """
     entries: dict[str, dict[str, Any]] = {}
     with contextlib.suppress(MissingError):
@@ -290,9 +294,9 @@ def write_version(at: Location, stream: Stream) -> None:
 
 
 def _entries(where: Location, folder: str) -> dict[str, dict[str, Any]]:
-    """Return the entries of an index by the path of the stored file.
+    """Return the entries of an index: path of the stored file -> entry.
 
-    folder  folder of the files, relative to the folder of the dataset; empty for the folder itself
+    folder  folder of the shards, relative to the dataset; empty for the folder of the dataset
     """
     out = {}
     for i, shard in enumerate(read_shards(where)[0]):
@@ -352,7 +356,7 @@ def _moved(file: Any, folder: str, where: str) -> Any:
 def _check_files(root: Location, shard: Mapping[str, Any], here: Place) -> None:
     """Check that the files of a local shard exist and have the listed sizes.
 
-    A cache that the original created has either the compressed or the decompressed file of a pair.
+    A cache of MosaicML Streaming may contain only the decompressed file of a compressed shard.
     """
     if not root.is_local:
         return

@@ -7,14 +7,16 @@ For listed columns, and when writing, the extension is the column's name if the 
 name is an extension of the column's encoding. Otherwise the extension is NAME.EXTENSION, where
 EXTENSION is the first extension of the encoding. So the names `jpg` and `image.jpg` (jpeg) are
 extensions, `image` (jpeg) is stored in `KEY.image.jpg`, and `label` (str_int) in `KEY.label.cls`.
-The name of a `bytes` column is its extension, unless the name is an extension of another encoding.
+The name of a `bytes` column is its extension. If the name is an extension of another encoding, the
+extension is NAME.bin.
 
-webdataset's own decoder decodes these extensions to the same values.
+The decoder of webdataset decodes these extensions to the same values.
 
 A column that was packed from files has the extension of the files, such as `jpg` for `image`
-(`Column.extension`). If the extension differs from row to row, another column contains it. In a tar,
-this other column has no members, because the names of the members contain its values: `KEY.png` is
-a value of `image`, and `png` is the value of `image_extension`.
+(`Column.extension`). If the extension differs from row to row, an extension column such as
+`image_extension` contains the extensions. An extension column has no members in a tar, because its
+values are part of the member names. For example, the content of `KEY.png` is a value of `image`,
+and `png` is the value of `image_extension`.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ __all__ = [
 NAME = "webdataset"
 KEY = "__key__"
 _EXTENSIONS: Mapping[str, tuple[str, ...]] = (
-    MappingProxyType(  # encoding -> its extensions; the first is used for writing
+    MappingProxyType(  # encoding -> extensions; the first extension is used for writing
         {
             "jpeg": ("jpg", "jpeg"),
             "png": ("png",),
@@ -68,26 +70,27 @@ MAX_EXTENSION_BYTES = 255  # maximum length of a file name in bytes
 
 
 def encoding_of(extension: str) -> str:
-    """Return the encoding for the last part of an extension; `bytes` if the part is unknown."""
+    """Return the encoding for the last part of an extension; `bytes` for an unknown part."""
     return _ENCODINGS.get(extension.rpartition(".")[2], "bytes")
 
 
 def member_columns(columns: Columns) -> Columns:
-    """Return the columns whose values are members, without the key and the extension columns."""
+    """Return the columns that have members: all columns except the key and extension columns."""
     others = {KEY, *(name for one in columns if (name := column_of(one.extension)))}
     return tuple(one for one in columns if one.name not in others)
 
 
 def belongs_to(extension: str, name: str) -> bool:
-    """Return whether members with an extension may be values of a column with several extensions.
+    """Return whether a column with several extensions can have members with this extension.
 
-    extension  extension in lower case
+    extension  extension of the members in lower case
+    name       name of the column
     """
     return extension == name.lower() or category_of(extension) == name
 
 
 def extension_of(one: Column) -> str:
-    """Return the extension of a column's members, or the default if there are several extensions.
+    """Return the extension of a column's members; a default if the extensions are in a column.
 
     Characters that are invalid in a file name are escaped, for example as `%2f`.
     """
@@ -106,15 +109,15 @@ def extension_of(one: Column) -> str:
 
 
 def _is_allowed(extension: str) -> bool:
-    """Return whether readers accept an extension in lower case."""
+    """Return False for a lower-case extension that webdataset reserves, otherwise True."""
     return extension not in _RESERVED and not extension.endswith("__")
 
 
 def extensions_of(columns: Columns, known: Container[str] = ()) -> list[str]:
     """Return the extension of each column with members, in column order.
 
-    known  extensions in a tar, in lower case: if they contain a column's name but not its usual
-           extension, the name is used as the extension
+    known  extensions in a tar, in lower case. If `known` contains the name of a column, but not the
+           usual extension, the name is the extension of the column
     """
     named = [(one.name, extension_of(one)) for one in member_columns(columns)]
     return [

@@ -13,16 +13,16 @@ Behavior of webdataset 1.0.2 and wids 0.2.111, determined by running them:
 - TarWriter writes ustar headers with mode 0444, uid and gid 0, user and group `bigdata`, and by
   default the current time. The extensions of a sample are sorted. Key and extension are UTF-8
   without a PAX record. The tar is padded to a multiple of 10,240 bytes.
-- The reader skips members that are not regular files, names without a dot in their last part, and
-  names below `__this__/`. It converts extensions to lower case. A duplicate extension in a sample
-  is an error. A key that occurs again later starts a new sample (an error in flare).
+- The reader skips members that are not regular files, members without a dot in the last part of the
+  name, and members below `__this__/`. It converts extensions to lower case. A duplicate extension
+  in a sample is an error. A key that occurs again later starts a new sample (an error in flare).
 - The decoder reads txt, text and transcript as text; cls, cls2, index, inx and id as int; json and
   jsn as JSON; and pkl, pickle and pyd by unpickling.
 - wids reads only the name and size fields of a header (no PAX, no prefix, no base 256). Its
   `.index` file is a pickle.
 
-flare differs from TarWriter in two ways: its headers contain no user name and no time, so that
-equal rows result in equal bytes, and its end marker is only two blocks.
+flare differs from TarWriter in two ways. The headers contain no user name and no time, so equal
+rows result in equal bytes. The end marker is only two blocks.
 """
 
 from __future__ import annotations
@@ -90,10 +90,10 @@ from flarecli.storage import Location
 
 __all__ = ["WebDataset"]
 
-_MAX_STEP_ROWS, _MAX_STEP_BYTES = 8192, 64 << 20  # limits for rows that are checked together
-_MAX_FINDINGS = 100  # maximum number of findings about keys, and of findings about padding
+_MAX_STEP_ROWS, _MAX_STEP_BYTES = 8192, 64 << 20  # limits for the rows of a verification step
+_MAX_FINDINGS = 100  # maximum findings about keys, and maximum findings about padding, per tar
 _SUSPECT_KEY = r"^/|^~|(^|/)[A-Za-z]:|//|(^|/)[. ]+(/|$)|[\x00-\x1f\x7f\\]"
-_NOT_REPORTED = ("folder", "label")  # skipped members that contain no data
+_NOT_REPORTED = ("folder", "label")  # types of skipped members that contain no data
 _INDEX_HINT = "Pack the tar again to rebuild the index, or delete the index."
 
 
@@ -127,7 +127,7 @@ class WebDataset(Format):
     }
 
     def original_value(self, encoding: str) -> OriginalValue:
-        """Return the form in which the original's decoder returns values of an encoding."""
+        """Return the form in which webdataset's decoder returns values of an encoding."""
         value = super().original_value(encoding)
         return {"decimals": "text", "arrays": "bytes"}.get(value, value)  # type: ignore[return-value]
 
@@ -155,11 +155,11 @@ class WebDataset(Format):
         )
 
     def open_shard(self, chunk: Chunk, columns: Columns | None = None) -> Shard:
-        """Read the index of a tar if the index is valid, otherwise all headers of the tar.
+        """Read the index of a tar. If there is no valid index, read all headers of the tar.
 
-        columns  the listed columns; they must include every extension in the tar
-        raises   FormatError for an invalid tar, or the wrong number of rows; IntegrityError for an
-                 extension without a column
+        columns  the columns that a playlist lists; they must include every extension in the tar
+        raises   FormatError for an invalid tar, or if the number of rows differs from the listed
+                 number; IntegrityError for an extension without a column
         """
         source = byte_ranges.source_of(chunk)
         table = webdataset_index.read(chunk, source.size)
@@ -179,7 +179,7 @@ class WebDataset(Format):
         columns: Sequence[str] | None = None,
         ranges: Mapping[str, tuple[int, int]] | None = None,
     ) -> list[Row]:
-        """Read the bytes of members, in the order of `rows`; a missing member is None."""
+        """Read the bytes of members, in the order of `rows`. A missing member is None."""
         starts, sizes, ends, keys, view, places = shard.memo.get("rows") or _row_tables(shard)
         plan = places.items() if columns is None else [(name, places[name]) for name in columns]
         if view is None and (view := byte_ranges.whole(shard.chunk)) is None:
@@ -259,7 +259,7 @@ class WebDataset(Format):
         return byte_ranges.record_batch(selected, arrays, stop - start)
 
     def storable_keys(self, keys: pa.Array) -> pa.Array:
-        """Return keys with `_` in place of each dot in their last part."""
+        """Return keys without dots in the last part; each of these dots becomes `_`."""
         has_dot = pc.match_substring_regex(keys, r"\.[^/]*$").fill_null(False)
         if not pc.any(has_dot).as_py():
             return keys
@@ -276,7 +276,7 @@ class WebDataset(Format):
     def arrange(self, columns: Iterable[Column]) -> Columns:
         """Return the columns as a tar stores them, with the key first.
 
-        Integers become decimal text and floats become JSON; webdataset decodes both.
+        Integers become decimal text, and floats become JSON. webdataset decodes both to numbers.
 
         raises  UsageError for a duplicate name or extension, for an encoding that a tar cannot
                 store, or if the key is the only column
@@ -320,7 +320,7 @@ class WebDataset(Format):
         return shard.chunk.at, int(starts.min()), int((starts + sizes).max())
 
     def large_values(self, shard: Shard, max_bytes: int) -> list[LargeValue]:
-        """Return the members larger than `max_bytes`, according to the headers or the index."""
+        """Return the members larger than `max_bytes`. The index or the headers list the sizes."""
         sizes = shard.layout["sizes"]
         names = [one.name for one in member_columns(shard.columns)]
         places = np.argwhere(sizes > max_bytes).tolist()
@@ -372,9 +372,11 @@ _KEY_PLACE = -1  # place of the key in `_places`; extension columns have smaller
 
 
 def _places(columns: Columns) -> dict[str, int]:
-    """Return the place of each column: the index of its members, or a negative number.
+    """Return the place of each column.
 
-    The key has the place -1. The extension column of the members at place i has the place -2 - i.
+    The place of a column with members is its index in `starts` and `sizes` of the layout. The place
+    of the key is -1. The place of an extension column is -2 - i, if its extensions belong to the
+    members of the column at place i.
     """
     members = member_columns(columns)
     places = {one.name: i for i, one in enumerate(members)}
@@ -393,14 +395,17 @@ def _extension(shard: Shard, place: int, row: int) -> bytes | None:
 
 
 def _arranged(form: Format, table: Table, columns: Columns, at: Location) -> dict[str, Any]:
-    """Return the layout of a shard: the offsets of the members by column.
+    """Return the layout of a shard, which locates the members by column instead of extension.
 
-    starts, sizes  int64 [columns with members, rows], as in the table
-    spelled        place of a column with several extensions -> number of each row's extension in
-                   `spellings`, -1 if there is none: int64 [rows]
-    raises         FormatError for an encoding that a tar cannot store, and for two members of a
-                   sample that belong to one column; IntegrityError for an extension without a
-                   column
+    Entries of the layout, besides the keys:
+
+    starts, sizes  as in `Table`, but int64 [columns with members, rows]
+    spellings      extensions in the tar, as stored; only for columns with several extensions
+    spelled        place of a column with several extensions -> index in `spellings` of the
+                   extension in each row, -1 for a missing member: int64 [rows]
+
+    raises  FormatError for an encoding that a tar cannot store, or for two members of a sample that
+            belong to one column; IntegrityError for an extension without a column
     """
     for one in columns:
         if not _can_store(form, one):
@@ -464,11 +469,11 @@ def _without_dots(key: str) -> str:
 
 
 def _row_tables(shard: Shard) -> Any:
-    """Return the state for reading single rows, and store it in the shard's memo.
+    """Create the state for reading single rows. Store it in the shard's memo and return it.
 
-    return  memoryviews of starts, sizes, ends and keys; the mapped tar or None; and the result of
-            `_places`. Indexing a memoryview returns a Python integer, which is faster than indexing
-            a numpy array
+    The arrays are memoryviews, because indexing a memoryview is faster than indexing a numpy array.
+
+    return  starts, sizes, ends and keys; the mapped tar or None; the result of `_places`
     """
     places = _places(shard.columns)
     tables = (memoryview(shard.layout[name]) for name in ("starts", "sizes", "ends", "keys"))
@@ -503,11 +508,11 @@ def _ranged(shard: Shard, rows: Sequence[int], plan: Any) -> list[Row]:
 def _members(
     shard: Shard, places: Sequence[int], start: int, stop: int
 ) -> list[tuple[ByteArray, IntArray, IntArray]]:
-    """Locate the members of rows start..stop for each extension.
+    """Locate the members of rows start..stop for each column.
 
-    places  indexes of the extensions
-    return  the data, uint8 [bytes]; starts in the data and sizes, int64 [rows], for each extension;
-            the start of a missing member is -1
+    places  places of columns with members
+    return  for each column: data that contains the members, uint8 [bytes]; start of each member in
+            the data, -1 for a missing member, int64 [rows]; size of each member, int64 [rows]
     """
     starts, sizes = (shard.layout[name][places, start:stop] for name in ("starts", "sizes"))
     view = byte_ranges.whole(shard.chunk)
@@ -524,7 +529,7 @@ def _members(
             for at, size in zip(starts, sizes, strict=True)
         ]
     out = []
-    # members are far apart, so they do not share reads
+    # Most bytes between the members are not needed, so each member is a separate range.
     for at, size in zip(starts, sizes, strict=True):
         parts = byte_ranges.read(
             shard.chunk,
@@ -550,7 +555,7 @@ def _array(
     first_row: int,
     views: bool,
 ) -> pa.Array:
-    """Return one column as a typed array; with `views`, as Arrow views if possible."""
+    """Return one column as a typed array. If `views` is True, use Arrow view types if possible."""
     is_stored = starts >= 0
     if not is_stored.any():
         return pa.nulls(len(starts), lookup(one.encoding).arrow)
@@ -581,7 +586,7 @@ def _verify_keys(table: Table, at: object) -> Iterator[Finding]:
 
 
 def _verify_index(shard: Shard, table: Table, size: int) -> Iterator[Finding]:
-    """Yield a finding if the index of a tar is invalid, or differs from the headers of the tar."""
+    """Yield a finding if the index of a tar is invalid, or differs from the tar headers."""
     location = webdataset_index.location_of(shard.chunk)
     if location is None:
         return

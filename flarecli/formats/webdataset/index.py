@@ -152,7 +152,7 @@ def parse(data: bytes, size: int) -> Table | None:
 
 
 def _is_possible(table: Table, rows: int, size: int) -> bool:
-    """Return whether the members are in order, block-aligned and within the tar."""
+    """Return whether all keys are valid, and the members in order, aligned and within the tar."""
     ends = table.ends
     if len(ends) != rows or len({*table.extensions, KEY}) != len(table.extensions) + 1:
         return False
@@ -166,7 +166,7 @@ def _is_possible(table: Table, rows: int, size: int) -> bool:
     if (
         rows
         and (np.where(is_stored, table.starts, size).min(0)[1:] <= table.starts.max(0)[:-1]).any()
-    ):  # read_batch expects the rows in file order
+    ):  # `read_batch` expects rows in the order of the tar
         return False
     starts, sizes = table.starts[is_stored], table.sizes[is_stored]
     if not len(starts):
@@ -261,7 +261,7 @@ def _stream(at: Location, index: Any) -> Stream:
 
 
 def write_version_index(at: Location, stream: Stream) -> None:
-    """Write the `shardindex.json` of a version, which lists the shards of a stream."""
+    """Write the `shardindex.json` of a dataset version. It lists the shards of a stream."""
     write_index(at, list(stream), stream.columns or (), Settings())
 
 
@@ -270,7 +270,7 @@ def write_index(
 ) -> dict[str, File]:
     """Write `shardindex.json` as `widsindex create` does, so that wids can open the folder.
 
-    MD5 checksums are included if they are known.
+    An entry contains the MD5 checksum of its tar if the checksum is known.
     """
     shards = []
     for chunk in chunks:

@@ -4,10 +4,10 @@ In a file, only the headers are read. A stream that cannot seek is read in one p
 memory.
 
 The rules are the same as in webdataset 1.0.2. The key of `a/b.seg.PNG` is `a/b`, the name up to the
-first dot after the last slash. The extension is `seg.png`, the text after that dot; its case is
-ignored. A member is ignored if its name has no extension, if it is hidden, or if it is in a
-top-level folder such as `__this__`. Unlike webdataset, flare reports a key that occurs again later
-as an error, because the members of its sample are not consecutive.
+first dot after the last slash. The extension is `seg.png`, the text after that dot in lower case. A
+member is ignored if its name has no extension, if it is in a top-level folder such as `__this__`,
+or if it is hidden (see `split` for hidden files with a key). Unlike webdataset, flare reports an
+error if a key occurs again later, because the members of a sample must be consecutive.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from flarecli.names import escape
 
 __all__ = ["MAX_EXTENSIONS", "Table", "key_text", "read_stream", "read_table", "split"]
 
-MAX_BATCH_ROWS, MAX_BATCH_BYTES = 8192, 16 << 20  # a larger sample is a separate batch
+MAX_BATCH_ROWS, MAX_BATCH_BYTES = 8192, 16 << 20  # a batch ends when it reaches a limit
 _MAGIC = {b"\x1f\x8b": "gz", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2"}
 _META = re.compile(rb"__[^/]*__(?:/|$)")
 MAX_EXTENSIONS = 1024  # maximum number of extensions in a shard
-_MAX_CELLS = 64  # maximum table cells per member, to limit the memory of a sparse table
+_MAX_CELLS = 64  # maximum table cells per member, to limit the memory for missing members
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,8 @@ class Table:
     """The offsets and sizes of all members, by extension and sample.
 
     extensions  extensions as stored, in the order of their first use
-    keys, ends  uint8: the keys of all samples, concatenated; int64 [rows]: the end of each key
+    keys        the keys of all samples, one after another: uint8 [bytes]
+    ends        end of each key in `keys`: int64 [rows]
     starts      int64 [extensions, rows]: data offset of the member in the tar, -1 if it is missing
     sizes       int64 [extensions, rows]: size of the member in bytes, -1 if it is missing
     """
@@ -85,9 +86,9 @@ class Table:
 def split(name: bytes) -> tuple[bytes, bytes] | None:
     """Split the name of a member into key and extension; return None if the member is ignored.
 
-    webdataset's pattern `((?:.*/|)[^.]+)[.]([^/]*)` has the same result, but splitting takes linear
-    time. The key of a hidden file is the path of its folder; the file is ignored if the name of the
-    folder contains a dot.
+    The result is the same as with webdataset's pattern `((?:.*/|)[^.]+)[.]([^/]*)`, but the time is
+    always linear. The key of a hidden file such as `a/.png` is the path of its folder, `a/`. A
+    hidden file is ignored if it has no folder, or if the name of the folder contains a dot.
     """
     if name[:2] == b"__" and _META.match(name):
         return None
@@ -112,16 +113,16 @@ def key_text(keys: ByteArray, ends: IntArray, start: int = 0, stop: int | None =
 
 @dataclass(slots=True, eq=False)
 class _Column:
-    """The row, data offset and size of each member with a given extension."""
+    """The row, data offset and size of each member that has the same extension."""
 
-    last: list[int]  # the last row with this extension in upper or lower case
+    last: list[int]  # the last row; shared by extensions that differ only in case
     rows: array[int] = field(default_factory=lambda: array("q"))
     starts: array[int] = field(default_factory=lambda: array("q"))
     sizes: array[int] = field(default_factory=lambda: array("q"))
 
 
 class _Builder:
-    """The samples of the members added so far. Further members may extend the last sample."""
+    """Groups members into samples as they are added. The last sample may still be incomplete."""
 
     def __init__(self) -> None:
         self.columns: dict[str, _Column] = {}
@@ -260,10 +261,10 @@ def read_stream(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the samples in a stream as typed batches, in order.
 
-    Memory use is bounded by one batch and its largest member.
+    The memory use is at most one batch and its largest member.
 
     blocks   bytes of a tar, plain or compressed with gzip, bzip2 or zstd, in blocks of any length
-    columns  columns of the batches; None for the key and the extensions in the first batch
+    columns  columns of the batches; None to use the key and the extensions in the first batch
     raises   FormatError with row and byte for an invalid tar, a duplicate member in a sample, or an
              extension that the columns do not include
     """
@@ -344,7 +345,7 @@ def _batch(
 
 
 def _decompressed(blocks: Iterable[bytes], where: object) -> Iterator[bytes]:
-    """Decompress a stream in bounded steps; its first bytes determine the compression."""
+    """Decompress a stream in bounded steps. The first bytes determine the compression."""
     ahead = iter(blocks)
     head = b""
     while len(head) < 4 and (data := next(ahead, None)) is not None:

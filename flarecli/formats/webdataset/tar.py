@@ -70,18 +70,18 @@ _SKIPPED = {
     b"6": "FIFO",
     b"V": "label",
 }
-_MAX_META_BYTES = 1 << 20  # maximum size of one member's PAX records; most have a few hundred bytes
+_MAX_META_BYTES = 1 << 20  # maximum size of a PAX or GNU header; most have a few hundred bytes
 MAX_MEMBER_BYTES = 8**11 - 1  # the largest octal number that the size field can store
-# The low 16 bits of adler32 are (1 + the sum of the bytes) modulo this number, so adler32 is a fast
-# way to sum bytes.
+# The low 16 bits of adler32 are (1 + the sum of the bytes) modulo this number. adler32 is a fast
+# way to compute the sum of bytes.
 _ADLER = 65521
-_CHECKED_BYTES = 1 << 20  # block size for the check that only zeros follow the end marker
+_CHECKED_BYTES = 1 << 20  # bytes per step of the check that only zeros follow the end marker
 
 
 class Blocks:
-    """Source for a stream that cannot seek.
+    """A source for `members` that reads a stream without seeking.
 
-    Blocks before the last `start` are dropped. The size is None until the stream has ended.
+    `window` drops the blocks before `start`. `size` is None until the stream has ended.
     """
 
     def __init__(self, blocks: Iterable[bytes]) -> None:
@@ -113,9 +113,9 @@ class Blocks:
 
 @dataclass(slots=True)
 class Seen:
-    """Facts about a tar that a scan collects in addition to its files.
+    """Facts about a tar that a scan collects in addition to the files in the tar.
 
-    skipped  type -> number of members that are not files
+    skipped  member type -> number of skipped members, which are not files
     padding  offsets of padding with non-zero bytes; None if padding is not checked
     end      size of the end marker and of the zeros after it
     """
@@ -175,7 +175,7 @@ def members(
             fields, own = (
                 {key: value for key, value in {**shared, **own}.items() if value},
                 {},
-            )  # an empty value removes the field
+            )  # an empty value cancels the field, even if a `g` header set it
             raw, prefix = fields.get("path", raw), b"" if "path" in fields else prefix
             size = _decimal(fields["size"], where, pos) if "size" in fields else size
         if limit is not None and start + size > limit:
@@ -274,7 +274,7 @@ def _is_signed_sum(head: memoryview, total: int) -> bool:
 def _read_meta(
     kind: bytes, data: bytes, own: dict[str, bytes], shared: dict[str, bytes], where: str
 ) -> None:
-    """Add the fields in a member of type `x`, `g`, `L` or `K` to `own` or `shared`."""
+    """Parse a header of type `x`, `g`, `L` or `K`, and add its fields to `own` or `shared`."""
     if kind == b"L":
         own["path"] = data.partition(b"\0")[0]
     if kind in (b"L", b"K"):
@@ -372,10 +372,11 @@ def check_size(size: int, where: object = "") -> None:
 
 
 def header(name: bytes, size: int) -> bytes:
-    """Return the header of a file: one block, or at least three blocks with a PAX record.
+    """Return the header of a file.
 
-    A PAX record is used if ustar cannot store the name. The header is reproducible: mode 0444,
-    time, uid and gid 0, and no user or group name.
+    A header is one block. If ustar cannot store the name, a PAX record precedes the block, and the
+    result has at least three blocks. The header is reproducible: the mode is 0444; time, uid and
+    gid are 0; user and group have no names.
 
     raises  ValueFitError for a file of 8 GiB or more
     """
@@ -414,7 +415,7 @@ _BASE_CHECKSUM = sum(_TEMPLATE) - sum(_TEMPLATE[148:156]) + 256
 
 
 def headers(names: ByteArray, sizes: IntArray) -> ByteArray:
-    """Return the headers of many files whose names ustar can store; see `header`.
+    """Return the headers of many files with names of at most 100 bytes; see `header`.
 
     names   uint8 [n, 100], ASCII, padded with NULs
     sizes   int64 [n], each below 8 GiB

@@ -1,7 +1,8 @@
 """Write samples as a tar.
 
-Arrow joins headers, members and padding: column by column for up to 8192 rows at once, or row by
-row for a few rows with many small columns.
+Arrow joins headers, members and padding. Usually, the members are prepared column by column for up
+to 8192 rows at once. For a few rows with many small columns, the members of all columns are
+prepared together.
 """
 
 from __future__ import annotations
@@ -32,15 +33,16 @@ from flarecli.storage import Location
 
 __all__ = ["row_sizes", "write_shard"]
 
-# Approximate bytes and rows that are joined at once; small enough for the CPU cache.
+# Approximate limits for the bytes and rows that are joined at once, to fit in the CPU cache.
 _STEP_BYTES, _STEP_ROWS = 1 << 20, 8192
 _MAX_JOINED_ROW_BYTES = 1 << 16  # members of larger rows are written separately, without joining
-_MIN_STEP_ROWS = 8  # minimum rows per step for small members, to limit the Arrow calls per row
-_MAX_WIDE_ROWS = 64  # maximum rows for which the members of all columns are processed together
+_MIN_STEP_ROWS = 8  # minimum rows per step for small members, to limit the number of Arrow calls
+_MAX_WIDE_ROWS = 64  # maximum rows per step if the members of all columns are processed together
 _NAME_BYTES = 100  # size of the name field in a header
 _FRAGMENT = re.compile(r"/fragment\.([0-9a-f]{16})[0-9a-f]{16}/(?:([0-9]{5,})/)?")
 # Matches an absolute path, a drive, a URL or a control character. Also matches a path in a folder
-# `__this__/`, and a path with an empty part, a part of dots and spaces, or a dot in the last part.
+# such as `__this__/`, and a path with an empty part, a part that consists of dots and spaces, or a
+# dot in the last part.
 _INVALID_KEY = (
     r"^/|^~|(^|/)[A-Za-z]:|//|^\.[. ]+(/|$)|^ [. ]*(/|$)|/[. ]+(/|$)|/$|[\x00-\x1f\x7f\\]"
     r"|\.[^/]*$|^__[^/]*__/|^$"
@@ -72,9 +74,9 @@ def write_shard(
 ) -> Chunk:
     """Write rows as one tar with its index.
 
-    The name is `00000.tar`, with more than five digits after 99,999; in a fragment of a changed
-    dataset, it starts with a digest. Without a key column, keys are `SHARD-ROW`. A null value has no
-    member. The caller must check that keys are unique.
+    The name of the tar is the shard number with at least five digits: `00000.tar`. In a fragment of
+    a changed dataset, the name starts with a digest. Without a key column, the keys are
+    `SHARD-ROW`. A null has no member. The caller must check that the keys are unique.
 
     raises  ValueFitError, before anything is written, for an invalid key, a row without members, or
             a member of 8 GiB or more
@@ -97,8 +99,8 @@ def write_shard(
 def _prefix(at: Location) -> str:
     """Return the prefix of the tar names in a fragment or in its parts; empty for other folders.
 
-    webdataset and wids cache a tar under the last part of its address, so the tars of all fragments
-    of a dataset must have different names.
+    webdataset and wids cache a tar under the last part of its URL, so the tars in all fragments of
+    a dataset must have different names.
     """
     found = _FRAGMENT.search(f"{at}/")
     return "".join(f"{one}-" for one in found.groups() if one) if found else ""
@@ -127,8 +129,8 @@ def _check_each(keys: pa.Array | pa.ChunkedArray, to: object) -> None:
 def _check_key(key: str | None, where: Place) -> None:
     """Raise an error for a key that a tar cannot store.
 
-    raises  ValueFitError for a key that would be read back differently; UnsafeError for a key that
-            is not a plain relative path, which may start with `./`
+    raises  ValueFitError for a null, or for a key that would be read back differently; UnsafeError
+            for a key that is not a safe relative path. The prefix `./` is allowed
     """
     hint = "Change the keys, or omit the column, so that flare generates a key for each row."
     if key is None:
@@ -184,7 +186,7 @@ def _members(columns: Columns, batch: pa.RecordBatch) -> list[tuple[Column, str 
 def _weights(columns: Columns, batch: pa.RecordBatch, keys: pa.Array) -> tuple[IntArray, IntArray]:
     """Return the header size and the data size of each member.
 
-    return  two arrays int64 [members, rows]; for a null value, the sizes are 0 and -1
+    return  two arrays int64 [members, rows]; for a null, the header size is 0 and the data size -1
     """
     members = _members(columns, batch)
     sizes = np.empty((len(members), batch.num_rows), np.int64)
@@ -202,9 +204,9 @@ def _weights(columns: Columns, batch: pa.RecordBatch, keys: pa.Array) -> tuple[I
 
 
 def _is_wide(rows: int, members: Sequence[tuple[Column, str | pa.Array]]) -> bool:
-    """Return whether to process the members of all columns together, not column by column.
+    """Return whether to process the members of all columns together.
 
-    For a few rows with many columns, this saves calls to Arrow and numpy.
+    For a few rows with many columns, this needs fewer Arrow and numpy calls than column by column.
     """
     return 0 < rows < min(len(members), _MAX_WIDE_ROWS)
 
@@ -252,7 +254,7 @@ def _names(keys: pa.Array, extension: str | pa.Array) -> pa.Array:
 def _all_names(keys: pa.Array, extensions: Sequence[str | pa.Array]) -> pa.Array:
     """Return the names of all members in row order: large_string [rows * members]."""
     rows, members = len(keys), len(extensions)
-    of_members = [  # the extensions of the first member in all rows, then of the second member
+    of_members = [  # for the first column, the extension in each row; then for the second column
         pa.repeat(pa.scalar(one, encodings.TEXT), rows)
         if isinstance(one, str)
         else one.cast(encodings.TEXT)
@@ -267,7 +269,7 @@ def _all_names(keys: pa.Array, extensions: Sequence[str | pa.Array]) -> pa.Array
 
 
 def _is_plain(names: pa.Array) -> bool:
-    """Return whether the name field of a header can store every name."""
+    """Return whether every name is ASCII and fits in the name field of a header."""
     return (
         bool(pc.all(pc.string_is_ascii(names), min_count=0).as_py())
         and (pc.max(pc.binary_length(names)).as_py() or 0) <= _NAME_BYTES
@@ -277,7 +279,7 @@ def _is_plain(names: pa.Array) -> bool:
 def _table(
     columns: Columns, batches: Sequence[pa.RecordBatch], keys: Sequence[pa.Array], to: Location
 ) -> tuple[Table, int]:
-    """Return a table with the offsets of all members, and the size of the tar."""
+    """Return a table of all members, and the size of the uncompressed tar in bytes."""
     starts: list[IntArray] = []
     all_sizes: list[IntArray] = []
     end = 0
@@ -286,7 +288,7 @@ def _table(
         _check_sizes(sizes, to, sum(part.shape[1] for part in all_sizes))
         steps = (heads + np.where(sizes < 0, 0, tar.padded(sizes))).T.reshape(
             -1
-        )  # sizes of all members in the order of the tar
+        )  # bytes of each member with header and padding, in the order of the tar
         ends = (end + np.cumsum(steps)).reshape(-1, len(heads)).T
         starts.append(np.where(sizes < 0, -1, ends - tar.padded(sizes)))
         all_sizes.append(sizes)
@@ -310,7 +312,10 @@ def _table(
 def _by_extension(
     columns: Columns, batches: Sequence[pa.RecordBatch], starts: IntArray, sizes: IntArray
 ) -> tuple[tuple[str, ...], IntArray, IntArray]:
-    """Return the extensions of all members, and starts and sizes by extension instead of column."""
+    """Return the extensions of all members, and the starts and sizes by extension.
+
+    starts, sizes  by column: int64 [columns, rows]
+    """
     extensions, out = list[str](), list[tuple[IntArray, IntArray]]()
     named = zip(member_columns(columns), extensions_of(columns), strict=True)
     for i, (one, extension) in enumerate(named):
@@ -395,7 +400,7 @@ def _heads(names: pa.Array, sizes: IntArray) -> pa.Array:
 
 
 def _split(data: ByteArray, lengths: IntArray) -> pa.Array:
-    """Split data into consecutive values with these lengths: large_binary [lengths]."""
+    """Split data into consecutive values with the given lengths: large_binary [lengths]."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return rows_by_offsets(data, offsets)
