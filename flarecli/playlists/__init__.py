@@ -5,8 +5,9 @@
         content: [URL, …]
     # flare xxh3_128 HEX
 
-Lists in the headers are parallel to `content`. The last line is the checksum of all bytes before
-it. Playlists are untrusted input. Any reader of Flare playlists can read the playlists that flare writes.
+A list in the headers has one item for each URL in `content`, in the same order. The last line
+contains the checksum of all preceding bytes. Playlists are untrusted input. Other readers of the
+Flare playlist format can read the playlists that flare writes.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ __all__ = [
 ]
 
 PLAYLIST = "playlist.yaml"
-VERSION = "version"  # header of the first stream of a changed dataset: number, verb, fragment, …
+# Header with the number of the version and the facts of its change. Only the first stream of a
+# changed dataset has this header.
+VERSION = "version"
 MAX_VERSION = 10**12
 _PIN = re.compile(r"playlist\.([A-Za-z0-9_-][A-Za-z0-9._-]{0,99})\.yaml", re.ASCII)
 _NUMBERED = re.compile(r"playlist\.(\d{6,13})\.yaml", re.ASCII)
@@ -57,9 +60,9 @@ def version_number(name: str) -> int | None:
 
 
 def pin_of(name: str) -> str | None:
-    """Return the name of a pin (a named copy of a playlist) from its file name; None for other files.
+    """Return NAME for a file name `playlist.NAME.yaml`; None for any other file name.
 
-    For a numbered playlist, the result is the number as text.
+    NAME is the name of a pin (a named copy of a playlist), or the number of a numbered playlist.
     """
     match = _PIN.fullmatch(name)
     return match[1] if match else None

@@ -28,16 +28,17 @@ B = TypeVar("B")
 
 
 def _map(call: Callable[[A], B], items: Iterable[A], at: Location) -> Iterator[B]:
-    """Call a function for all items in parallel; yield the results in order until an error."""
+    """Call a function for all items in parallel, and yield the results in the items' order."""
     return ordered_map(call, items, workers=cpu_count() if at.is_local else _REMOTE_JOBS)
 
 
 def described(streams: Sequence[Stream]) -> Sequence[Stream]:
-    """Return the streams of one dataset, and add the common columns and types of tables.
+    """Return the streams of one dataset with the columns and Arrow types of all its table files.
 
-    A file is opened only if its types are not listed. Streams in other formats are returned unchanged.
+    If all streams list the same columns and types, no file is opened. If the format of any stream
+    does not store Arrow types, all streams are returned unchanged.
 
-    raises  FormatError for tables whose columns differ; any error from opening a table
+    raises  FormatError if files have different columns; any error from opening a file
     """
     if not all(formats.facts(stream.format).typed for stream in streams):
         return streams
@@ -56,13 +57,13 @@ def _with_listed_types(stream: Stream) -> Stream:
 
 
 def filled(stream: Stream, progress: Progress | None = None) -> Stream:
-    """Return a stream with the columns, and with the row count and size of every shard.
+    """Return a stream with its columns, and with the row count and size of every shard.
 
-    A shard is opened only if some of its facts are missing. The types of tables are added to the
-    headers if all types can be listed.
+    A shard is opened only if its row count or the columns are not listed. If the format stores
+    Arrow types and a playlist can list all of these types, the types are added to the headers.
 
     progress  receives the number of finished shards, including shards that are not opened
-    raises    UsageError if the columns of shards differ; any error from opening a shard
+    raises    UsageError if shards have different columns; any error from opening a shard
     """
     (stream,) = described([stream])
     rows = np.full(len(stream), -1, np.int64) if stream.rows is None else stream.rows.copy()
@@ -85,7 +86,7 @@ def filled(stream: Stream, progress: Progress | None = None) -> Stream:
         shard = formats.find(chunk.format or "").open_shard(
             replace(chunk, files=(main, *companions)), stream.columns
         )
-        if not companions:  # the format finds companion files that are not listed
+        if not companions:  # add the companion files that the format found
             folder = stream.urls[i].rpartition("/")[0]
             for file, at in zip(shard.chunk.files[1:], shard.chunk.companions, strict=True):
                 name = f"{folder}/{at.name}" if folder else at.name
@@ -116,7 +117,7 @@ def filled(stream: Stream, progress: Progress | None = None) -> Stream:
 def _with_schema_header(stream: Stream) -> Stream:
     kinds = {name: encodings.without_variants(kind) for name, kind in stream.types.items()}
     header = {name: encodings.type_header(kind) for name, kind in kinds.items()}
-    if None in header.values():  # without the header, readers of the playlist open the files
+    if None in header.values():  # a playlist cannot list this type, so readers open the files
         return stream
     return replace(stream, headers={**stream.headers, SCHEMA: header})
 
@@ -126,19 +127,20 @@ def _with_size(file: File, at: Location) -> File:
 
 
 def without_sums(stream: Stream, names: Sequence[str]) -> list[int]:
-    """Return the positions of the chunks for which the stream lacks one of the checksums."""
+    """Return the positions of the chunks for which at least one of the checksums is not listed."""
     listed = [stream.hashes.get(name) or [""] * len(stream) for name in names]
     return [i for i in range(len(stream)) if not all(values[i] for values in listed)]
 
 
 def summed(stream: Stream, names: Sequence[str], progress: Progress | None = None) -> Stream:
-    """Return a stream with checksums of every chunk, its companion files, and all other files.
+    """Return a stream with checksums of all its chunks, companion files and other listed files.
 
-    Only files without a checksum are read.
+    A file is read only if one of its checksums is not listed.
 
-    names     names of the hashes
-    progress  receives the number of chunks without a checksum, and their bytes
-    raises    UsageError for an unknown hash; IntegrityError if a file differs from the playlist
+    names     names of the hash functions, such as `xxh3_128`
+    progress  receives the number of chunks that were read, and the number of their bytes
+    raises    UsageError for an unknown hash function; IntegrityError if the checksum of a file
+              differs from the playlist
     """
     hashes = {name: list(stream.hashes.get(name) or [""] * len(stream)) for name in names}
     order, reported = without_sums(stream, names), progress or Progress()

@@ -3,11 +3,17 @@
 Tags, aliases and additional documents are errors. Depth and size are limited. The values `no`, `012`
 and `1:30` are text. Reading stops at the first fault; validation reports all faults.
 
-The YAML library is slow on long lists. Therefore, each long list that has an unambiguous syntax is replaced by a random
-placeholder before the library parses the text. Such a list has either one item `- a` per line, or lines of items
-separated by commas, or one entry `name: {bytes: 1, …}` of a mapping per line. The items contain only characters that have no
-special meaning in YAML. If a placeholder is not an item of a list or a key of a mapping after parsing (for example, if it is in a
-block of text), the complete text is parsed.
+The YAML library is slow on long lists. Therefore, flare replaces each long list by a random
+placeholder, parses the list itself, and passes the shorter text to the library. A list is replaced
+only if it has one of these forms:
+
+    - a                        one item per line
+    a, b, c,                   several items per line, separated by commas
+    name: {bytes: 1, …}        a mapping with one entry per line
+
+Unquoted items must consist of characters without a special meaning in YAML. If the library does not
+find a placeholder as an item of a list or as a key of a mapping, the library parses the complete
+text. An example is a placeholder in a block of text.
 """
 
 from __future__ import annotations
@@ -63,8 +69,9 @@ _HASHES = frozenset(known())
 MIN_LIST_CHARACTERS = 4096  # the YAML library parses shorter lists
 _PLAIN = r"[A-Za-z0-9_./][A-Za-z0-9_./:%?=&+@~-]*+(?<!:)"
 _ITEM = rf'(?:"[ !#-\[\]-~]*+"|{_PLAIN})'
-# Because of a bug in Python before 3.11.5, matching continues after a possessive group at the position at which the
-# last attempt of the group failed. The pattern after the group must therefore not match at that position.
+# Python before 3.11.5 has a bug: if the last repetition of a possessive group fails, matching
+# continues at the position of the failure, instead of at the end of the previous repetition. The
+# pattern after a possessive group must therefore not match at the position of the failure.
 _LINE = rf"{_ITEM}(?>(?:, {_ITEM})*),\n"
 _FACT = r'[a-z][a-z0-9_]*: (?:0|[1-9][0-9]{0,17}|"[0-9A-Za-z]*")'
 _ENTRY = rf"[A-Za-z_./][A-Za-z0-9_./-]{{0,199}}: {{{_FACT}(?:, {_FACT})*}}\n"
@@ -81,19 +88,19 @@ _ANY = re.compile(r'"([^"]*+)"|([^",\s]++)')
 
 
 def _mark(node: Any) -> int:
-    """Return the 1-based line and column at which a YAML event or node starts, combined into one number."""
+    """Return the start of a YAML event or node as `line << 32 | column`, both counted from 1."""
     return int(node.start_mark.line + 1) << 32 | int(node.start_mark.column + 1)
 
 
 def _mark_in(text: str | bytes, position: int) -> int:
-    """Return the 1-based line and column of an offset in a text, combined into one number."""
+    """Return an offset in a text as `line << 32 | column`, both counted from 1."""
     newline: Any = "\n" if isinstance(text, str) else b"\n"
     line_start = text.rfind(newline, 0, position) + 1
     return (text.count(newline, 0, position) + 1) << 32 | position - line_start + 1
 
 
 def _fault(at: Location, mark: int, message: str) -> FormatError:
-    """Return a FormatError with the line and column of a fault in a playlist."""
+    """Return a FormatError for a fault in a playlist; `mark` is `line << 32 | column`."""
     return FormatError(message, where=Place(at, line=mark >> 32, character=mark & 0xFFFFFFFF))
 
 
@@ -108,7 +115,8 @@ def read(at: Location) -> Playlist:
 def stored(at: Location) -> bytes:
     """Read the bytes of a playlist. Raises FormatError for a file larger than MAX_BYTES."""
     try:
-        return at.read_whole(MAX_BYTES)  # one open file, because a change may replace it
+        # `read_whole` opens the file once, because another process may replace the playlist.
+        return at.read_whole(MAX_BYTES)
     except ReachError:
         size = at.size()
         if size > MAX_BYTES:
@@ -143,14 +151,14 @@ def parse(data: bytes, at: Location) -> Playlist:
 
 
 def read_document(decoded: str, at: Location) -> Any:
-    """Parse YAML, with long lists parsed separately. Raises the same errors as `read_yaml`."""
+    """Parse YAML; long lists are parsed separately. Raises the same errors as `read_yaml`."""
     short, lifted = lift(decoded, _plain)
     if lifted:
         try:
             value = read_yaml(short, at, lifted)
             if not lifted:
                 return value
-        except FormatError:  # the complete text is parsed below, for the correct line and column
+        except FormatError:  # the complete text is parsed below, to report the correct line
             pass
     return read_yaml(decoded, at, {})
 
@@ -160,8 +168,9 @@ def read_yaml(
 ) -> Any:
     """Parse YAML in which placeholders replace long lists.
 
-    lifted  placeholder -> items of the list, or entries of the mapping; it is removed when it is used
-    found   list to which faults are added; None to raise the first fault
+    lifted  placeholder -> the list or mapping that it replaces; placeholders that the parser finds
+            are removed from `lifted`
+    found   receives faults such as tags and aliases; None: the first fault is raised
     raises  FormatError for invalid YAML or deep nesting
     """
     import yaml
@@ -184,14 +193,14 @@ def read_yaml(
         raise _fault(at, line << 32 | character, message) from None
     except yaml.YAMLError as error:
         position = getattr(error, "position", 0)
-        if loader is not yaml.SafeLoader:  # libyaml reports byte offsets
+        if loader is not yaml.SafeLoader:  # `position` is in bytes, because libyaml set it
             position = len(decoded.encode()[:position].decode(errors="ignore"))
         message = f"not valid YAML: {str(error).splitlines()[0][:200]}"
         raise _fault(at, _mark_in(decoded, position), message) from None
 
 
 class _Context(NamedTuple):
-    """The parser state that is constant for a document."""
+    """The arguments of the parser that are the same for all nodes of a document."""
 
     at: Location
     lifted: _Lifted
@@ -320,7 +329,7 @@ def _file(name: str, value: Map) -> File:
 def faults(data: bytes, at: Location) -> list[FormatError]:
     """Return all faults in a playlist, sorted by line.
 
-    Invalid YAML is checked up to the first syntax error.
+    If the playlist has a YAML syntax error, return only this error and the YAML faults before it.
     """
     try:
         parse(data, at)
@@ -339,7 +348,7 @@ def faults(data: bytes, at: Location) -> list[FormatError]:
         for steps, message in _stream_faults(name, value):
             paths.append((name, *steps))
             messages.append(message)
-    if found:  # YAML with aliases or duplicate names cannot be composed to find the lines of items
+    if found:  # `places` does not support aliases and duplicate names
         marks = [place_of(root, path) for path in paths]
     else:
         marks = places(data, paths)
@@ -348,7 +357,7 @@ def faults(data: bytes, at: Location) -> list[FormatError]:
 
 
 def places(data: bytes, paths: Sequence[Steps]) -> list[int]:
-    """Return the line and column of the node at each path in a playlist, combined into one number.
+    """Return the position of the node at each path in a playlist, as `line << 32 | column`.
 
     paths  mapping keys and list positions from the root to the node
     """
@@ -378,8 +387,8 @@ def lift(text: str, scalar: Callable[[str], Any]) -> tuple[str, _Lifted]:
     """Replace long lists in the text of a playlist with placeholders.
 
     scalar  function that parses an unquoted item
-    return  the text with the same number of lines, and a mapping of placeholder to list items, or to
-            entries of a mapping
+    return  the text with placeholders and an unchanged number of lines; and a dict: placeholder ->
+            the list or mapping that it replaces
     """
     lifted: _Lifted = {}
     pieces: list[str] = []
@@ -430,7 +439,10 @@ def _parse_flow(body: str, scalar: Callable[[str], Any]) -> list[Any]:
 
 
 def _parse_entries(body: str) -> Map | None:
-    """Parse a mapping with one entry per line. Return None if the YAML library has to report a fault."""
+    """Parse a mapping with one entry per line. Return None for duplicate names and special words.
+
+    The parser of the complete text reports these faults with their lines.
+    """
     out = Map()
     for line in body.splitlines():
         name, _, facts = line.partition(": ")
@@ -447,13 +459,13 @@ def _parse_entries(body: str) -> Map | None:
 
 
 def _add_entries(out: Map, entries: Map, mark: int) -> None:
-    """Add the entries of a mapping, of which each is on a line of its own. `mark` is that of the first."""
+    """Add entries that are on consecutive lines; `mark` is the position of the first entry."""
     out.update(entries)
     out.marks.update(zip(entries, itertools.count(mark, 1 << 32), strict=False))
 
 
 def _parse_counts(body: str) -> list[Any] | None:
-    """Parse counts separated by commas; return None if any item is not a count."""
+    """Parse counts that are separated by commas. Return None if any item is not a count."""
     if not _COUNTS.fullmatch(body):
         return None
     return list(map(int, body.rstrip(", \n").split(",")))

@@ -26,17 +26,18 @@ __all__ = [
     "header_faults",
 ]
 
-SCHEMA = "schema"  # header: column -> Arrow type in the packed table, in the order of the table
-EXTENSIONS = "extensions"  # header: column -> `Column.extension`
-SUPPORTED = 1  # highest version of the playlist format that flare reads: the header `requires`
-COUNTS = ("rows", "bytes", "raw_bytes")  # headers that are lists of counts, parallel to content
+# Header: column -> Arrow type. The types and their order are those of the table that was packed.
+SCHEMA = "schema"
+EXTENSIONS = "extensions"  # header: column -> file extension; see `Column.extension`
+SUPPORTED = 1  # highest playlist version, in the header `requires`, that this flare can read
+COUNTS = ("rows", "bytes", "raw_bytes")  # headers with one count for each item of `content`
 _HASHES = frozenset(known())
 
 
 class Map(dict[str, Any]):
-    """A mapping that also stores the line and column of each key, for error messages.
+    """A mapping that also stores the position of each key in the playlist, for error messages.
 
-    Line and column are combined into one number, to save memory.
+    marks  key -> position: one number, `line << 32 | column`, which saves memory
     """
 
     def __init__(self) -> None:
@@ -66,7 +67,11 @@ def stream_faults(name: str, value: Any) -> Iterator[Fault]:
 
 
 def split_stream(value: Any) -> tuple[Map, list[Any]]:
-    """Return the headers and content of a stream; missing or invalid headers or content are empty."""
+    """Return the headers and the content of a stream.
+
+    If the headers are missing or invalid, return an empty mapping instead. If the content is
+    missing or invalid, return an empty list instead.
+    """
     value = value if isinstance(value, Map) else Map()
     headers, content = value.get("headers"), value.get("content")
     return (
@@ -76,7 +81,7 @@ def split_stream(value: Any) -> tuple[Map, list[Any]]:
 
 
 def all_of(kind: type, values: list[Any]) -> bool:
-    """Return whether all values have exactly this type; fast for long lists."""
+    """Return whether all values have the type `kind`, not a subclass; fast for long lists."""
     return set(map(type, values)) <= {kind}
 
 
@@ -93,9 +98,9 @@ def address_faults(name: str, urls: list[Any]) -> Iterator[Fault]:
 
 
 def place_of(node: Any, steps: Steps) -> int:
-    """Return the line and column of a node in a mapping, combined into one number.
+    """Return the position of a node in a mapping, as `line << 32 | column`.
 
-    For a node without a key, return the line and column of the closest parent with a key.
+    If the node has no key, return the position of the closest parent that has a key.
     """
     mark = 0
     for step in steps:
@@ -144,8 +149,10 @@ def _list_faults(
     are_valid: Callable[[list[Any]], bool],
     is_valid: Callable[[Any], bool],
 ) -> Iterator[Fault]:
-    """Yield the faults in a list that must be parallel to the content.
+    """Yield the faults in a header that must be a list with one value for each item of the content.
 
+    count      number of items in the content
+    fault      message for an invalid value
     are_valid  fast check of all values
     is_valid   check of one value, called only if the fast check fails
     """
@@ -192,7 +199,7 @@ def _column_faults(headers: Map) -> Iterator[Fault]:
 
 
 def _schema_faults(headers: Map) -> Iterator[Fault]:
-    """Check the Arrow types of the columns."""
+    """Yield the faults in the header with the Arrow types of the columns."""
     schema, columns = headers.get(SCHEMA), headers.get("columns")
     if schema is None:
         return
@@ -210,7 +217,7 @@ def _schema_faults(headers: Map) -> Iterator[Fault]:
 
 
 def _extension_faults(headers: Map) -> Iterator[Fault]:
-    """Check the file extensions of the columns."""
+    """Yield the faults in the header with the file extensions of the columns."""
     extensions, columns = headers.get(EXTENSIONS), headers.get("columns")
     if extensions is None:
         return
@@ -227,7 +234,7 @@ def _extension_faults(headers: Map) -> Iterator[Fault]:
 
 
 def _file_faults(headers: Map, count: int) -> Iterator[Fault]:
-    """Check the files in the headers `files` and `parts`."""
+    """Yield the faults in the headers `files` and `parts`."""
     files, parts = headers.get("files"), headers.get("parts")
     if files is not None:
         yield from _size_faults(("files",), files, "files")
@@ -239,7 +246,7 @@ def _file_faults(headers: Map, count: int) -> Iterator[Fault]:
 
 
 def _size_faults(path: Steps, files: Any, shown: str) -> Iterator[Fault]:
-    """Check a mapping of file names to sizes and checksums at a path in the headers."""
+    """Yield the faults in the mapping at `path`: file name -> size and checksums of the file."""
     if not isinstance(files, Map):
         yield path, f"{shown} is not a mapping of name to size and checksums"
         return

@@ -19,8 +19,8 @@ __all__ = ["text", "write"]
 LINES_PER_PIECE = 4096
 MAX_PLAIN_KEY = 1000  # maximum length in characters; YAML allows 1,024 before the colon
 _PLAIN = re.compile(r"[A-Za-z_./][A-Za-z0-9_./-]*", re.ASCII)
-_NUMBER = re.compile(r"\.[\d_]", re.ASCII)  # other readers parse `.5` as a number
-_HEX = re.compile(r"[0-9a-f]{8,}")  # a digest, which may look like a number
+_NUMBER = re.compile(r"\.[\d_]", re.ASCII)  # other YAML readers parse text such as `.5` as a number
+_HEX = re.compile(r"[0-9a-f]{8,}")  # a checksum, which other YAML readers may parse as a number
 _AMBIGUOUS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", ".nan", ".inf"}
 
 
@@ -75,7 +75,7 @@ def _headers(stream: Stream) -> dict[str, Any]:
 
 
 class _Files(Mapping[str, Any]):
-    """A mapping from file names to headers. The headers are generated on demand to save memory."""
+    """A mapping: file name -> size and checksums. Values are created on demand to save memory."""
 
     def __init__(self, files: Mapping[str, File]) -> None:
         self._files = files
@@ -90,11 +90,11 @@ class _Files(Mapping[str, Any]):
         return len(self._files)
 
     def items(self) -> Any:
-        """Return an iterator over pairs of file name and headers."""
+        """Return an iterator over pairs: file name, and the size and checksums of the file."""
         return ((file.name, _file(file)) for file in self._files.values())
 
     def values(self) -> Any:
-        """Return an iterator over the headers of the files."""
+        """Return an iterator over the size and checksums of each file."""
         return (_file(file) for file in self._files.values())
 
 
@@ -104,7 +104,11 @@ def _file(file: File) -> dict[str, Any]:
 
 
 def _block(value: Mapping[str, Any], depth: int) -> Iterator[str]:
-    """Yield the lines of a YAML mapping: mappings of mappings in block style, other values in flow style."""
+    """Yield the lines of a YAML mapping.
+
+    A nested mapping that contains mappings or lists is written in block style. Other values are
+    written in flow style.
+    """
     if not value:
         yield "  " * depth + "{}"
     for key, item in value.items():
@@ -150,9 +154,9 @@ def _flow(value: Any) -> str:
 
 
 def _key(name: str, separator: str) -> str:
-    """Return a name as a YAML key with its colon; YAML requires the form `? key` for a long key.
+    """Return a name as a YAML key with a colon. YAML requires the form `? key` for a long key.
 
-    separator  whitespace between a long key and its colon
+    separator  whitespace before the colon of a long key
     """
     text = _text(name)
     return f"{text}:" if len(text) <= MAX_PLAIN_KEY else f"? {text}{separator}:"
@@ -172,7 +176,7 @@ def _text(value: str) -> str:
 def _quoted(value: str) -> str:
     """Return a double-quoted scalar; characters that YAML does not allow are escaped."""
     text = json.dumps(value, ensure_ascii=False)
-    if text.isprintable():  # nearly always, and much faster than one character at a time
+    if text.isprintable():  # fast path, which avoids a loop over the characters
         return text
     return "".join(c if c.isprintable() else _escaped(ord(c)) for c in text)
 

@@ -15,17 +15,20 @@ from flarecli.read.protocols import LocatedBatches, Order, Rows
 
 __all__ = ["BatchMaker", "BatchResult", "BatchTask", "batch_rows", "batch_tasks"]
 
-_BLOCK_STEPS = 1 << 16  # approximate number of steps to map to rows at a time
+_BLOCK_STEPS = 1 << 16  # approximate number of steps for which rows are computed together
 
 
 class Block:
-    """The row numbers, int64 [k], of consecutive batches. One call can locate several batches."""
+    """Consecutive batches of an epoch. One call can locate the rows of several batches in memory.
+
+    rows  int64 [k]: the row numbers of all these batches
+    """
 
     def __init__(self, rows: IntArray) -> None:
         self.rows = rows
         self._can_locate = True
-        # Index of the first located row, and the located rows. Both are in one tuple, because
-        # several threads read and replace the tuple.
+        # Position in `rows` of the first located row, and the located rows. Several threads use
+        # these two values; in one tuple, both are read or replaced together.
         self._located: tuple[int, LocatedBatches] | None = None
 
     def batch(self, data: Rows, start: int, stop: int) -> dict[str, Any]:
@@ -44,10 +47,10 @@ class Block:
 class BatchTask(NamedTuple):
     """A request for one batch.
 
-    rows        row numbers, int64 [k]
-    as_samples  return the samples of each row instead of a batch
-    block       block of consecutive batches that contains the rows
-    start       position of the first row in the block
+    rows        row numbers of the batch, int64 [k]
+    as_samples  True: return a list of samples for each row; False: return a batch
+    block       the block that contains the batch
+    start       position of the batch's first row in the block
     """
 
     rows: IntArray
@@ -69,10 +72,9 @@ def batch_rows(
 ) -> Iterator[IntArray]:
     """Yield the row numbers of a worker's batches in order.
 
-    Each array, int64 [k], contains the rows of one or more batches.
-
-    One batch on every rank uses `batch * ranks` steps. Worker w of W makes batches w, w + W, … of
-    its rank.
+    Each array, int64 [k], contains the row numbers of one or more batches. Each `batch * ranks`
+    consecutive steps are divided into one batch for each rank. Worker w of W makes the batches w,
+    w + W, … of its rank.
 
     start      first step of the run
     drop_last  omit batches that are not complete on every rank
@@ -80,11 +82,11 @@ def batch_rows(
     batch_steps, stop = batch * ranks, order.rows
     if drop_last:
         stop = start + (stop - start) // batch_steps * batch_steps
-    # steps of this rank within a batch; unlike numpy, Python's `range` and `min` accept
-    # arguments above int64
+    # Steps of this rank, counted from the first step of a batch. `range` and `min` are used because
+    # they accept integers that exceed int64.
     own_steps = np.array(range(rank, min(batch_steps, stop), ranks), np.int64)
     begin, stride = start + worker * batch_steps, workers * batch_steps
-    block = stride  # the first block has one batch, so that it is ready early
+    block = stride  # the first array has only one batch, so that the first batch is ready early
     while begin < stop:
         firsts = np.arange(begin, min(begin + block, stop), min(stride, stop), dtype=np.int64)
         steps = (firsts[:, None] + own_steps).ravel()
@@ -93,7 +95,7 @@ def batch_rows(
 
 
 def batch_tasks(rows: IntArray, batch: int, as_samples: bool = False) -> Iterator[BatchTask]:
-    """Split rows into batches. All batches share one block."""
+    """Split row numbers into tasks of `batch` rows each. All tasks share one block."""
     block = Block(rows)
     for start in range(0, len(rows), batch):
         yield BatchTask(rows[start : start + batch], as_samples, block, start)
@@ -112,9 +114,9 @@ class BatchResult(NamedTuple):
 
 
 class BatchMaker:
-    """A callable that makes the batch for a task. It can be pickled if the transforms can be pickled.
+    """A callable that makes the batch for a task. It can be pickled if its functions can.
 
-    fetches  download complete shards into the cache before reading their rows
+    fetches  True: download complete shards into the cache before reading their rows
     """
 
     def __init__(
@@ -132,14 +134,15 @@ class BatchMaker:
 
     @property
     def is_inline(self) -> bool:
-        """True if the thread that uses the batches should also make them.
+        """True if the thread that uses the batches should also make the batches.
 
-        Copying mapped bytes costs less than passing a batch between threads.
+        In this case, batches are copies of mapped bytes. Copying these bytes costs less than
+        passing a batch between threads.
         """
         return not self._transforms and self._collate is None and self._data.is_copied
 
     def __call__(self, task: BatchTask) -> BatchResult:
-        if self._fetches:  # otherwise, the bytes of single rows would be downloaded twice
+        if self._fetches:  # before rows are read, so that their bytes are not downloaded twice
             self._data.shards.fetch_rows(task.rows, passing=os.getpid() == self._pid)
             if self._is_closed:  # `close` ran before this call downloaded its shards
                 self._data.shards.release_all()
@@ -154,7 +157,7 @@ class BatchMaker:
         return BatchResult(task.rows, self.collate([sample for (sample,) in samples]))
 
     def close(self) -> None:
-        """Release the shards of prefetched batches; a running call releases its own shards."""
+        """Release the shards of prefetched batches. A call in progress releases its own shards."""
         self._is_closed = True
         if self._fetches:
             self._data.shards.release_all()

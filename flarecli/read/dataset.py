@@ -56,15 +56,16 @@ ReadSample: TypeAlias = "Callable[[int], Sample | None]"
 class Dataset(Data):
     """A dataset whose rows are read by number: `data[i]`, `data[a:b]`, `data[[7, 3]]`, `data.rows(…)`.
 
-    Samples contain the values of the packed table: a timestamp that an encoding stores as text is a
-    datetime again, and a boolean that is stored as a number is True or False.
+    Samples contain the values of the table that was packed. For example, a timestamp that is stored
+    as text is returned as a datetime, and a boolean that is stored as a number is returned as True
+    or False.
 
-    columns   name and encoding of each column, in the order of the packed table if the playlist
-              lists it, otherwise in the order of the format
-    schema    Arrow schema of the batches: the types of a table, or of the packed table if the
-              playlist lists them; otherwise, numeric types for numbers that are stored as text
-    exact     Arrow schema of the batches as stored; numbers that are stored as text have a text
-              type
+    columns   name and encoding of each column. The order is that of the table that was packed if
+              the playlist lists this order, otherwise the order of the format
+    schema    Arrow schema of the batches. The types are stored by the format or listed in the
+              playlist; without such types, numbers that are stored as text have numeric types
+    exact     Arrow schema of the stored columns, without conversion: numbers that are stored as
+              text have a text type
     playlists the playlists of the dataset
     raises    UsageError if streams cannot be joined by column
     """
@@ -107,7 +108,8 @@ class Dataset(Data):
 
     def _set_schema(self) -> None:
         """Derive the batch schema from the schema of the stored columns."""
-        # for each column to convert: the encoding after the conversion, and the type to restore
+        # column to convert -> encoding after the conversion, and type of the column in the table
+        # that was packed (None if this type is not restored)
         self._conversions: dict[str, tuple[encodings.Encoding, pa.DataType | None]] = {}
         fields = []
         for field in self.exact:
@@ -126,7 +128,7 @@ class Dataset(Data):
                 kind = None
             if kind is not None or natural is not stored:
                 self._conversions[field.name] = natural, kind
-            # a restored type has no encoding in its metadata, because the encoding has another type
+            # a field with a restored type names no encoding, because the encoding has another type
             fields.append(field if kind is None else pa.field(field.name, kind))
         self.schema = pa.schema(fields)
 
@@ -142,7 +144,10 @@ class Dataset(Data):
 
     @property
     def types(self) -> Mapping[str, pa.DataType]:
-        """The listed Arrow type of each column in the packed table; empty if no types are listed."""
+        """The Arrow type of each column, from the playlist or the format.
+
+        Columns without such a type are omitted.
+        """
         return self._table.types
 
     def __len__(self) -> int:
@@ -183,8 +188,9 @@ class Dataset(Data):
     def _compile(self) -> ReadSample:
         """Return a cached function that reads single samples from mapped shards quickly.
 
-        The function returns None for rows that only `__getitems__` can read, and for rows that
-        cannot be decoded, so that `__getitems__` reports the row and the column.
+        The function returns None for a row that only `__getitems__` can read, and for a row that
+        cannot be decoded. The caller then calls `__getitems__`, which reports the row and the
+        column.
         """
         series, columns = self._table.series[0], self._selected
         edges, search, count = series.edges, bisect_right, len(self)
@@ -227,9 +233,9 @@ class Dataset(Data):
 
     @property
     def _arrow_columns(self) -> list[str]:
-        """The columns whose samples are the values of their Arrow types.
+        """The columns whose Arrow values are converted to Python values.
 
-        The other columns are decoded from the bytes of their encoding.
+        The values of all other columns are decoded from their stored bytes.
         """
         return [
             name
@@ -288,9 +294,11 @@ class Dataset(Data):
             raise error.changed(row=indices[error.row or 0]).of_column(name) from None
 
     def collated(self, indices: Sequence[int] | IntArray) -> dict[str, Any]:
-        """Return rows as one batch: column -> array [rows, …] of numbers or arrays, else a list.
+        """Return rows as one batch: column -> array [rows, …] or list.
 
-        raises  the same errors as reading a row
+        Numbers, and arrays of the same shape, become one array. Other values become a list.
+
+        raises  the same errors as `__getitem__`
         """
         if arrow := self._arrow_columns:
             return self._typed_collated(indices, arrow)
@@ -316,7 +324,7 @@ class Dataset(Data):
         return {name: out[name] for name in self._decoders}
 
     def locate(self, rows: IntArray, least: int) -> LocatedBatches | None:
-        """Locate the first rows of `rows`, int64 [k], in memory; see `Rows.locate`."""
+        """Locate at least the first `least` of the given rows in memory; see `Rows.locate`."""
         located = self._table.locate(rows, least, self._selected)
         if located is None:
             return None
@@ -362,7 +370,7 @@ class Dataset(Data):
         }
 
     def read(self, row: int, ranges: Mapping[str, range] | None = None) -> Sample:
-        """Return one sample, and read only the given ranges of its list columns.
+        """Return one sample. Read only the given ranges of the list columns in `ranges`.
 
         ranges  column -> range of positions in the list, such as `range(32, 42)`; positions after
                 the end of the list are ignored
@@ -414,7 +422,10 @@ class Dataset(Data):
         )
 
     def _names(self, columns: Sequence[str] | None) -> list[str]:
-        """Return distinct column names; None means all. Raises UsageError for unknown names."""
+        """Return the column names without duplicates; None means all columns.
+
+        raises  UsageError for an unknown name
+        """
         if columns is None:
             return [column.name for column in self.columns]
         names = list(dict.fromkeys(name_list(columns)))
@@ -435,7 +446,7 @@ class Dataset(Data):
     ) -> pa.RecordBatch:
         """Return rows in the order of `indices` as one typed batch.
 
-        exact   do not convert numbers that are stored as text
+        exact   True: do not convert numbers that are stored as text
         raises  ValueFitError for a value outside the range of its column's type
         """
         names = self._names(columns)
@@ -466,11 +477,13 @@ class Dataset(Data):
         exact: bool = False,
         views: bool = False,
     ) -> Iterator[pa.RecordBatch]:
-        """Yield rows start..stop in order, in batches of at most `size` rows and limited bytes.
+        """Yield rows start..stop in order, in batches of at most `size` rows.
 
-        exact   do not convert numbers that are stored as text
-        views   return text and bytes as Arrow views of the mapped shard where possible; views are
-                faster, but many Arrow kernels do not support them
+        The size of a batch in bytes is also limited, so a batch of large rows has fewer rows.
+
+        exact   True: do not convert numbers that are stored as text
+        views   True: return text and bytes as Arrow views of the mapped shard where possible. Views
+                are faster, but many Arrow kernels do not support views
         raises  UsageError for a negative start or stop, a size below 1 or an unknown column
         """
         check_minimum(0, start=start, stop=stop)
@@ -482,13 +495,16 @@ class Dataset(Data):
     def _all_natural(
         self, batches: Iterator[pa.RecordBatch], first: int
     ) -> Iterator[pa.RecordBatch]:
-        """Convert the columns of batches to the types of `schema`. `first` is the first row number."""
+        """Convert the columns of batches to the types of `schema`.
+
+        first  number of the first row, for error messages
+        """
         for batch in batches:
             yield self._natural(batch, range(first, first + batch.num_rows))
             first += batch.num_rows
 
     def _natural(self, batch: pa.RecordBatch, rows: Sequence[int] | IntArray) -> pa.RecordBatch:
-        """Convert stored columns to the types of `schema`."""
+        """Convert the stored columns of a batch to the types of `schema`."""
         if not self._conversions or not batch.num_columns:
             return batch
         arrays, fields = batch.columns, list(batch.schema)
@@ -509,19 +525,20 @@ class Dataset(Data):
     def large_values(
         self, columns: Sequence[str], start: int, stop: int, max_bytes: int
     ) -> dict[int, dict[str, int]]:
-        """Return the sizes of values above `max_bytes` in rows start..stop: row -> column -> bytes.
+        """Return the sizes of values larger than `max_bytes`: row -> column -> size in bytes.
 
-        No value is read, so values of formats that do not store value sizes are omitted.
+        Only rows start..stop are searched. The values are not read; values of formats that do not
+        store value sizes are omitted.
         """
         return self._table.large_values(columns, start, stop, max_bytes)
 
     @property
     def checksum(self) -> str:
-        """The xxh3_128 of the shard listing: the columns, and the facts of each shard.
+        """The xxh3_128 of the columns and of the row count, size and checksums of each shard.
 
-        The facts are the row count, the size, and the checksums. If no checksums are listed, the
-        name of the shard is used instead. Addresses, `select` and decoders do not change the
-        checksum. `where` does.
+        If no checksums are listed, the names of the shards are used instead. The checksum does not
+        depend on addresses, `select` and decoders. Each selection of rows, such as `where`, has its
+        own checksum.
         """
         return self._table.checksum
 
@@ -535,9 +552,9 @@ class Dataset(Data):
 
     @property
     def pinned(self) -> str:
-        """The address of the list of this version, which later changes do not replace.
+        """The address of the numbered playlist of this version; empty without versions.
 
-        Empty if the dataset was never changed.
+        Later changes of the dataset do not replace this playlist.
         """
         number, at = self.version, self.playlists[0].at
         return "" if number is None or at is None else str(at.folder / version_name(number))
@@ -613,7 +630,7 @@ class Dataset(Data):
 
     @checked
     def head(self, rows: int = 5) -> Dataset:
-        """Return a dataset with the first rows."""
+        """Return a dataset with the first `rows` rows."""
         check_minimum(0, rows=rows)
         return self._only(np.arange(min(rows, len(self))))
 
@@ -646,9 +663,9 @@ class Dataset(Data):
     ) -> dict[str, Dataset]:
         """Split the rows at random, and return a dataset for each name.
 
-        The row number and the seed determine the dataset that contains a row, so appended rows do
-        not change the datasets of existing rows. With `key`, the key is used instead of the row
-        number, so all rows with the same key are in the same dataset.
+        Each row is assigned to a dataset by a hash of the row number and the seed. Rows that are
+        appended later do not change this assignment. With `key`, the hash of the key is used
+        instead, so all rows with the same key are in the same dataset.
 
         fractions  name -> approximate share of the rows, such as {"train": 0.9, "val": 0.1}
         key        column whose values are the keys; the column is read once
@@ -664,7 +681,7 @@ class Dataset(Data):
 
     @checked
     def decoded(self, how: Mapping[str, DecodeRule]) -> Dataset:
-        """Return a dataset in which the decoders of the given columns are replaced.
+        """Return a dataset with other decoders for the given columns.
 
         how     column -> True (use the decoder of the encoding), False (return the stored bytes),
                 or a function that decodes the stored bytes
@@ -734,7 +751,7 @@ class Dataset(Data):
 
     @property
     def shards(self) -> Shards:
-        """The shards of all streams, for prefetching and releasing."""
+        """The shards of all streams, which callers prefetch and release."""
         return Shards([(0, self._table)])
 
     @checked
@@ -748,7 +765,7 @@ class Dataset(Data):
     ) -> Iterator[pa.RecordBatch]:
         """Yield rows start..stop as typed batches of `size` rows; the last batch may be smaller.
 
-        views  return text and bytes as Arrow views where possible; see `scan`
+        views  True: return text and bytes as Arrow views where possible; see `scan`
         """
         return _of_size(self.scan(columns, start, stop, size, views=views), size)
 
@@ -794,7 +811,8 @@ def open(
     sources       playlists, MDS folders, shards or folders of files; local, HTTP(S) or in a bucket;
                   globs, braces and pathlib paths are allowed
     format        shard format if no playlist or index lists the shards, such as `webdataset`
-    input         kind of the sources, such as `csv`, whatever their extensions; None: detected
+    input         kind of all sources, such as `csv`, even if they have other file extensions; None:
+                  the kind of each source is detected
     csv           settings for CSV files, such as `["delimiter=;", "header=no"]`
     streams       names of the streams to read; streams of equal length are joined by column
     retries       maximum number of retries after transient errors, per object
@@ -802,8 +820,8 @@ def open(
                   string such as `30s`
     deadline      maximum time per object, including retries: seconds, or a string such as `10m`
     allow_private allow the data to refer to private and loopback addresses
-    allow_local   allow the data to refer to file:// URLs, paths outside its folder and symbolic
-                  links
+    allow_local   allow the data to refer to file:// URLs, to paths outside the folder of the data,
+                  and to symbolic links
     allow_host    private hosts and networks that the data may refer to: `10.0.0.7:8080` or
                   `10.1.0.0/16`
     allow_pickle  decode `pkl` columns, which runs code from the data

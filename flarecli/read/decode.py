@@ -32,7 +32,7 @@ DecodeRule: TypeAlias = "Callable[[bytes], Any] | bool"
 
 
 class DecodeFailure(Exception):
-    """The error for a value that cannot be decoded. `index` is the position of the value."""
+    """The error for a value in a list that cannot be decoded; `index` is the value's position."""
 
     def __init__(self, index: int, error: FlareError) -> None:
         super().__init__(str(error))
@@ -47,8 +47,8 @@ class DecodeFailure(Exception):
 class Decoder:
     """A decoder for one column. It can be pickled if `rule` can be pickled.
 
-    kind  type of the column in the packed table if decoded values must be converted to this type,
-          such as a timestamp that is stored as text; otherwise None
+    kind  Arrow type to which decoded values are converted, such as a timestamp type if the encoding
+          is text; None if no conversion is needed
     """
 
     encoding: Encoding
@@ -58,7 +58,7 @@ class Decoder:
 
     @property
     def dtype(self) -> str | None:
-        """The numpy dtype of a batch of values if the values are numbers, else None."""
+        """The numpy dtype of a batch of decoded numbers; None if the values are not numbers."""
         encoding = self.encoding
         if self.rule is not True or encoding.size is None or encoding.arrow.equals(BINARY):
             return None
@@ -66,7 +66,7 @@ class Decoder:
 
     @property
     def copies(self) -> bool:
-        """True if decoding only copies bytes: for bytes, text, numbers, and arrays of one shape."""
+        """True if decoding only copies bytes: bytes, text, numbers, and arrays of fixed shape."""
         if self.rule is True:
             is_plain = self.encoding.name in ("bytes", "str") and self.kind is None
             return is_plain or self._has_fixed_shape
@@ -91,7 +91,7 @@ class Decoder:
             if self.encoding.name == "bytes":
                 return list(data)
             if self.encoding.name == "str" and self.kind is None:
-                # after an error, values are decoded one by one to find the position
+                # after an error, values are decoded one by one below, to find the invalid value
                 with contextlib.suppress(UnicodeDecodeError, AttributeError):
                     return [value.decode() for value in data]
         return [self._value_at(value, index) for index, value in enumerate(data)]
@@ -137,7 +137,7 @@ class Decoder:
             raise DecodeFailure(index, ValueFitError(message)) from error
 
     def array(self, data: Sequence[Any]) -> Any:
-        """Return numbers, or arrays of one shape, as one array [rows, …]; None for other values.
+        """Return numbers, or arrays of fixed shape, as one array [rows, …]; None for other values.
 
         data  list of bytes, which are copied, or a numpy array of dtype void, which is not copied
         """
@@ -154,8 +154,8 @@ class Decoder:
                 return None
             is_valid = len(joined) == size * len(data) and not set(map(len, data)) - {size}
             array = np.frombuffer(joined, dtype) if is_valid else None
-        # if a size is invalid, values are decoded one by one to find the position
-        if array is not None and self.kind is not None:  # booleans that are stored as numbers
+        # if the size of a value is invalid, the caller decodes values one by one to find the value
+        if array is not None and self.kind is not None:  # the numbers represent booleans
             return array.astype(bool)
         return None if array is None else array.reshape(len(data), *encoding.shape)
 
@@ -163,7 +163,10 @@ class Decoder:
 def collate_samples(
     samples: Sequence[Mapping[str, Any]], dtypes: Mapping[str, str | None]
 ) -> dict[str, Any]:
-    """Collate samples by column. Raises UsageError unless all are dicts with the same columns."""
+    """Collate samples by column: column -> array or list.
+
+    raises  UsageError if a sample is not a dict, or if samples have different columns
+    """
     if not isinstance(samples, Sequence):
         raise UsageError(f"expected a list of samples, got {shown(samples)}")
     if not samples:
@@ -224,7 +227,10 @@ def stack_values(values: list[Any], dtype: str | None = None) -> Any:
 
 
 def _number_array(values: list[Any], dtypes: Sequence[str | None]) -> Any:
-    """Return numbers as an array of the first suitable dtype, or the list if no dtype is suitable."""
+    """Return numbers as an array of the first dtype that can represent all of them.
+
+    If there is no such dtype, return the list unchanged.
+    """
     for dtype in dtypes:
         try:
             with np.errstate(over="raise"):
@@ -238,16 +244,17 @@ def _number_array(values: list[Any], dtypes: Sequence[str | None]) -> Any:
 
 
 def has_arrow_values(field: pa.Field) -> bool:
-    """Return whether the samples of a column are the values of its Arrow type.
+    """Return whether the Arrow values of a column are converted to Python values directly.
 
-    Columns of another encoding, such as `jpeg`, and tensors are decoded from bytes.
+    The result is False for tensors and for columns with an encoding such as `jpeg`. Their values
+    are decoded from bytes.
     """
     is_tensor = isinstance(field.type, pa.FixedShapeTensorType)
     return encodings.encoding_of(field) is None and not is_tensor
 
 
 def arrow_dtype(kind: pa.DataType) -> str | None:
-    """Return the numpy dtype of a batch of numbers; None if the values are not numbers."""
+    """Return the numpy dtype of an Arrow type; None if the type is not a number or a boolean."""
     is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
     if is_number or pa.types.is_boolean(kind):
         return str(np.dtype(kind.to_pandas_dtype()))

@@ -15,7 +15,7 @@ from flarecli.media import FORMATS
 
 __all__ = ["Audio", "Image", "Text", "Video", "audio", "image", "text", "video"]
 
-# some media files refer to other files and addresses, which FFmpeg would open
+# a media file can refer to other files and addresses, which FFmpeg would otherwise open
 _NO_PROTOCOLS = {"protocol_whitelist": "none"}
 
 
@@ -50,7 +50,7 @@ class Image:
             raise ValueFitError(f"invalid image: {error}") from error
 
     def _in_mode(self, picture: Any) -> Any:
-        # `convert` always copies, and does not release the interpreter lock
+        # `convert` is slow: it copies all pixels while it holds the interpreter lock
         return picture if picture.mode == self.mode else picture.convert(self.mode)
 
     def _draft_size(self, size: tuple[int, int]) -> tuple[int, int]:
@@ -90,7 +90,7 @@ def _pair(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A decoder from text to UTF-8 bytes, uint8 [size], truncated or padded with zeros."""
+    """A decoder from text to uint8 [size]: UTF-8 bytes, truncated or padded with zeros."""
 
     size: int
 
@@ -103,7 +103,7 @@ class Text:
 
 @checked
 def text(size: int) -> Text:
-    """Return a decoder from text to its first `size` UTF-8 bytes, padded with zeros: uint8 [size]."""
+    """Return a decoder from text to uint8 [size]: UTF-8 bytes, truncated or padded with zeros."""
     check_minimum(0, size=size)
     return Text(size)
 
@@ -122,7 +122,8 @@ class Audio:
                 stream = file.streams.audio[0]
                 rate = self.rate or stream.rate
                 resampler = av.AudioResampler("fltp", rate=rate)
-                parts, missing = [], int(self.seconds * rate)  # missing samples per channel
+                # `missing` is the number of samples per channel that may still be decoded
+                parts, missing = [], int(self.seconds * rate)
                 # passing None flushes the resampler
                 for frame in itertools.chain(file.decode(stream), [None]):
                     for resampled in resampler.resample(frame):

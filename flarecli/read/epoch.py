@@ -20,13 +20,14 @@ DATASET_HINT = "Pass a dataset that flare.open or flare.mix returned."
 _NO_CHECKSUM = "position was saved by an earlier version of flare, without a data checksum"
 
 WINDOW = 8  # default number of chunks whose rows are mixed
-_READ_ROWS = 64  # number of rows that are read together
+_READ_ROWS = 64  # number of rows per read
 
 
 def _start(seed: int, epoch: int, order: str, window: int, cursor: Cursor | None = None) -> Cursor:
     """Return the cursor at which a run starts: `cursor`, or the start of the epoch.
 
-    raises  UsageError if the cursor is invalid or an argument differs from the cursor
+    raises  UsageError if the cursor is invalid, or if an argument differs from both its default and
+            the cursor
     """
     if cursor is None:
         return Cursor(seed, epoch, 0, order, window=window)
@@ -68,10 +69,11 @@ def _text_or_none(value: Any) -> str | None:
 def parse_state(
     state: Mapping[str, Any], keys: Set[str], owner: str, method: str
 ) -> dict[str, Any]:
-    """Return a saved state with its numbers as Python integers; `order` and `checksum` remain strings.
+    """Return a saved state as a dict of Python integers; `order` and `checksum` remain strings.
 
     keys    the keys of a valid state
-    owner   class whose method `method` saved the state, for error messages
+    owner   the class that saves such states, for error messages
+    method  the method that saves such states, for error messages
     raises  UsageError for missing or unknown keys, and for values of the wrong type
     """
     texts = ("order", "checksum")
@@ -94,8 +96,9 @@ def parse_state(
 def check_cursor(data: Rows, rows: int, cursor: Cursor) -> None:
     """Raise UsageError if a cursor is outside the epoch, or was saved with different data.
 
-    If a cursor has no rows and checksum, a user created it, and only its step is checked. With
-    order `sequential`, a cursor remains valid after rows are appended.
+    Only the step is checked if the cursor has neither a row count nor a checksum, because such a
+    cursor was created by a user. With order `sequential`, a cursor remains valid after rows are
+    appended to the data.
 
     rows  number of rows in the epoch
     """
@@ -132,9 +135,9 @@ def check_cursor(data: Rows, rows: int, cursor: Cursor) -> None:
 
 
 class Data(Closable):
-    """The base class of Dataset and Mix, which implement `Rows`."""
+    """The base class of Dataset and Mix. Both of these classes implement `Rows`."""
 
-    # Members for other modules of this package, which tab completion and the reference omit.
+    # Members for other modules of this package. Tab completion and the API reference omit them.
     INTERNAL: ClassVar[frozenset[str]] = frozenset(
         (
             "INTERNAL",
@@ -238,7 +241,7 @@ class Run:
 
 
 def _read(data: Rows, order: Order, start: Cursor, rank: int, ranks: int) -> Iterator[Sample]:
-    """Yield the samples of a rank. When the generator ends, it stops prefetching."""
+    """Yield the samples of a rank, and prefetch shards until the generator ends or is closed."""
     step = start.step + rank
     with contextlib.closing(Prefetch(data, order, start, ranks)) as prefetch:
         for rows in batch_rows(order, start.step, _READ_ROWS, rank=rank, ranks=ranks):

@@ -2,14 +2,15 @@
 
 sequential  step i reads row i
 shuffle     a keyed permutation of all rows
-windows     a keyed permutation of the chunks, with the rows of `window` consecutive chunks
-            permuted together; a reader needs only `window` chunks open or cached at a time
+windows     a keyed permutation of the chunks. In this order, each `window` consecutive chunks form
+            a window, and the rows of a window are permuted together. A reader needs only the chunks
+            of one window at a time
 
 A keyed permutation computes the row of any step in any epoch, without storing a shuffle. It is a
 Feistel network: a number below `rows` is a pair (left, right) in Z_a x Z_b, where a·b is `rows` or
-slightly more. Each round adds a keyed hash of one half to the other, which is a bijection on the
-pairs. A result outside `rows` is permuted again until it is inside (cycle walking). Steps are
-permuted in blocks that fit into the CPU cache.
+slightly more. Each round adds a keyed hash of one half to the other half; a round is a bijection on
+the pairs. If a result is not below `rows`, it is permuted again (cycle walking). Steps are permuted
+in blocks that fit into the CPU cache.
 """
 
 from __future__ import annotations
@@ -90,11 +91,11 @@ def positions_apart(
 def _inside(
     steps: IntArray, rows: Any, permuted: Callable[[_UInt64Array, Any], _UInt64Array]
 ) -> IntArray:
-    """Permute steps, one block at a time, until each result is below its number of rows.
+    """Permute steps, one block at a time. A result that is not below `rows` is permuted again.
 
-    rows      one number, or uint64 [k]: the number of rows for each step
-    permuted  function that permutes numbers; its second argument is the position of the numbers in
-              `steps`, as a slice or int64 [n]
+    rows      number of rows: one number, or uint64 [k] with a number for each step
+    permuted  function(numbers, positions) that permutes numbers. The positions of the numbers in
+              `steps` are a slice or int64 [n]
     """
     out = np.empty(len(steps), np.int64)
     for start in range(0, len(steps), _BLOCK_STEPS):
@@ -108,7 +109,7 @@ def _inside(
 
 
 def _sides(rows: int) -> tuple[int, int]:
-    """Return a and b of similar size; a·b is `rows` or slightly more."""
+    """Return two numbers of similar size whose product is `rows` or slightly more."""
     a = math.isqrt(max(rows - 1, 0)) + 1
     return a, -(-rows // a)
 
@@ -121,7 +122,7 @@ def _keys(seed: int, epoch: int) -> list[np.uint64]:
 
 
 def _permuted(numbers: _UInt64Array, a: Any, b: Any, keys: Iterable[Any]) -> _UInt64Array:
-    """Return the permuted numbers, below a * b. Temporary arrays are reused.
+    """Return the permuted numbers; numbers and results are below a * b.
 
     a, b, keys  scalars, or arrays with one value for each number
     """
@@ -155,7 +156,7 @@ class Epoch:
 
     edges   int64 [chunks + 1]: the first row of each chunk, then the number of rows
     window  number of chunks whose rows are mixed, for order `windows`
-    raises  UsageError for an unknown order or a window below 1
+    raises  UsageError for an unknown order, and for an invalid window, seed or epoch
     """
 
     parallel_windows = 1
@@ -167,7 +168,7 @@ class Epoch:
             )
         check_minimum(1, window=window)
         check_minimum(0, seed=seed, epoch=epoch)
-        if epoch >= MAX_EPOCH:  # keys have 64 bits, so later epochs would repeat earlier orders
+        if epoch >= MAX_EPOCH:  # keys have 64 bits, so higher epochs would repeat earlier orders
             raise UsageError(f"epoch: expected less than 2^63, got {epoch}")
         self.rows = int(edges[-1])
         self._seed, self._epoch, self._order = seed, epoch, order
@@ -175,8 +176,8 @@ class Epoch:
         if order == "windows":
             chunks = len(edges) - 1
             self._chunks = positions(np.arange(chunks), chunks, seed, epoch)
-            # first row of each chunk, in permuted order; first step of each chunk if the rows of a
-            # window were not mixed
+            # For each chunk, in permuted order: its first row; and the step at which the chunk
+            # would begin if the rows of a window were not mixed.
             self._firsts = edges[:-1][self._chunks]
             self._starts = np.concatenate([[0], np.cumsum(np.diff(edges)[self._chunks])])
             # the first step of each window
@@ -185,7 +186,8 @@ class Epoch:
     def windows(self, step: int) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
         """Yield the window that contains a step, and all later windows.
 
-        A window is its first step, its end step, and the row range (start, stop) of each chunk.
+        A window is a tuple: first step, end step (exclusive), and row range (start, stop) of each
+        chunk.
         Order `shuffle` has no windows.
         """
         if self._order == "sequential":

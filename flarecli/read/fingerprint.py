@@ -1,8 +1,9 @@
 """Checksum of a shard listing, saved with each cursor so that no run resumes on different data.
 
-The checksum covers the columns and, for each shard in order, the entries in the playlist or index:
-number of rows, size, checksums, and the checksums of the companion files. Names are covered only
-if checksums are missing. Addresses are not covered, so moved and copied datasets keep the checksum.
+The checksum covers the columns. It also covers the listed facts of each shard, in order: number of
+rows, size and checksums, and the sizes and checksums of companion files. Shard names are covered
+only if checksums are missing. Addresses are not covered, so moved and copied datasets keep the
+checksum.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def listing_checksum(streams: Sequence[Stream], columns: Columns, rows: IntArray
 
 
 def checksum_of(parts: Sequence[bytes]) -> str:
-    """Return one checksum of several byte strings and their lengths."""
+    """Return one checksum of several byte strings. It also covers the length of each string."""
     sums = Sums([DEFAULT])
     for part in parts:
         sums.update(len(part).to_bytes(8, "little"))

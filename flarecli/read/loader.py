@@ -64,8 +64,8 @@ class Loader(Closable):
     start       start method of the processes: `fork`, `spawn` or `forkserver`
     ahead       maximum number of prefetched batches
     drop_last   omit batches that are not complete on every rank
-    raises      UsageError for invalid arguments; iteration raises TransformError, which names the
-                row, and the errors of reading rows
+    raises      UsageError for invalid arguments; during iteration, TransformError, which names the
+                row, and any error from reading a row
     """
 
     @checked
@@ -101,7 +101,8 @@ class Loader(Closable):
         self.rank, self.ranks = rank, ranks
         self._transforms = (transform,) if callable(transform) else tuple(transform)
         self._collate, self._processes, self._start = collate, processes, start
-        self._ahead = ahead or workers + 2  # the allocator can reuse the memory of a few batches
+        # a small default, so that the allocator can reuse the memory of earlier batches
+        self._ahead = ahead or workers + 2
         self._window = window
         self._skip = 0  # samples of the next row that were already yielded
         self._cursor, self._loop = Cursor(seed, epoch, 0, order), 0
@@ -176,7 +177,7 @@ class Loader(Closable):
     # -- batches
 
     def __iter__(self) -> Iterator[Any]:
-        """Return an iterator over the remaining batches of this epoch, and end the previous iterator."""
+        """End the previous iterator. Return an iterator over the rest of this epoch's batches."""
         self._loop += 1
         epoch = self._epoch(self._loop)
         self._running = weakref.ref(epoch)
@@ -247,7 +248,11 @@ class Loader(Closable):
     def _tasks(
         self, order: Order, first: int, skip: int, pending: deque[_Pending]
     ) -> Iterator[BatchTask]:
-        """Yield this rank's tasks. Tasks that do not start at a batch boundary return samples."""
+        """Yield this rank's tasks.
+
+        A task returns samples instead of a batch while samples of earlier rows are in `pending`. The
+        first task also does so if `skip` samples of its first row were already yielded.
+        """
         for rows in batch_rows(
             order,
             first,
@@ -263,9 +268,12 @@ class Loader(Closable):
     def _results(
         self, maker: BatchMaker, tasks: Iterator[BatchTask], resources: contextlib.ExitStack
     ) -> Iterator[BatchResult]:
-        """Start the workers and return their results in order. Closing `resources` ends the workers."""
+        """Start the workers, and return an iterator over their results in the order of the tasks.
+
+        Closing `resources` ends the workers.
+        """
         workers = 0 if not self._processes and maker.is_inline else self.workers
-        # one item more than the prefetched batches, for the batch that the caller uses
+        # the prefetched batches, and one more batch, which the caller uses
         max_items = max(self._ahead, workers) + 1 if workers else 1
         make: Callable[[BatchTask], BatchResult] = maker
         if workers and self._processes:
@@ -297,6 +305,7 @@ class Loader(Closable):
     def _move(self, start: Cursor, rows: int, skip: int, steps: int) -> None:
         """Set the position after a batch.
 
+        start  position at which the iterator started
         rows   number of rows that this rank has completed since `start`
         skip   number of samples that were already yielded from the next row
         steps  number of steps in the epoch
@@ -308,7 +317,7 @@ class Loader(Closable):
     def _next_batch(
         self, maker: BatchMaker, pending: deque[_Pending], start: Cursor, steps: int
     ) -> Any:
-        """Make a batch from the first pending samples, and set the position to the end of the batch."""
+        """Make a batch from the first samples in `pending`, and move the position behind them."""
         taken = [pending.popleft() for _ in range(min(self.batch, len(pending)))]
         batch = maker.collate([item.sample for item in taken])
         self._move(start, taken[-1].rows, taken[-1].skip, steps)

@@ -1,9 +1,9 @@
 """Weighted mix of datasets. The dataset for each step is computed, so runs can resume at any step.
 
-Each block of 10,000 steps contains the exact share of each dataset, in a keyed order. Each dataset
-has its own steps, counted across all blocks and epochs of the mix. These steps select rows in the
-order of the dataset's own epochs, so every row of a dataset is read once before any row is
-repeated.
+Each block of 10,000 steps reads each dataset a fixed number of times, in a keyed order. The reads
+of one dataset are numbered across the blocks and epochs of the mix; these numbers are the dataset's
+own steps. Own steps select rows in the order of the dataset's own epochs, so every row of a dataset
+is read once before any row is repeated.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ __all__ = ["Mix", "mix"]
 
 BLOCK = 10_000  # steps per block; weights are rounded to 1 / BLOCK
 _MAX_STEPS = 1 << 62  # limit for the total steps of all epochs, because steps are int64
-_FIRST_BLOCK_KEY = 1 << 40  # keys of block permutations start here; lower keys are epochs
+# A block's permutation uses the block's number plus this constant as its `epoch`.
+_FIRST_BLOCK_KEY = 1 << 40
 
 
 @checked
@@ -38,7 +39,7 @@ def mix(weights: Mapping[Dataset, float], rows: int | None = None) -> Mix:
     """Mix datasets by weight: with `flare.mix({a: 0.7, b: 0.3})`, 7 of 10 samples are from `a`.
 
     weights  dataset -> weight above 0; the ratio of the weights is rounded to 1 / 10,000
-    rows     number of steps per epoch (default: the number of rows of all datasets)
+    rows     number of steps per epoch (default: the total number of rows of the datasets)
     raises   UsageError for an invalid weight, an empty dataset or datasets with different columns
     """
     return Mix(tuple(weights), tuple(weights.values()), rows)
@@ -85,7 +86,7 @@ class Mix(Data):
         return f"<Mix: {len(self.parts)} datasets, {len(self)} rows of {names}>"
 
     def __len__(self) -> int:
-        """Return the number of rows of all datasets."""
+        """Return the total number of rows of the datasets."""
         return int(self._firsts[-1])
 
     def __getitem__(self, row: int) -> Sample:
@@ -101,7 +102,7 @@ class Mix(Data):
     def _split(
         self, indices: Sequence[int] | IntArray
     ) -> Iterator[tuple[Dataset, IntArray, IntArray]]:
-        """Yield each dataset, the positions of its rows in `indices`, and the row numbers in the dataset."""
+        """Yield (dataset, positions of its rows in `indices`, row numbers in the dataset)."""
         rows = row_numbers(indices)
         if len(rows) and not (rows.min() >= 0 and rows.max() < len(self)):
             raise RowsError(f"row is outside the mix, which has {len(self)} rows")
@@ -143,7 +144,7 @@ class Mix(Data):
         return collate_samples(samples, self.parts[0].dtypes)
 
     def decoded(self, how: Mapping[str, DecodeRule]) -> Mix:
-        """Return a mix in which the decoders of the given columns are replaced; see `Dataset.decoded`."""
+        """Return a mix with other decoders for the given columns; see `Dataset.decoded`."""
         out = copy.copy(self)
         out.parts = tuple(part.decoded(how) for part in self.parts)
         return out
@@ -165,7 +166,7 @@ class Mix(Data):
 
     @property
     def shards(self) -> Shards:
-        """The shards of all datasets, for prefetching and releasing."""
+        """The shards of all datasets, which callers prefetch and release."""
         return Shards(
             [
                 (int(first), part._table)
@@ -182,7 +183,7 @@ class _MixOrder:
             raise UsageError(f"epoch {epoch} of {mix.rows} rows ends after step 2^62")
         self.rows, self.parallel_windows = mix.rows, len(mix.parts)
         self._mix, self._seed, self._options = mix, seed, (order, window)
-        self._first = epoch * mix.rows  # the total number of steps in the preceding epochs
+        self._first = epoch * mix.rows  # number of steps in the preceding epochs
         self._orders: dict[tuple[int, int], Order] = {}
         self._part_order(0, 0)  # raises UsageError for an unknown order
 
@@ -223,18 +224,18 @@ class _MixOrder:
             own_step = (epoch + 1) * rows
 
     def _own_step(self, k: int, step: int) -> int:
-        """Return the number of steps of dataset `k` before a step of this epoch."""
+        """Return the first own step of dataset `k` at or after `step` of this epoch."""
         block, offset = divmod(self._first + step, BLOCK)
         in_block = np.count_nonzero(self._block(block)[0][:offset] == k)
         return block * int(self._mix.quotas[k]) + int(in_block)
 
     def _mix_step(self, k: int, own_step: int) -> int:
-        """Return the step of this epoch at which dataset `k` reads its own step `own_step`."""
+        """Return the step of this epoch that is the own step `own_step` of dataset `k`."""
         block, which = divmod(own_step, int(self._mix.quotas[k]))
         return block * BLOCK + int(np.flatnonzero(self._block(block)[0] == k)[which]) - self._first
 
     def _block(self, block: int) -> tuple[IntArray, IntArray]:
-        """Return the dataset index and the dataset's own step for each step of a block: int64 [BLOCK]."""
+        """Return the dataset and the own step of each step in a block: int64 [BLOCK] each."""
         ends = np.cumsum(self._mix.quotas)
         part = np.searchsorted(
             ends, positions(np.arange(BLOCK), BLOCK, self._seed, _FIRST_BLOCK_KEY + block), "right"
@@ -259,7 +260,7 @@ class _MixOrder:
         if len(self._orders) > 4 * len(self._mix.parts):
             self._orders.clear()
         order = self._orders.get((k, epoch))
-        if order is None:  # several threads may create the order; the results are equal
+        if order is None:  # several threads may get here; the orders that they create are equal
             order = self._mix.parts[k].order(self._seed + k, epoch, *self._options)
             self._orders[k, epoch] = order
         return order

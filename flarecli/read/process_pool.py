@@ -130,7 +130,7 @@ def _serve(pipe: Connection, call: Callable[[Any], Any], custom: dict[str, Custo
 
     custom  custom encodings that the parent process registered
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # after Ctrl-C, the parent ends this process
     CUSTOM.update(custom)
     parent = os.getppid()
     try:
@@ -151,7 +151,7 @@ def _serve(pipe: Connection, call: Callable[[Any], Any], custom: dict[str, Custo
             try:
                 _send(pipe, response)
             except (pickle.PicklingError, AttributeError, TypeError, ValueError) as error:
-                # `_send` pickles the response before it writes, so the pipe is still usable.
+                # Pickling failed before `_send` wrote to the pipe, so the pipe is still usable.
                 failure = TransformError(f"cannot send the batch to another process: {error}")
                 _send(pipe, ("error", failure, ""))
     except (EOFError, OSError):

@@ -13,7 +13,7 @@ __all__ = ["Closable", "LocatedBatches", "Order", "Rows"]
 
 
 class Closable:
-    """A context manager that calls `close()`. Using the object after a `close()` call reopens its files."""
+    """A context manager that calls `close()`. A closed object reopens its files when it is used."""
 
     def close(self) -> None:
         """Close all open files."""
@@ -42,15 +42,15 @@ class Order(Protocol):
     def windows(self, step: int) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
         """Yield the window that contains a step, and all later windows.
 
-        A window is its first step, its end step, and its row ranges (start, stop).
+        A window is a tuple: first step, end step (exclusive), and row ranges (start, stop).
         """
 
 
 class LocatedBatches(NamedTuple):
-    """Rows whose positions in memory are known.
+    """Consecutive batches whose bytes have been located in memory.
 
-    rows   the number of rows
-    batch  function(start, stop) that returns rows start..stop as a batch
+    rows   the number of located rows
+    batch  function(start, stop) that returns the located rows start..stop as a batch
     """
 
     rows: int
@@ -74,9 +74,11 @@ class Rows(Protocol):
         """Return rows as one batch."""
 
     def locate(self, rows: IntArray, least: int) -> LocatedBatches | None:
-        """Locate the first rows of `rows` in memory: at least `least` rows.
+        """Locate at least the first `least` of the given rows in memory.
 
         The result is None if `collated` is equally fast.
+
+        rows  row numbers, int64 [k]
         """
 
     @property
@@ -87,7 +89,7 @@ class Rows(Protocol):
         """Collate samples into one batch; numbers have the dtypes of the columns."""
 
     def decoded(self, how: Mapping[str, DecodeRule]) -> Rows:
-        """Return a copy in which the decoders of the given columns are replaced."""
+        """Return a copy of this object with other decoders for the given columns."""
 
     def order(self, seed: int, epoch: int, order: str, window: int) -> Order:
         """Return the row order of an epoch."""

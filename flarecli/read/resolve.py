@@ -44,7 +44,7 @@ __all__ = [
     "without_version_index",
 ]
 
-_UNFINISHED = (".flare/journal", ".flare/lock")  # until a pack is finished, one or both exist
+_UNFINISHED = (".flare/journal", ".flare/lock")  # an unfinished pack has one or both of these files
 _CHECKSUMS = (".md5", ".sha1", ".sha256", ".sha512")
 _MAX_LISTED = 1 << 20  # maximum number of files in a listing
 
@@ -74,7 +74,7 @@ def _expanded(address: str, guard: Guard | None) -> list[tuple[str, bool]]:
             and "*" not in text
             and (not _can_list(text) or locate(text, guard).exists())
         ):
-            out.append((text, False))  # `?` and `[` are part of the address
+            out.append((text, False))  # not a glob: `?` and `[` are characters of the address
         elif _can_list(text):
             out += [(name, True) for name in globbed(text, guard)]
         else:
@@ -110,12 +110,12 @@ def resolve(
 ) -> list[Playlist]:
     """Resolve each address to a Playlist, without opening a shard.
 
-    format    format of shards that are not listed; `select_streams` raises UsageError if a playlist
-              or index names a different format
+    format    format of shards that no playlist or index lists. If a playlist or index names another
+              format, `select_streams` raises UsageError
     maps      map local files into memory; pass False if files may be truncated during reading
-    expanded  True if `expand` returned the addresses, so that braces and globs are literal
+    expanded  True if `expand` returned the addresses; braces and globs are then literal text
     table     headers for tables without a playlist: the values of the options `input` and `csv`
-    opened    streams that the caller opened, by address: standard input and FIFOs
+    opened    address -> contents of standard input or of a FIFO that the caller opened
     return    one Playlist per source, in order; consecutive shards in one folder share a Playlist
     raises    MissingError if nothing exists at an address; UnfinishedError for an unfinished pack;
               FormatError and UnsafeError for damaged or unsafe data
@@ -198,7 +198,11 @@ def _with_headers(playlist: Playlist, table: Mapping[str, Any]) -> Playlist:
 
 
 def _can_extend(playlist: Playlist, other: Playlist) -> bool:
-    """Return whether two playlists have only shards that the user passed, in one folder and format."""
+    """Return whether the shards of both playlists can be listed in one playlist.
+
+    Both playlists must contain only shards whose addresses the user passed. All of these shards
+    must be in the same folder and have the same format.
+    """
     for one in (playlist, other):
         if one.at is not None or len(one.streams) != 1 or one.streams[0].sizes is not None:
             return False
@@ -228,7 +232,7 @@ def _is_folder(at: Location) -> bool:
 def read_list(at: Location, format: str | None = None) -> Playlist:
     """Read the playlist or the `index.json` at an address.
 
-    format  shard format if the playlist or index names no format
+    format  shard format for streams of a playlist that name no known format
     raises  MissingError if the address does not exist; FormatError if the file is damaged
     """
     if at.name == INDEX:
@@ -240,7 +244,10 @@ def read_list(at: Location, format: str | None = None) -> Playlist:
 
 
 def without_version_index(stream: Stream) -> Stream:
-    """Return a stream without its index file, because the index lists only the newest version."""
+    """Return a stream without its index file.
+
+    Versions of a dataset share one index file, which lists only the shards of the newest version.
+    """
     if not formats.is_known(stream.format):
         return stream
     index = formats.find(stream.format or "").version_index
@@ -267,7 +274,7 @@ def _of_file(at: Location, format: str | None, exists: bool) -> Playlist:
         )
     if not exists:
         at.size()  # raises MissingError
-    # keep the query, which may be the signature of the address
+    # keep the query, because it may contain the signature of the address
     url = at.path if not at.is_local and "?" in at.path else at.name
     stream = Stream("data", at.folder, format, [url])
     return Playlist((stream,), requested_format=requested_format or "")
@@ -286,7 +293,9 @@ def _of_folder(at: Location, format: str | None) -> Playlist:
         _refuse_unfinished(at)
     if (at / playlists.PLAYLIST).exists():
         return _formatted(playlists.read(at / playlists.PLAYLIST), format)
-    if not at.is_local:  # in a bucket, an old playlist is valid until a pack replaces the file
+    # In a bucket, an old playlist remains valid while a pack replaces the dataset. Therefore, the
+    # search for a playlist is first.
+    if not at.is_local:
         _refuse_unfinished(at)
     if (at / INDEX).exists():
         return _formatted(_indexed(at), format)
@@ -326,12 +335,12 @@ def _of_folder(at: Location, format: str | None) -> Playlist:
 def _tables_in(at: Location, entries: Sequence[Entry], format: str | None) -> Stream | None:
     """Return the tables in a folder and its subfolders as one stream, sorted by name.
 
-    The result is None unless all data files of the folder are tables of one format. Hidden files,
-    files whose names start with `_`, READMEs, licenses and checksum files of tables are not data
-    files. The result is also None if all tables are `.json` files, because samples often have such
-    files.
+    All data files in the folder must be tables of one format; otherwise, the result is None. Hidden
+    files, files whose names start with `_`, READMEs, licenses and checksum files of tables are not
+    data files. If all tables are `.json` files, the result is also None, because such files are
+    often parts of samples.
 
-    format  return only the tables of this format, and ignore all other files
+    format  if not None, return the tables of this format, and ignore all other files
     """
     if format is not None and not formats.facts(format).typed:
         return None
@@ -363,7 +372,7 @@ def _is_hidden(name: str) -> bool:
 
 
 def _is_checksum(name: str, tables: Collection[str]) -> bool:
-    """Return whether a file, such as `t.csv.md5`, contains the checksum of one of the tables."""
+    """Return whether a file contains the checksum of a table, as `t.csv.md5` does for `t.csv`."""
     table, dot, suffix = name.rpartition(".")
     return dot + suffix.lower() in _CHECKSUMS and table in tables
 
@@ -415,10 +424,7 @@ def _refuse_unfinished(at: Location) -> None:
 
 
 def parts_hint(at: Location) -> str:
-    """Return the hint for an unfinished pack whose parts are packed by `flare pack --part`.
-
-    The hint is empty for any other folder.
-    """
+    """Return the hint for a folder with an unfinished `flare pack --part`; otherwise empty."""
     count = first_entry(at / _UNFINISHED[0]).get("parts")
     if type(count) is not int:  # `isinstance` would accept a bool
         return ""
@@ -435,7 +441,9 @@ def _has_files(at: Location) -> bool:
 def _formatted(playlist: Playlist, format: str | None) -> Playlist:
     """Return a playlist in which every stream has a format.
 
-    format  format for streams that do not name a format
+    format  format for streams without a known format; None: a stream without a format has the
+            format that belongs to the name of its first shard
+    raises  FormatError if a format is unknown, or if no format belongs to the name
     """
     if format is not None:
         formats.find(format)
@@ -461,9 +469,10 @@ def _formatted(playlist: Playlist, format: str | None) -> Playlist:
 
 
 def _with_format(stream: Stream, playlist: Playlist) -> Stream:
-    """Return a stream with the format that the name of its first shard indicates."""
+    """Return a stream with the format that belongs to the file name of its first shard."""
     url = stream.urls[0]
-    format = formats.sniff(url.partition("?")[0] if is_url(url) else url)  # without the signature
+    # the query of a URL, which may contain a signature, is not part of the file name
+    format = formats.sniff(url.partition("?")[0] if is_url(url) else url)
     if format is None:
         raise FormatError(
             f"stream {stream.name!r} lists no format",
@@ -478,7 +487,7 @@ def select_streams(found: Sequence[Playlist], names: Sequence[str] = ()) -> list
 
     found   one Playlist per source
     names   stream names; empty means all streams
-    return  for each stream, the list of its parts in the order of the sources
+    return  one list per stream name: the streams with this name, in the order of the sources
     raises  UsageError for an unknown name, for sources with different streams or with the same
             shards, and for a stream whose listed format differs from the requested format
     """
@@ -502,7 +511,7 @@ def select_streams(found: Sequence[Playlist], names: Sequence[str] = ()) -> list
     if len(selected) == 1:
         return [[stream] for stream in selected[0]]
     refuse_repeats(found, selected)
-    if all(len(streams) == 1 for streams in selected):  # the names of single streams may differ
+    if all(len(streams) == 1 for streams in selected):  # concatenated even if their names differ
         return [[streams[0] for streams in selected]]
     first = [stream.name for stream in selected[0]]
     by_name = [{stream.name: stream for stream in streams} for streams in selected]
@@ -517,15 +526,15 @@ def select_streams(found: Sequence[Playlist], names: Sequence[str] = ()) -> list
 
 
 def refuse_repeats(found: Sequence[Playlist], selected: Sequence[Sequence[Stream]]) -> None:
-    """Raise UsageError if two sources contain the same shard, because its rows would be read twice.
+    """Raise UsageError if two different sources contain the same shard.
 
-    For example, a shell expands `out/*` to an index, a playlist and the listed shards. The same
-    source may be passed twice.
+    The rows of this shard would be read twice. For example, a shell expands `out/*` to an index, a
+    playlist and the listed shards. Passing one source twice is not an error.
 
     found     one Playlist per source
     selected  the selected streams of each source
     """
-    # (address of the list, hashes of the shard addresses) -> source
+    # (address of the playlist or index, hashes of its shard addresses) -> source
     sources = {}
     for playlist, streams in zip(found, selected, strict=True):
         shards = np.unique(
@@ -538,7 +547,7 @@ def refuse_repeats(found: Sequence[Playlist], selected: Sequence[Sequence[Stream
     hashes = [shards for _, _, shards in sources.values()]
     if not hashes or np.unique(np.concatenate(hashes)).size == sum(map(len, hashes)):
         return
-    first_source: dict[int, Playlist] = {}  # hash of a shard address -> source
+    first_source: dict[int, Playlist] = {}  # hash of a shard address -> first source that lists it
     for playlist, streams, shards in sources.values():
         for stream in streams:
             for i, place in enumerate(places_of(stream)):
@@ -555,14 +564,14 @@ def refuse_repeats(found: Sequence[Playlist], selected: Sequence[Sequence[Stream
 
 
 def places_of(stream: Stream) -> Iterator[str]:
-    """Yield the absolute address of each shard, in the same form for playlists and indexes."""
+    """Yield the absolute address of each shard. It is the same in playlists and in indexes."""
     folder = place_of(stream.at)
     for url in stream.urls:
         yield url if is_url(url) else f"{folder}/{url.removeprefix('./')}"
 
 
 def place_of(at: Location) -> str:
-    """Return the absolute address of a file: its path if the file is local."""
+    """Return the absolute address of a file. For a local file, the address is the path."""
     return (
         os.path.join(at.store.root, at.path) if isinstance(at.store, LocalStore) else at.key
     ).rstrip("/")

@@ -23,7 +23,7 @@ __all__ = ["Prefetch"]
 _THREADS, _WINDOWS_AHEAD = 4, 2
 _MAX_LOCAL_RANKS = 8
 _MIN_LARGE_PAGE_BYTES = 8 << 20  # smaller datasets are read with normal pages
-_MIN_AHEAD_BYTES = 32 << 20  # up to this size, more than two windows are prefetched
+_MIN_AHEAD_BYTES = 32 << 20  # more than two windows are prefetched up to this total size
 _POLL_S = 0.5  # interval between checks for free space in the cache
 _END_S = 1.0  # maximum time for which `close` waits for transfers
 
@@ -35,14 +35,15 @@ class Prefetch:
     at most `Shards.room` bytes. If other processes share the cache, the limit is lower, because
     prefetched shards must not evict shards that the other processes still need.
 
-    ranks      number of ranks among which the rows are divided; up to 8 ranks are assumed to run on
-               one machine, which then reads all shards
+    ranks      number of ranks among which the rows are divided. If there are at most 8 ranks, they
+               are assumed to run on one machine. This machine reads all shards, so its local files
+               use large pages
     is_active  False if shards are not prefetched, because there is no cache or the order is
                `shuffle`
     """
 
     def __init__(self, data: Rows, order: Order, start: Cursor, ranks: int) -> None:
-        keep_freed()  # also speeds up copying the batches of worker processes
+        keep_freed()  # also reuses memory for the batches that worker processes send
         self._shards, self._step = data.shards, start.step
         if ranks <= _MAX_LOCAL_RANKS:
             self._shards.expect_epoch(_MIN_LARGE_PAGE_BYTES)
@@ -52,7 +53,7 @@ class Prefetch:
         max_windows = order.parallel_windows + _WINDOWS_AHEAD
         # first steps of the most recent windows
         self._firsts: deque[int] = deque([-1] * max_windows, max_windows)
-        # row ranges of the last window whose download no thread has started
+        # row ranges of the most recent window; no thread has started to download these rows
         self._todo: deque[tuple[int, int]] = deque()
         self._end = 0  # the step at which the most recent window ends
         self._bytes = 0  # total size of the row ranges in `_fetched`
@@ -64,7 +65,7 @@ class Prefetch:
                 self._futures.append(submit(self._work))
 
     def reached(self, step: int) -> None:
-        """Set the step of the run, and release the shards of windows that ended by this step."""
+        """Set the current step of the run, and release the shards of windows before this step."""
         if not self.is_active:
             return
         ended = []
@@ -80,7 +81,7 @@ class Prefetch:
             self._shards.release(start, stop)
 
     def _next(self) -> tuple[int, int] | None:
-        """Return the next row range as soon as its download may start, or None at the end."""
+        """Wait until another download may start, and return its row range; None at the end."""
         with self._wake:
             while not self._closed:
                 if not self._todo:
@@ -111,7 +112,8 @@ class Prefetch:
     def close(self) -> None:
         """End the threads, and release all shards that the run keeps in memory.
 
-        A thread whose download takes longer than a second ends after the download.
+        `close` waits at most one second. A thread that is still downloading then ends after its
+        download.
         """
         if not self.is_active:
             return

@@ -31,9 +31,10 @@ Ranges: TypeAlias = Mapping[str, tuple[int, int]]
 
 MAX_OPEN_SHARDS = 512  # limit per process, because each open shard keeps its row table in memory
 _MAX_FILES = 1024  # maximum number of mapped files; lower if the limit on open files is low
-_BATCH_BYTES = 16 << 20  # approximate bytes per batch in a scan
+_BATCH_BYTES = 16 << 20  # approximate maximum bytes per batch in a scan
 _MIN_SHARD_ROWS = 8  # with fewer rows per shard, reading single rows is faster than reading columns
-# Rows to locate in one call: the larger of _GATHER_ROWS and _GATHER_SHARD_ROWS for each shard.
+# Maximum number of rows to locate in one call: _GATHER_ROWS, or _GATHER_SHARD_ROWS times the number
+# of shards if this product is larger.
 _GATHER_ROWS, _GATHER_SHARD_ROWS = 512, 64
 _GATHER_BYTES = 8 << 20  # approximate maximum memory of the rows to locate in one call
 _VALUE_BYTES = 100  # approximate memory of a located value, in addition to its bytes
@@ -44,8 +45,8 @@ _TRIM_BLOCK_BYTES = 1 << 24
 class Series:
     """A concatenation of streams that have the same columns.
 
-    A Series can be pickled, because each process opens its own shards. Chunks are numbered from 0
-    across all streams.
+    A Series can be pickled, because each process opens its own shards. The position of a chunk is
+    its number, counted from 0 across all streams.
 
     rows     the number of rows of all streams
     columns  the columns of every stream
@@ -54,17 +55,18 @@ class Series:
     """
 
     def __init__(self, streams: Sequence[Stream]) -> None:
-        # a single table has the types of its file, which `fields` reads when it opens the shard
+        # A single file is not opened here to find its types, because `fields` opens it later.
         is_single = sum(map(len, streams)) == 1 and streams[0].columns is None
         self.streams = tuple(streams if is_single else described(streams))
         self.name = self.streams[0].name
-        # the position of each stream's first chunk, then the number of chunks
+        # the position of the first chunk of each stream, then the number of chunks
         self._firsts = [0, *accumulate(len(stream) for stream in self.streams)]
         self._open: dict[int, Shard] = {}
         self._readers: dict[tuple[str, ...] | None, dict[int, Callable[[int], Row]]] = {}
         self._expected = 0  # bytes that will be read; see `expect`
         self._advised: set[int] = set()  # positions of shards passed to `_advise`
-        self._fetched: dict[int, Chunk] = {}  # cached chunks, because `chunk` checks the address
+        # downloaded chunks, kept here because `chunk` would check the address again
+        self._fetched: dict[int, Chunk] = {}
         self._fetch_locks: dict[int, threading.Lock] = {}
         self._passing: set[int] = set()  # chunks that runs have fetched but not yet released
         self._lock = threading.Lock()
@@ -121,10 +123,10 @@ class Series:
 
     @property
     def schema(self) -> Mapping[str, Any]:
-        """The Arrow type of each column in the packed table, as listed in the playlist's header.
+        """The Arrow type of each column, as listed in the playlist header `schema`.
 
-        The columns are in the order of the packed table. The mapping is empty if the streams do not
-        list the same types.
+        The types and the order of columns are those of the table that was packed. The mapping is
+        empty if no types are listed, or if the streams list different types.
         """
         listed = [stream.headers.get(playlists.SCHEMA) for stream in self.streams if len(stream)]
         first: Any = listed[0] if listed else None
@@ -133,7 +135,7 @@ class Series:
 
     @property
     def types(self) -> dict[str, pa.DataType]:
-        """The parsed types of `schema`; if the format stores Arrow types, the types of the columns."""
+        """The Arrow type of each column: as stored by the format, or else as listed in `schema`."""
         if self.is_typed:
             return {field.name: field.type for field in self.fields.values()}
         return {name: encodings.parse_type(header) for name, header in self.schema.items()}
@@ -158,9 +160,9 @@ class Series:
         }
 
     def checksum(self, rows: int) -> str | None:
-        """Return the listing checksum for the shards of the first `rows` rows.
+        """Return the listing checksum of the shards that contain the first `rows` rows.
 
-        return  None if the last of these rows is not the last row of a shard
+        The result is None if the first `rows` rows end inside a shard.
         """
         count = int(np.searchsorted(self.starts, rows)) if rows < self.rows else self.chunks
         if self.starts[count] != rows:
@@ -187,7 +189,7 @@ class Series:
 
     def position(self, row: int) -> int:
         """Return the position of the chunk that contains a row."""
-        # numpy would release the interpreter lock, which costs more time than the search
+        # `bisect` is faster than numpy, which would release the interpreter lock
         return bisect_right(self.edges, row) - 1
 
     def weight(self, i: int) -> int:
@@ -211,12 +213,15 @@ class Series:
 
     @property
     def room(self) -> int:
-        """The cache bytes currently available for prefetched shards; 0 without a cache."""
+        """The maximum bytes of prefetched shards in the smallest cache; 0 without a cache."""
         return min(stream.at.store.room for stream in self.streams)
 
     @property
     def is_mapped(self) -> bool:
-        """True if the first shard of each stream is local and its name has no compression suffix."""
+        """True if the first shard of each stream is local and not compressed.
+
+        Always False for formats that store Arrow types.
+        """
         return not self.is_typed and all(
             stream.at.is_local and not (len(stream) and byte_ranges.suffix(stream.chunk(0)))
             for stream in self.streams
@@ -238,7 +243,7 @@ class Series:
         with self._lock:
             expected = 0 if i in self._advised else self._expected
             self._advised.update((i,) if expected else ())
-        if expected:  # before `open_shard`, which would otherwise map small pages
+        if expected:  # before `open_shard` reads the map, which would allocate small pages
             with contextlib.suppress(FlareError):  # `open_shard` raises the same error
                 _advise(chunk, expected)
         keep_freed()
@@ -249,11 +254,11 @@ class Series:
         return shard
 
     def shard_facts(self, i: int) -> Mapping[str, int | str]:
-        """Return facts about a shard for `inspect`; empty unless the format stores Arrow types."""
+        """Return facts about a shard for `inspect`; empty if the formats store no Arrow types."""
         return _format(self.shard(i)).shard_facts(self.shard(i)) if self.is_typed else {}
 
     def large_values(self, i: int, max_bytes: int) -> list[LargeValue]:
-        """Return the large values (above `max_bytes`) in a chunk, if its format stores value sizes.
+        """Return the values larger than `max_bytes` in a chunk, if its format stores value sizes.
 
         A chunk whose listed size is at most `max_bytes` is not opened.
         """
@@ -264,9 +269,9 @@ class Series:
         return _format(shard).large_values(shard, max_bytes)
 
     def expect(self, total_bytes: int) -> None:
-        """Announce that all chunks will be read, so that their maps use large pages.
+        """Announce that all chunks will be read, so that their memory maps use large pages.
 
-        total_bytes  listed size of all files that will be read, including other series
+        total_bytes  total listed size of all files that will be read, in this and other series
         """
         with self._lock:
             self._expected, opened = total_bytes, [*self._open.values()]
@@ -289,7 +294,7 @@ class Series:
             self._fetch_locks.pop(i, None)
             self._advised.discard(i)
         if shard is not None:
-            shard.memo.clear()  # the memo may refer to the shard
+            shard.memo.clear()  # an object in the memo may refer to the shard and keep it in memory
             for at in (shard.chunk.at, *shard.chunk.companions):
                 at.forget()
 
@@ -298,13 +303,15 @@ class Series:
     def fetch(self, i: int, passing: bool = False) -> None:
         """Download a chunk into the cache once. Skip a chunk that does not fit into the cache.
 
-        passing  True if a run reads the chunk in only one window and then calls `release`
+        passing  True if a run reads the chunk in only one window. After the window, the run calls
+                 `release`
         """
         if i in self._fetched:
             return
         with self._lock:
             fetch_lock = self._fetch_locks.setdefault(i, threading.Lock())
-        with fetch_lock:  # threads that wait for the cache's lock between processes would poll it
+        # This lock is faster than the cache's lock between processes, which waiting threads poll.
+        with fetch_lock:
             if i in self._fetched:
                 return
             chunk = self.chunk(i)
@@ -317,7 +324,7 @@ class Series:
                 self._release(i, chunk)
 
     def release(self, i: int) -> None:
-        """Close a chunk after its window in a run, and release its bytes in memory."""
+        """Close the shard of a chunk after its window in a run, and release its bytes in memory."""
         chunk = self._fetched.get(i) or self.chunk(i)
         self.close_shard(i)
         self._release(i, chunk)
@@ -376,7 +383,7 @@ class Series:
         return _format(shard).read_rows(shard, (row - self.edges[i],), columns)[0]
 
     def row_readers(self, columns: tuple[str, ...] | None) -> dict[int, Callable[[int], Row]]:
-        """Return the fast row readers of open shards: position -> function(row in the shard)."""
+        """Return the fast row readers of open shards: position -> function(row number in shard)."""
         return self._readers.setdefault(columns, {})
 
     def add_reader(self, i: int, columns: tuple[str, ...] | None) -> None:
@@ -391,13 +398,13 @@ class Series:
     def locate(
         self, rows: IntArray, least: int, columns: Sequence[str] | None = None
     ) -> GatheredRows | None:
-        """Locate the values of the first of these rows in memory, in the order of `rows`.
+        """Locate the values of the first rows of `rows` in memory, in the order of `rows`.
 
         rows    row numbers, int64 [k], each in [0, self.rows)
-        least   minimum number of rows to locate; more rows are located only if they are small and
-                in mapped shards, because an unmapped row would have to be downloaded or copied
-        return  None if the format or the store cannot locate rows, or if too many shards contain
-                the rows
+        least   minimum number of rows to locate. More rows are located only if the rows are small
+                and their shards are mapped. Rows of other shards would be downloaded or copied
+        return  None if the format or the store cannot locate rows, or if each shard contains only a
+                few of the rows
         """
         if len(rows) > least:
             rows = rows[: max(least, self._gathered_rows(int(rows[0]), columns))]
@@ -425,8 +432,9 @@ class Series:
     def _gathered_rows(self, row: int, columns: Sequence[str] | None) -> int:
         """Return the number of rows to locate in one call; 0 means as few rows as possible.
 
-        The number increases with the number of shards, so that each shard contains enough of the
-        rows for an array operation. The size of all rows is estimated from the shard of `row`.
+        The number increases with the number of shards, so that each shard contains enough rows for
+        an array operation. A memory limit applies; the average row size in the shard that contains
+        `row` is used for all rows.
         """
         i = self.position(row)
         size = self.weight(i) // max(1, self.edges[i + 1] - self.edges[i])
@@ -439,9 +447,9 @@ class Series:
     def scan(
         self, start: int, stop: int, columns: Sequence[str] | None, size: int, views: bool = False
     ) -> Iterator[pa.RecordBatch]:
-        """Yield rows start..stop in batches of at most `size` rows and limited bytes.
+        """Yield rows start..stop in batches of at most `size` rows.
 
-        All rows of a batch are from one shard.
+        The size of a batch in bytes is also limited. All rows of a batch are from one shard.
         """
         while start < stop:
             end = self.batch_end(start, stop, size)
@@ -451,7 +459,7 @@ class Series:
             start = end
 
     def batch_end(self, start: int, stop: int, size: int) -> int:
-        """Return the end row of the batch that `scan` yields for first row `start`."""
+        """Return the end row (exclusive) of the batch that `scan` yields for the row `start`."""
         i = self.position(start)
         shard = self.shard(i)
         files = zip(shard.chunk.files, (shard.chunk.at, *shard.chunk.companions), strict=True)
@@ -469,7 +477,10 @@ def _is_mapped(shard: Shard) -> bool:
 
 
 def _advise(chunk: Chunk, total_bytes: int) -> None:
-    """Advise the kernel to use large pages for a chunk's maps. Compressed files are not mapped."""
+    """Advise the kernel to use large pages for the memory maps of a chunk.
+
+    Compressed files are skipped, because they are not mapped.
+    """
     for at in () if byte_ranges.suffix(chunk) else (chunk.at, *chunk.companions):
         if at.is_local and (view := at.map()) is not None:
             expect(view, total_bytes)
@@ -478,11 +489,11 @@ def _advise(chunk: Chunk, total_bytes: int) -> None:
 class GatheredRows:
     """The located rows of several shards, in the requested order.
 
-    The maps of the shards remain open, unless the rows were copied.
+    If the rows are not copied, the memory maps of their shards remain open.
 
-    parts  the located rows of each shard
-    sizes  the number of rows in each part
-    order  int64 [rows]: the requested position of each row of the concatenated parts
+    parts  for each shard, its located rows
+    sizes  for each shard, the number of its located rows
+    order  int64 [rows]: for each row of the concatenated parts, its position in the requested order
     """
 
     def __init__(
@@ -490,7 +501,8 @@ class GatheredRows:
     ) -> None:
         self.rows = len(order)
         self._has_views = any(isinstance(part.source, memoryview) for part in parts)
-        # column name -> numpy array of dtype void, or the bytes or (buffer, start, stop) of each value
+        # column name -> numpy array of dtype void; or a list with one item per value, which is
+        # either bytes or (buffer, start, stop)
         self._columns: dict[str, Any] = {}
         self._ranges = set[str]()  # columns whose values are stored as (buffer, start, stop)
         is_single = len(parts) == 1
@@ -529,11 +541,12 @@ class GatheredRows:
         if name not in self._ranges:
             return list(column[start:stop])
         values = [source[at:end] for source, at, end in column[start:stop]]
-        return [*map(bytes, values)] if self._has_views else values  # slicing a view does not copy
+        # a slice of a memoryview is not a copy
+        return [*map(bytes, values)] if self._has_views else values
 
 
 def _value_ranges(source: Any, column: Any, size: int) -> Iterable[tuple[Any, int, int]]:
-    """Return (buffer, start, stop) for each value in a column."""
+    """Return (buffer, start, stop) for each value in a column of located rows."""
     if isinstance(column, tuple):
         starts, stops = column
         return zip(repeat(source, size), starts.tolist(), stops.tolist(), strict=True)
@@ -542,7 +555,7 @@ def _value_ranges(source: Any, column: Any, size: int) -> Iterable[tuple[Any, in
 
 
 def _values(column: Any) -> list[bytes]:
-    """Return the bytes of each value in a copied column."""
+    """Return a column as a list of bytes. The column is an array of dtype void, or such a list."""
     values: list[bytes] = column.tolist() if isinstance(column, np.ndarray) else column
     return values
 
@@ -589,16 +602,21 @@ def _close(shards: Iterable[tuple[weakref.ref[Series], int, int]]) -> None:
 def keep_freed() -> None:
     """Make glibc keep freed memory for the next batch. Only the first call has an effect.
 
-    By default glibc returns the top of its heap to the system as soon as 128 KB of it are free, so
-    every batch would cause page faults. Freeing a large mmapped block raises M_MMAP_THRESHOLD to
-    the block size and M_TRIM_THRESHOLD to twice the block size (source: mallopt(3)). The block is
-    never written.
+    By default, glibc returns free memory at the top of its heap to the system if this memory
+    exceeds 128 KB. Every batch would then cause page faults. Therefore, this function allocates and
+    frees one large block. As a result, glibc raises M_MMAP_THRESHOLD to the size of the block, and
+    M_TRIM_THRESHOLD to twice this size (source: mallopt(3)). The block is never written, so it uses
+    no physical memory.
     """
     bytes(_TRIM_BLOCK_BYTES)
 
 
 def _forked() -> None:
-    """Replace the locks in a forked child, because threads that hold the locks do not exist there."""
+    """Replace the locks in a forked child process.
+
+    A thread of the parent process may hold a lock. It does not exist in the child, and would never
+    release the lock there.
+    """
     global _registry_lock
     _registry_lock = threading.Lock()
     for series in _all_series:

@@ -67,9 +67,9 @@ def _as_bytes(column: pa.Array) -> pa.Array:
 
 
 def part_rows(hashes: UInt64Array, fractions: Mapping[str, float]) -> dict[str, IntArray]:
-    """Return the rows of each part, int64 [k], ascending. The hash of a row determines its part."""
+    """Return part name -> row numbers, int64 [k], ascending. A row's hash determines its part."""
     ends = np.cumsum(list(fractions.values()))
     ends[-1] = 1
-    # a float64 represents the upper 53 bits exactly
+    # only the upper 53 bits of a hash are used, because a float64 represents them exactly
     part = np.searchsorted(ends, (hashes >> np.uint64(11)) * 2.0**-53, "right")
     return {name: np.flatnonzero(part == i) for i, name in enumerate(fractions)}

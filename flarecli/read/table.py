@@ -1,4 +1,4 @@
-"""Tables that join the columns of streams, parsers for row numbers, and row-to-shard lookup."""
+"""Table (rows of joined streams), Shards (for prefetching), and parsers for row numbers."""
 
 from __future__ import annotations
 
@@ -75,16 +75,17 @@ def parse_rows(spec: str, rows: int) -> list[range]:
 
 
 class Table:
-    """The rows of one or several series with different columns. A Table can be pickled.
+    """The rows of one or several series, whose columns are joined. A Table can be pickled.
 
     columns  the columns of all series, in the order of the formats
-    order    all column names, in the order of the packed tables if playlists list this order
+    order    the names of all columns. The columns of a series are in the order of the table that
+             was packed if the playlist lists this order
     raises   UsageError if the row counts differ, or if two columns have the same name
     """
 
     def __init__(self, series: Sequence[Series], selected: IntArray | None = None) -> None:
         self.series = tuple(series)
-        self._selected = selected  # int64 [rows], ascending: rows of the series; None means all
+        self._selected = selected  # int64 [rows], ascending: row numbers in the series; None: all
         self._owner: dict[str, Series] = {}  # column -> series
         for part in self.series:
             self._add(part)
@@ -121,7 +122,7 @@ class Table:
 
     @cached_property
     def types(self) -> dict[str, pa.DataType]:
-        """The listed Arrow types of columns in the packed table; columns without a type are omitted."""
+        """The Arrow type of each column; columns without a type are omitted."""
         return {name: kind for part in self.series for name, kind in part.types.items()}
 
     @cached_property
@@ -144,7 +145,7 @@ class Table:
 
     @property
     def checksum(self) -> str:
-        """A single checksum of the shard listings and the selected row numbers."""
+        """One checksum of the shard listings and the selected row numbers."""
         if not self._checksum:
             parts = [str(series.checksum(series.rows)) for series in self.series]
             selected = b"" if self._selected is None else self._selected.astype("<i8").tobytes()
@@ -165,7 +166,7 @@ class Table:
         return starts if self._selected is None else np.searchsorted(self._selected, starts)
 
     def series_rows(self, indices: Sequence[int] | IntArray) -> IntArray:
-        """Convert row numbers of this table to row numbers of the table's series: int64 [k].
+        """Convert row numbers of this table to row numbers of its series: int64 [k].
 
         raises  RowsError for a row outside the data; UsageError for invalid row numbers
         """
@@ -219,13 +220,13 @@ class Table:
     def locate(
         self, indices: Sequence[int] | IntArray, least: int, names: Sequence[str] | None
     ) -> GatheredRows | None:
-        """Locate the first of these rows in memory; see `Series.locate`."""
+        """Locate at least the first `least` of the given rows in memory; see `Series.locate`."""
         if len(self.series) > 1:
             return None
         return self.series[0].locate(self.series_rows(indices), least, names)
 
     def _split(self, names: Sequence[str] | None) -> list[tuple[Series, Sequence[str] | None]]:
-        """Return each series that contains requested columns, and the names of these columns."""
+        """Return (series, names of its requested columns) for each series with such columns."""
         if len(self.series) == 1:
             return [(self.series[0], names)]
         names = [column.name for column in self.columns] if names is None else names
@@ -240,12 +241,12 @@ class Table:
     def scan(
         self, names: Sequence[str], start: int, stop: int, size: int, views: bool
     ) -> Iterator[pa.RecordBatch]:
-        """Yield rows start..stop as stored, in batches of at most `size` rows and limited bytes."""
+        """Yield stored rows start..stop in batches of at most `size` rows and of limited bytes."""
         selected = self._selected
         if selected is None:
             yield from self._scan(names, start, stop, size, views)
             return
-        while start < stop:  # read consecutive rows, then select from them
+        while start < stop:  # read a range of consecutive rows, and select rows from this range
             rows = selected[start : min(stop, start + size)]
             first = int(rows[0])
             batch = next(self._scan(names, first, int(rows[-1]) + 1, size, False))
@@ -280,10 +281,10 @@ class Table:
     def large_values(
         self, names: Sequence[str], start: int, stop: int, max_bytes: int
     ) -> dict[int, dict[str, int]]:
-        """Return the sizes of values above `max_bytes` in rows start..stop: row -> column -> bytes.
+        """Return the sizes of values larger than `max_bytes`: row -> column -> size in bytes.
 
-        No value is read, so values of formats that do not store value sizes are omitted. A table of
-        selected rows returns an empty dict.
+        Only rows start..stop are searched. The values are not read; values of formats that do not
+        store value sizes are omitted. A table of selected rows returns an empty dict.
         """
         out: dict[int, dict[str, int]] = {}
         if start >= stop or self._selected is not None:
@@ -324,9 +325,9 @@ def _checksum(parts: Sequence[str], selected: bytes) -> str:
 class Shards:
     """The shards of a dataset, or of all datasets in a mix, for prefetching.
 
-    Each range of rows must be inside one table.
+    A range of rows that is passed to a method must be inside one table.
 
-    tables  (first row, table) of each table, ascending
+    tables  pairs (number of the table's first row, table), ascending
     """
 
     def __init__(self, tables: Sequence[tuple[int, Table]]) -> None:
@@ -336,15 +337,15 @@ class Shards:
 
     @property
     def room(self) -> int:
-        """The bytes available for prefetched shards in the smallest cache; 0 without a cache."""
+        """The maximum bytes of prefetched shards in the smallest cache; 0 if there is no cache."""
         rooms = (min(series.room for series in table.series) for _, table in self._tables)
         return min((room for room in rooms if room), default=0)
 
     def expect_epoch(self, min_bytes: int) -> None:
         """Announce that most rows will be read, so that mapped shards use large pages.
 
-        The call has no effect if the listed shards have less than `min_bytes` or if a size is not
-        listed. A table is skipped if fewer than half of its rows are selected.
+        The call has no effect if the total size of the shards is below `min_bytes`, or if the size
+        of a shard is not listed. A table is skipped if fewer than half of its rows are selected.
         """
         sizes = [series.stored for series in self._series]
         total = sum(sizes)
@@ -360,14 +361,17 @@ class Shards:
         return sum(series.weight(i) for series, i in self._chunks(start, stop))
 
     def fetch(self, start: int, stop: int) -> None:
-        """Download the shards of rows start..stop to the cache, or to memory until `release`."""
+        """Download the shards that contain rows start..stop into the cache.
+
+        A shard that does not fit into the cache is kept in memory until `release`, if possible.
+        """
         for series, i in self._chunks(start, stop):
             series.fetch(i, passing=True)
 
     def fetch_rows(self, rows: IntArray, passing: bool = False) -> None:
         """Download the shards that contain the given rows, int64 [k], into the cache.
 
-        passing  keep shards in memory until `release` if they do not fit into the cache
+        passing  True: keep a shard that does not fit into the cache in memory until `release`
         """
         tables = np.searchsorted(self._firsts, rows, "right") - 1
         for k in np.unique(tables).tolist():

@@ -1,9 +1,9 @@
-"""The playlists of a changed dataset, and the names of its other files; see `write/versions`.
+"""The playlists and file names in the folder of a changed dataset; see `write/versions`.
 
 OUT/playlist.yaml            the current version: a copy of the newest numbered playlist
 OUT/playlist.000001.yaml     the playlist of each version
 OUT/playlist.NAME.yaml       a pin: a copy of a numbered playlist under another name
-OUT/fragment.1f3a…/          rows that a change added
+OUT/fragment.1f3a…/          shards with the rows that a change added
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ _FRAGMENT_NAME = re.compile(r"fragment\.[0-9a-f]{32}", re.ASCII)
 
 
 def is_fragment(name: str) -> bool:
-    """Return whether a name is the name of a fragment's folder."""
+    """Return whether a folder name is the name of a fragment."""
     return _FRAGMENT_NAME.fullmatch(name) is not None
 
 
 def is_failed_copy(name: str) -> bool:
-    """Return whether a name is the name of a copy of `failed.jsonl` without erased keys."""
+    """Return whether a file name belongs to a copy of `failed.jsonl` without the erased keys."""
     return _FAILED_NAME.fullmatch(name) is not None
 
 
@@ -64,9 +64,9 @@ _REPAIR = "Delete this file if you did not interrupt `flare prune` or `flare dro
 
 
 def confined(at: Location) -> Location:
-    """Return the location of a folder through which no file outside the folder can be reached.
+    """Return the location of a folder, restricted to files inside the folder.
 
-    Files are deleted only through this location, even if the user allowed reads outside the folder.
+    Files are deleted only through such a location, even if the user allows reading other files.
     """
     store = at.store
     if not (isinstance(store, LocalStore) and store.guard.allow_local):
@@ -76,14 +76,14 @@ def confined(at: Location) -> Location:
 
 
 def is_version_file(name: str) -> bool:
-    """Return whether a name in a dataset's folder is the name of a file of its version history."""
+    """Return whether a name in a dataset's folder belongs to the dataset's version history."""
     is_index = name in map(first_index, INDEX_FILES)
     is_named = name in (COMMIT_LOCK, ERASED, REMOVAL)
     return is_named or is_index or pin_of(name) is not None or is_fragment(name)
 
 
 def list_names(at: Location) -> list[str]:
-    """Return the names of all playlists in a folder: current, numbered, and pins."""
+    """Return the names of all playlists in a folder: the current and numbered ones, and pins."""
     return [name for name in at.names() if name == PLAYLIST or pin_of(name) is not None]
 
 
@@ -97,7 +97,9 @@ def file_names(stream: Stream) -> Iterator[tuple[str, int | None]]:
 
 
 def listed_files(at: Location, name: str) -> dict[str, int | None]:
-    """Return the listed files that are in the folder `at`: name -> size.
+    """Return the size of each file that the playlist `name` lists in the folder `at`.
+
+    The size is None if it is not listed.
 
     raises  FormatError for an invalid playlist
     """
@@ -106,7 +108,7 @@ def listed_files(at: Location, name: str) -> dict[str, int | None]:
 
 
 def files_of(at: Location, playlist: Playlist) -> dict[str, int | None]:
-    """Return the files of a playlist that are in the folder `at`: name -> size."""
+    """Return the size of each file that a playlist lists in the folder `at`; None if not listed."""
     at = confined(at)
     out = {}
     for stream in map(without_version_index, playlist.streams):
@@ -118,7 +120,7 @@ def files_of(at: Location, playlist: Playlist) -> dict[str, int | None]:
 
 
 def _name_inside(at: Location, url: str) -> str | None:
-    """Return the name of a listed file relative to the folder `at`; None for a file outside it."""
+    """Return the name of a listed file relative to the folder `at`; None if it is not in `at`."""
     path = bare(url)
     if not is_url(path) and not name_fault(path):
         return path
@@ -134,28 +136,29 @@ def _name_inside(at: Location, url: str) -> str | None:
 
 
 def listed_in_versions(at: Location, removed: Iterable[str] = ()) -> set[str]:
-    """Return the names of all files that are listed by a playlist in the folder.
+    """Return the names of all files that the playlists in a folder list.
 
-    removed  names of playlists to ignore
+    removed  names of playlists that are ignored, because they will be removed
     raises   FormatError for an invalid playlist
     """
     ignored, found = set(removed), set[str]()
     for name in list_names(at):
         if name not in ignored:
-            with contextlib.suppress(MissingError):  # another process has pruned the version
+            with contextlib.suppress(MissingError):  # another process has removed this playlist
                 found.update(listed_files(at, name))
     return found
 
 
 def is_protected(name: str) -> bool:
-    """Return whether a file is part of the version history, and must not be removed as expired."""
+    """Return whether a file must be kept: a playlist, an index or a file of the version history."""
     return name == PLAYLIST or name in INDEX_FILES or is_version_file(name)
 
 
 def files_to_remove(at: Location) -> list[str]:
-    """Return the names of the files that an interrupted removal must delete.
+    """Return the names of the files that an interrupted removal has not deleted yet.
 
-    raises  UnsafeError for the name of a playlist, an index or another protected file
+    raises  FormatError for an invalid list of these files; UnsafeError if the list contains a
+            playlist, an index or another protected file
     """
     where = at / REMOVAL
     try:

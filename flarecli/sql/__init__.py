@@ -1,4 +1,4 @@
-"""SQL over batches: selection of rows, and bounds to skip files and row groups."""
+"""SQL over batches: selection of rows, and bounds that exclude files and row groups."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Single-column bounds that a condition implies, such as two bounds for `aes > 4 AND lang = 'en'`.
+"""Bounds of single columns, derived from a condition: `aes > 4 AND lang = 'en'` has two bounds.
 
-Row groups whose minimum and maximum are outside a bound are not read. DuckDB's parser parses the
-expression. Only comparisons of a column with a literal, joined by AND, become bounds. Numbers are
-compared with a tolerance for DuckDB's rounding. DuckDB orders NaN above all numbers, but
-statistics omit NaN, so a lower bound never excludes row groups with floats.
+A row group is not read if a bound is false for all values from the minimum to the maximum of its
+column. DuckDB's parser parses the condition. Only comparisons of a column with a literal become
+bounds, and only if AND joins them. Numbers are compared with a tolerance for DuckDB's rounding. In
+DuckDB, NaN is greater than all numbers, but the statistics of row groups omit NaN. Therefore, a
+lower bound on a column of floats never excludes a row group.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _MIRRORED = {"=": "=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 class Bound:
     """A comparison that is true for all selected rows: `column sign value`.
 
-    If the sign is `=`, the column equals one of the values.
+    Only a bound with the sign `=` can have several values. The column then equals one of them.
     """
 
     column: str
@@ -48,15 +49,15 @@ class Bound:
     def excludes(self, low: Any, high: Any, kind: pa.DataType) -> bool:
         """Return whether the comparison is false for every value from `low` to `high`.
 
-        The result is False if the comparison may be true for one of these values.
+        If this cannot be determined, the result is False.
 
-        kind  type of the column
+        kind  Arrow type of the column
         """
         return all(_excludes(self.sign, value, low, high, kind) for value in self.values)
 
 
 def bounds(expression: str, names: Sequence[str]) -> tuple[Bound, ...]:
-    """Return comparisons that are true for every row that an expression selects.
+    """Return the bounds that an expression implies. Every selected row satisfies all bounds.
 
     names  names of the columns; SQL ignores case
     """
@@ -77,7 +78,7 @@ def bounds(expression: str, names: Sequence[str]) -> tuple[Bound, ...]:
 
 
 def _bounds(node: Any, known: dict[str, str]) -> Iterator[Bound]:
-    """Yield the bounds in a condition. If the condition is an AND, yield the bounds in each operand."""
+    """Yield the bounds in a condition, or in each operand if the condition is an AND."""
     kind = node_type(node)
     if kind == "CONJUNCTION_AND":
         for child in node.get("children", ()):
@@ -150,10 +151,10 @@ def _parse_cast(text: str, kind: str) -> Literal | None:
 
 
 class _Comparison(NamedTuple):
-    """The ranges for a comparison of a literal with the values of a column.
+    """The ranges in which a literal and the values of a column are after DuckDB's rounding.
 
-    value    smallest and largest value that the literal may have after rounding
-    column   smallest and largest value that the column may have after rounding
+    value    smallest and largest possible value of the literal
+    column   smallest and largest possible value of the column
     has_nan  True if the column may contain NaN
     """
 
@@ -176,7 +177,12 @@ def _excludes(sign: str, value: Literal, low: Any, high: Any, kind: pa.DataType)
 
 
 def _comparison(value: Literal, low: Any, high: Any, kind: pa.DataType) -> _Comparison | None:
-    """Return the ranges to compare, or None if DuckDB may compare these types differently."""
+    """Return the ranges to compare. Return None if DuckDB may compare values of `kind` differently.
+
+    value      the literal
+    low, high  minimum and maximum of the column
+    kind       Arrow type of the column
+    """
     if kinds.is_string(kind) or kinds.is_large_string(kind):
         if not (isinstance(value, str) and isinstance(low, str) and isinstance(high, str)):
             return None
@@ -226,7 +232,10 @@ def _as_datetime(value: Any) -> datetime.datetime | None:
 
 
 def _parse_datetime(text: str) -> datetime.datetime | None:
-    """Parse a complete date or time. Return None for text that DuckDB may parse differently."""
+    """Parse `YYYY-MM-DD` or `YYYY-MM-DD hh:mm:ss`.
+
+    Return None for any other text, because DuckDB may parse such text differently.
+    """
     for form in ("%Y-%m-%d", "%Y-%m-%d %H:%M:%S"):
         try:
             found = datetime.datetime.strptime(text, form)

@@ -3,11 +3,12 @@
 User expressions have no access to files, network or extensions.
 
 A condition, or a SELECT that uses one row at a time, runs over one batch after another, without
-read-ahead. A SELECT that sorts, groups or counts runs once over all batches, in DuckDB's memory.
+read-ahead. Any other SELECT, such as one that sorts, groups or counts, runs once over all batches.
+DuckDB then keeps rows or groups in memory.
 
-A hidden column can contain the source row number of each result row. This requires a SELECT that
-reads only `dataframe` and returns its rows, without grouping or DISTINCT. It also requires
-that no expression uses all columns, because an additional column would change the value of such an
+The result of a SELECT can include a hidden column of the batches, which contains the number of each
+source row. The SELECT must read only `dataframe` and return its rows without grouping or DISTINCT.
+No expression may use all columns, because the hidden column would change the value of such an
 expression.
 """
 
@@ -50,7 +51,8 @@ _CONNECTION_SETTINGS: dict[str, Any] = {
     "python_enable_replacements": "false",  # blocks Python variables as tables
 }
 _RESULT_SETTINGS = ("SET streaming_buffer_size = '64KB'", "SET lock_configuration = true")
-# plan operators that process one row at a time; plan operators that return source rows unchanged
+# Operators of DuckDB's query plans. Operators in `_ROW_BY_ROW` process one row at a time. Operators
+# in `_ROW_PRESERVING` return one row, or no row, for each source row.
 _ROW_BY_ROW = {"PROJECTION", "FILTER"}
 _ROW_PRESERVING = {
     *_ROW_BY_ROW,
@@ -60,8 +62,8 @@ _ROW_PRESERVING = {
     "STREAMING_LIMIT",
     "EMPTY_RESULT",
 }
-_MAX_DIGITS = 38  # digits of a decimal in DuckDB
-_POSITION = "position in its batch"  # hidden column; renamed if the source has this column
+_MAX_DIGITS = 38  # maximum number of digits of a decimal in DuckDB
+_POSITION = "position in its batch"  # column added for conditions; see `_unused_name`
 _HINT = "Use a form such as \"aes > 4 and lang = 'en'\"."
 
 
@@ -89,7 +91,10 @@ def is_statement(expression: str) -> bool:
 
 
 def parse(expression: str) -> dict[str, Any] | None:
-    """Return DuckDB's syntax tree for an expression, or None if it is not exactly one SELECT."""
+    """Return DuckDB's syntax tree of a SELECT; for a condition, of a SELECT with this condition.
+
+    The result is None if the expression is neither a condition nor exactly one SELECT.
+    """
     import duckdb
 
     if not is_statement(expression):
@@ -118,7 +123,7 @@ def to_sql(node: dict[str, Any]) -> str | None:
 
 
 def node_type(node: Any) -> str:
-    """Return the type of a syntax-tree node, or an empty string if `node` is not a node."""
+    """Return the type of a node of a syntax tree; empty if the argument is not a node."""
     return str(node.get("type", "")) if isinstance(node, dict) else ""
 
 
@@ -159,9 +164,10 @@ def select(
     schema      schema of the batches; the result of a SELECT has the types of DuckDB
     batches     input, read one batch at a time unless a SELECT sorts, groups, counts or limits
     expression  a condition over the columns, such as `aes > 4 AND lang = 'en'`, or one SELECT
-    hidden      name of a hidden int64 column of the batches, after the columns of `schema`; the
-                result includes the column if the result consists of source rows
-    known       names of all columns, for messages, if `schema` lacks some of the columns
+    hidden      name of a hidden int64 column, the last column of the batches, which is not in
+                `schema`. The batches of the result also have this column if the result consists of
+                source rows
+    known       names of all columns, for messages, if some of them are not in `schema`
     return      schema of the result without the hidden column, and batches of at most `batch_rows`
                 rows, in the order of the input
     raises      UsageError for an invalid expression, unknown columns, or a row that causes an error
@@ -220,7 +226,10 @@ def _are_row_by_row(steps: Sequence[str]) -> bool:
 
 
 def _check_steps(steps: Sequence[str]) -> None:
-    """Raise UsageError for a plan that does not read the rows exactly once."""
+    """Raise UsageError for a query plan that does not read the source rows exactly once.
+
+    steps  names of the operators in the plan
+    """
     reads = sum(step.endswith("ARROW_SCAN") for step in steps)
     if reads > 1:
         raise UsageError(
@@ -263,9 +272,9 @@ def _steps(con: Any, query: str) -> list[str]:
 def _add_column(
     con: Any, query: str, name: str, steps: list[str], schema: pa.Schema, result: pa.Schema
 ) -> tuple[str, pa.Schema] | None:
-    """Return a SELECT with an additional column of `dataframe`, and its result schema.
+    """Return a SELECT whose result has one more column of `dataframe`, and the result's schema.
 
-    The result is None if the column could change the other columns or the rows.
+    Return None if the additional column could change the other columns or the rows of the result.
     """
     import duckdb
 
@@ -286,10 +295,10 @@ def _add_column(
 def _select_with_column(
     expression: str, schema: pa.Schema, name: str, steps: list[str]
 ) -> str | None:
-    """Return a SELECT with an additional column, or None if the column could change the result.
+    """Return a SELECT whose result has one more column, or None if this column could change others.
 
     schema  schema of `dataframe` without the additional column, which is the last column
-    steps   operators of the query's plan
+    steps   names of the operators in the plan of the query
     """
     node = parse(expression)
     if node is None or not all(
@@ -352,7 +361,7 @@ def _nodes(todo: list[Any]) -> Iterator[dict[str, Any]]:
 
 
 def _unused_name(names: Sequence[str]) -> str:
-    """Return a name for the position column, different from all `names` even if case is ignored."""
+    """Return a name for the position column that differs from all `names`, ignoring case."""
     known = {name.lower() for name in names}
     return next(name for k in itertools.count() if (name := _POSITION + "'" * k) not in known)
 
@@ -420,7 +429,11 @@ def _readable(kind: pa.DataType) -> pa.DataType:
 def _filter(
     con: Any, query: str, batches: Iterable[pa.RecordBatch], position: str
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the selected rows, copied from the input batches so that column types are kept."""
+    """Yield the rows for which the condition is true.
+
+    DuckDB returns only row positions. The rows themselves are from the input batches, because
+    values that DuckDB returns can have other types.
+    """
     with con:
         for batch in batches:
             numbers = pa.array(np.arange(batch.num_rows, dtype=np.int32))
@@ -455,7 +468,10 @@ def _run(con: Any, query: str, batch: pa.RecordBatch) -> pa.Table:
 
 
 class _Source:
-    """The batches that DuckDB reads. `error` is the original exception, which DuckDB discards."""
+    """The batches that DuckDB reads.
+
+    error  the exception that reading a batch raised; DuckDB raises a different exception instead
+    """
 
     def __init__(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
         self.schema, self._batches = _readable_schema(schema), batches
@@ -493,7 +509,11 @@ def _query_all(
 
 
 def _result_schema(found: pa.Schema, source: pa.Schema) -> pa.Schema:
-    """Return the schema of a result without dictionaries, with the metadata of source columns."""
+    """Return the schema of a result.
+
+    Dictionary types are replaced by their value types. A column has the metadata of the source
+    column with the same name.
+    """
     fields = []
     for field in found:
         if found.names.count(field.name) > 1:
