@@ -7,8 +7,11 @@ import contextlib
 import importlib
 import io
 import json
+import mmap
 import os
 import pkgutil
+import select
+import signal
 import subprocess
 import sys
 import tarfile
@@ -118,6 +121,27 @@ def served(folder):
             thread.join()
 
 
+@pytest.mark.skipif(not IS_WINDOWS, reason="other systems have these functions")
+def test_this_system_lacks_what_windows_lacks(tmp_path):
+    """Without this test, the simulation in tests/windows could stop to simulate Windows."""
+    names = "fork getuid geteuid pread preadv pwrite register_at_fork sched_getaffinity sysconf O_NOFOLLOW O_DIRECTORY"
+    assert [name for name in names.split() if hasattr(os, name)] == []
+    assert not hasattr(select, "poll") and not hasattr(mmap, "MAP_PRIVATE")
+    assert not hasattr(signal, "SIGALRM") and not hasattr(signal, "SIGKILL")
+    for module in ("fcntl", "resource", "pwd"):
+        with pytest.raises(ImportError):
+            importlib.import_module(module)
+    (tmp_path / "file").write_bytes(b"data")
+    with pytest.raises(PermissionError):
+        os.open(tmp_path, os.O_RDONLY)
+    with pytest.raises(NotImplementedError):
+        os.open("file", os.O_RDONLY, dir_fd=0)
+    with open(tmp_path / "file", "rb"), pytest.raises(PermissionError):
+        os.unlink(tmp_path / "file")
+    with pytest.raises(FileExistsError):
+        os.rename(tmp_path / "file", created(tmp_path, "table.csv")[0])
+
+
 def test_every_module_can_be_imported():
     failed = {}
     for module in pkgutil.walk_packages(flare.__path__, "flarecli.", onerror=lambda name: None):
@@ -169,6 +193,16 @@ def test_unpack_writes_replaces_and_completes_files(tmp_path):
         assert sorted(os.listdir(out)) == [*(f"{n:03d}.txt" for n in range(7)), "index.jsonl"]
         assert [(out / f"{n:03d}.txt").read_text() for n in range(7)] == VALUES
     assert sorted(os.listdir(tmp_path)) == ["out", "shard.tar"]
+
+
+@pytest.mark.skipif(not IS_WINDOWS, reason="this name is valid on other systems")
+def test_unpack_rejects_names_that_windows_cannot_store_before_it_writes(tmp_path):
+    with tarfile.open(tmp_path / "shard.tar", "w") as tar:
+        for name in ("09.txt", "10:20.txt"):
+            tar.addfile(tarfile.TarInfo(name), io.BytesIO())
+    code, _, errors = run("unpack", tmp_path / "shard.tar", tmp_path / "out")
+    assert code == 4 and "file name '10:20.txt' is not a valid name on Windows" in errors[0]
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_dataset_of_a_web_server_is_read(tmp_path):

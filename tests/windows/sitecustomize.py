@@ -20,6 +20,8 @@ import sys
 import tempfile
 import types
 
+import pyarrow
+
 # These libraries choose their functions when they are imported, so they must see Linux.
 for _name in [
     "asyncio",
@@ -136,7 +138,7 @@ def _fails_with_folders(call, replaces_nothing=False):
             )
         if replaces_nothing and os.path.lexists(args[1]):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), args[0], None, args[1])
-        if call in (_unlink, _rename, _replace):
+        if call in (_unlink, _remove, _rename, _replace):
             _check_closed(*args)
         return call(*args, **kwargs)
 
@@ -145,22 +147,23 @@ def _fails_with_folders(call, replaces_nothing=False):
 
 
 def _check_closed(*paths):
-    """Raise PermissionError if this process has one of the files open or mapped: Windows neither moves nor removes it."""
-    for path in paths:
-        with contextlib.suppress(OSError):
-            status = _stat(path, follow_symlinks=False)
-            if any(_is_open_file(fd, status) for fd in os.listdir("/proc/self/fd")):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+    """Raise PermissionError if this process has a file open or mapped: Windows neither moves nor removes such a file.
 
-
-def _is_open_file(fd, status):
-    try:
-        return os.path.samestat(os.fstat(int(fd)), status)
-    except (OSError, ValueError):
-        return False
+    Windows also does not move a folder that contains an open file.
+    """
+    for path in map(os.path.realpath, paths):
+        for fd in _listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                opened = _readlink(f"/proc/self/fd/{fd}")
+                if opened == path or opened.startswith(f"{path}/"):
+                    break
+        else:
+            continue
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
 
 
 _stat, _open, _rename, _replace, _unlink = os.stat, os.open, os.rename, os.replace, os.unlink
+_remove, _readlink = os.remove, os.readlink
 _scandir, _listdir = os.scandir, os.listdir
 
 
@@ -230,6 +233,18 @@ class _Map(mmap.mmap):
 
 
 mmap.mmap = _Map
+
+# -- paths that Windows lacks
+
+
+class _OSFile(pyarrow.OSFile):
+    def __init__(self, path, mode="r", memory_pool=None):
+        if str(path).startswith("/dev/"):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        super().__init__(path, mode, memory_pool)
+
+
+pyarrow.OSFile = _OSFile
 
 # -- locks: `msvcrt.locking` locks bytes against all other handles; flock has the same effect for one byte
 

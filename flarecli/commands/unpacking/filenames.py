@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 import string
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -29,6 +30,7 @@ from flarecli.names import (
     escape,
     is_extension,
     name_fault,
+    windows_fault,
 )
 from flarecli.suggest import choose
 from flarecli.write import Keys
@@ -304,11 +306,14 @@ class UsedNames:
         self._refuse_folders(batch, where, names, keys, used)
         for i, (name, key) in enumerate(zip(names, keys, strict=True)):
             is_device = DEVICE in key
-            if used[i] >= 0 or is_device or key.partition("/")[0] in self._reserved:
+            is_invalid = sys.platform == "win32" and any(map(windows_fault, name.split("/")))
+            if used[i] >= 0 or is_device or is_invalid or key.partition("/")[0] in self._reserved:
                 row = batch.column(ROW)[i // self._files].as_py()
                 reason = "reserved by flare"
                 if is_device:
                     reason = "a device name on Windows"
+                elif is_invalid:
+                    reason = "not a valid name on Windows"
                 elif used[i] >= 0:
                     reason = f"also the name of selected row {int(used[i]) // self._files}"
                 raise FormatError(
