@@ -47,7 +47,8 @@ __all__ = [
     "verify",
 ]
 
-# No module may have the name of a function, because importing the module would hide the function.
+# No module here may have the same name as a public function: importing the module would replace the
+# function.
 _MODULES = {
     "Changed": "drop_command",
     "Pruned": "history_command",

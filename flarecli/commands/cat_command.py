@@ -31,14 +31,15 @@ __all__ = ["cat"]
 
 @from_options(CatOptions)
 def cat(options: CatOptions) -> Iterator[pa.RecordBatch]:
-    """Return rows as typed batches. There is at least one batch, so the schema is always known.
+    """Return the selected rows as typed batches. If no row is selected, return one empty batch.
 
-    Options select rows in this order: rows, sample, shuffle, rank, where, limit, head, tail. Only
-    the necessary byte ranges of a remote dataset are read. The source `-` is a table or a
-    tar on `stdin` (default: standard input); a tar is read once. With `exact`, numbers that a format
-    stores as text stay text, unless the playlist lists the types of the packed table. With
-    `stored`, all columns have the types of their encodings. Raises UsageError for an unknown
-    column, RowsError for a row that does not exist, and the errors of reading a dataset.
+    The options are applied in this order: rows, sample, shuffle, rank, where, limit, head, tail.
+    For a remote dataset, only the necessary byte ranges are read. The source `-` is a table or a
+    tar on `stdin` (default: standard input); a tar is read only once. With `exact`, numbers that a
+    format stores as text remain text. `exact` has no effect on a playlist that lists Arrow types,
+    unless `stored` is also set. With `stored`, each column has the type of its encoding. Neither
+    option has an effect with `where`. Raises UsageError for an unknown column, RowsError for a row
+    that does not exist, and the errors of reading a dataset.
     """
     sources = address_texts(options.sources)  # an iterator can be read only once
     format = options.source_format(options.format)
@@ -81,7 +82,7 @@ def cat(options: CatOptions) -> Iterator[pa.RecordBatch]:
         options.rank,
     )
     first, last = 0, len(order)
-    if where is None:  # without a condition, the rows outside the limits need not be read
+    if where is None:  # without a condition, skip the rows outside the limits
         last = min([last, *(one for one in (limit, head) if one is not None)])
         first = max(0, last - tail) if tail is not None else 0
     read = columns_to_read(data.schema.names, columns, where)
@@ -112,7 +113,7 @@ def _limited(
 
 
 def _reported(batches: Iterator[pa.RecordBatch], progress: Progress) -> Iterator[pa.RecordBatch]:
-    """Yield the batches, and report their rows as progress before the condition selects rows."""
+    """Yield the batches unchanged, and report the rows that are read as progress."""
     for batch in batches:
         progress.advance(batch.num_rows, batch.nbytes)
         yield batch

@@ -1,6 +1,8 @@
-"""Column statistics: numbers and text from all rows, bytes and images from a random sample.
+"""Column statistics, computed when a dataset is read.
 
-The number of sampled rows is reported. The size of an image is read from the image header.
+Statistics of columns with numbers or text are computed from all rows. Statistics of columns with
+bytes or images are computed from a random sample, and the number of sampled rows is reported. The
+size of an image is read from the image header.
 """
 
 from __future__ import annotations
@@ -44,14 +46,18 @@ def statistics(
 ) -> dict[str, dict[str, Any]]:
     """Return the statistics of each column: column -> name of the statistic -> value.
 
+    The statistics are:
+
+    - the numbers of rows, nulls and distinct values,
+    - the minimum and the maximum of numbers, text lengths, byte lengths and list lengths,
+    - `unfit`, the number of text values that are invalid numbers,
+    - the number of images, and the widths and heights of the smallest, the median and the largest
+      image by pixels.
+
     row_bytes  estimated size of a row in bytes
     seed       random seed for the sample of rows whose bytes are read
-    readable   runs of rows that can be read; None: all rows
-    progress   receives the rows that are read
-    return     the number of rows, nulls and distinct values; minimum and maximum of numbers, text
-               lengths, byte lengths and list lengths; the number of text values that are invalid
-               numbers (`unfit`); the number of images, and the sizes of the smallest, the median
-               and the largest image by pixels
+    readable   ranges of row numbers whose shards exist; None: all rows
+    progress   progress to which the rows are reported when they are read
     raises     the errors of reading a dataset
     """
     small = [field.name for field in data.schema if not encodings.is_binary(field.type)]
@@ -82,7 +88,7 @@ def _stats_of_values(
             array, facts = batch.column(name), out[name]
             facts["rows"] += len(array)
             facts["nulls"] += array.null_count
-            # describe values of tables in the types that `pack` would store
+            # convert the values of tables to the types that `pack` would store
             array, _ = encodings.coerce(
                 array,
                 encodings.lookup(encoded[name]),
@@ -193,9 +199,9 @@ def _image_stats(sizes: list[tuple[int, int]]) -> Mapping[str, Any]:
 
 
 def stats_table(stats: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """Format statistics as a table; return the header and a row of strings per dataset column.
+    """Format statistics as a table with one row per dataset column; return its header and its rows.
 
-    Empty table columns are omitted.
+    A statistic without a value in every row is omitted.
 
     stats  return value of `statistics`
     """

@@ -39,10 +39,10 @@ _BATCH_ROWS = 1 << 14  # keys of erased rows that are read together
 class Changed:
     """The result of a change to a dataset.
 
-    version  number of the new version; None if nothing changed, and in a dry run
-    rows     number of rows that were removed
-    shards   number of shards that were rewritten
-    bytes    total size of these shards in bytes
+    version  number of the new version; None in a dry run, or if nothing changed
+    rows     number of removed rows
+    shards   number of rewritten shards
+    bytes    total size of these shards before the change, in bytes
     """
 
     version: int | None
@@ -112,7 +112,7 @@ def drop(options: DropOptions) -> Changed:
 
 @dataclass(frozen=True)
 class DropStream(versions.Change):
-    """The change that removes a stream from the list."""
+    """The change that removes a stream from the dataset."""
 
     name: str
     verb: str = field(default="drop", init=False)
@@ -132,13 +132,13 @@ class DropStream(versions.Change):
 
 @dataclass(frozen=True)
 class _Selection:
-    """The rows, or the column, to remove.
+    """The rows or the column to remove.
 
-    groups   number of a stream -> its shards that are replaced
-    facts    values that determine the groups
+    groups   index of a stream -> groups of its shards that are replaced
+    facts    values that identify this selection, for the names of the new fragments
     rows     number of removed rows
-    columns  number of a stream -> the columns that it keeps
-    stream   name of the stream that is removed as a whole; empty: none
+    columns  index of a stream -> its remaining columns
+    stream   name of the stream to remove completely; empty: none
     dropped  numbers of the removed rows: int64, ascending
     """
 
@@ -187,9 +187,9 @@ def _selected(options: DropOptions, base: Version) -> _Selection | None:
 
 
 def _column(name: str, base: Version) -> _Selection:
-    """Return the selection of a column.
+    """Return the selection for --drop-column.
 
-    raises  UsageError for an unknown column, and for the only column of the dataset
+    raises  UsageError if the column is unknown, or if it is the only column of the dataset
     """
     known = list[str]()
     for number, stream in enumerate(base.streams):
@@ -223,10 +223,10 @@ def _replaced_files(base: Version, selection: _Selection) -> list[str]:
 
 @dataclass(frozen=True)
 class _Erasure:
-    """Data that a drop erases in addition to the rows of the newest version.
+    """Files and log lines that a drop erases in addition to the rows in the newest version.
 
-    files    names of the files that are deleted after the commit
-    lines    name of each `failed.jsonl` with an erased key -> its other lines
+    files    names of the files to delete after the commit
+    lines    name of each `failed.jsonl` that contains an erased key -> the lines to keep
     scanned  names of all `failed.jsonl` files
     """
 
@@ -288,7 +288,7 @@ def _planned_erasure(
 def _keys_to_erase(
     options: DropOptions, base: Version, selection: _Selection | None
 ) -> list[pa.Array]:
-    """Return the keys in --keys, and the keys of the selected rows; empty without --key."""
+    """Return the keys in the --keys file and of the selected rows; empty without --key."""
     found: list[pa.Array] = []
     name, data = options.key, base.dataset
     if name is None:
@@ -306,9 +306,10 @@ def _keys_to_erase(
 
 
 def _complete_erasures(at: Location, options: DropOptions, progress: Progress) -> None:
-    """Complete the erasures that were interrupted after their commit.
+    """Complete earlier erasures that were interrupted after their commit.
 
-    Files that the newest version lists again, because an earlier version was restored, are kept.
+    If an earlier version was restored, the newest version may list some of these files again. Such
+    files are kept.
     """
     erased = {name for number in versions.numbers(at) for name in _erases(at, number)}
     if erased:
@@ -324,7 +325,7 @@ def _erases(at: Location, number: int) -> tuple[str, ...]:
 
 
 def _erase(at: Location, files: Sequence[str], options: DropOptions, progress: Progress) -> None:
-    """Delete files, and the lists that name them."""
+    """Delete files, and all playlists that list one of these files."""
     with CommitLock(at) as lock:
         number = versions.newest(at).number
         count, busy = removal.erase(at, files, number, options.break_pins, lock)
@@ -425,7 +426,7 @@ def compact(options: CompactOptions) -> Changed:
 
 
 def _small_runs(stream: Stream, below: int) -> list[Group]:
-    """Return the runs of at least two consecutive shards that are smaller than `below` bytes."""
+    """Return the groups of two or more consecutive shards, each smaller than `below` bytes."""
     row_counts(stream)
     sizes = np.full(len(stream), below) if stream.sizes is None else stream.sizes
     if stream.raw_sizes is not None:

@@ -1,8 +1,8 @@
 """External shuffle: sort rows by a random sort key.
 
 The order depends only on the seed and the row numbers. If all rows fit in memory, they are sorted
-in memory. Otherwise, the first bits of the sort keys distribute the rows to the parts of a temporary
-file, and each part is sorted.
+in memory. Otherwise, they are written to a temporary file that is divided into parts. The first
+bits of a row's sort key select the part. Then each part is sorted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from flarecli.storage.local import temporary_file_error
 __all__ = ["shuffled"]
 
 _MEMORY_BYTES = 32 << 20  # maximum size of rows sorted in memory
-_PART_BITS, _KEY_BITS = 8, 62  # number of sort key bits: to select a part of the file; in total
+_PART_BITS, _KEY_BITS = 8, 62  # first bits of a sort key, which select the part; all bits
 _BATCH_ROWS = 8192
 _SORT_KEY = "place in the order"  # name of the last column, which contains the sort keys
 
@@ -87,18 +87,19 @@ def _sorted(buffered: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for start in range(0, len(order), _BATCH_ROWS):
         part = table.take(pa.array(order[start : start + _BATCH_ROWS]))
         if start + _BATCH_ROWS >= len(order):
-            table = part  # release the rows before the last batch is processed
+            table = part  # release the other rows before yielding the last batch
         yield from part.combine_chunks().to_batches()
 
 
 class _SortFile:
     """An unnamed temporary file for batches. The first bits of a row's sort key select its part.
 
-    Each call of `write` appends one segment per part: an IPC stream, or nothing if the part is empty.
+    Each call of `write` appends one segment to each part. A segment is an IPC stream. If no row
+    belongs to a part, its segment has 0 bytes.
     """
 
     def __init__(self) -> None:
-        # for each call of `write`: the offset of each segment, and the end: int64 [parts + 1]
+        # for each `write`: the start of each segment and the end of the last: int64 [parts + 1]
         self._offsets: list[IntArray] = []
         try:
             self._file = tempfile.TemporaryFile(prefix="flare-")  # noqa: SIM115 - closed by `close`

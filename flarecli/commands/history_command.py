@@ -157,10 +157,10 @@ class Pruned:
 
 @from_options(PruneOptions)
 def prune(options: PruneOptions) -> Pruned:
-    """Remove all but the newest versions of a dataset, and all files that become unlisted.
+    """Remove old versions of a dataset, and the files that no remaining version lists.
 
-    Pins keep their files. In a dry run, nothing is removed, and the result describes the versions
-    and files that a run without `dry_run` would remove.
+    Files that a pin lists are kept. In a dry run, nothing is removed, and the result contains the
+    versions and files that a run without `dry_run` would remove.
 
     raises  UsageError without `keep`; FormatError if a playlist cannot be read, before any file is
             removed

@@ -1,7 +1,7 @@
 """The `inspect` command: describe datasets.
 
-sources -> lists -> headers of shards that are not fully listed -> rows, only for a sample or for
-statistics
+sources -> playlists or indexes -> headers of shards whose row counts or sizes are not listed ->
+rows, but only for a sample or for statistics
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _MAX_ROWS, _MAX_BYTES = 10_000, 256 << 20  # limits on the sample, which is kept
 class StreamInfo:
     """Description of one stream. Sizes are in bytes.
 
-    raw_bytes   decompressed size; None if not listed
+    raw_bytes   decompressed size; None if the size of a shard is unknown
     smallest, median, largest  sizes of the stored files; None if there are no files
     hashes      names of the listed checksums
     writer      program that wrote the stream; None if unknown
-    holes       one sentence for each run of missing shards, and for each gap in the shard numbers
+    holes       sentences about missing shards, and about gaps in the shard numbers
     shard_list  (address, rows, bytes) of each shard, if requested
     urls        full address of each shard, if requested
-    shard_facts  more facts about each shard, such as the number of row groups; empty for most formats
+    shard_facts  other facts about each shard, such as the number of row groups; often empty
     stats       column -> statistics, if requested
     schema      column -> name of its Arrow type in the packed table, if the playlist lists it
     """
@@ -120,7 +120,10 @@ class Inspection:
     sample_rows: tuple[int, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Return the description as JSON values, for --json; bytes are replaced by lengths."""
+        """Return the description as JSON values, for --json.
+
+        A bytes value is replaced with its length.
+        """
         raw = [stream.raw_bytes for stream in self.streams]
         out: dict[str, Any] = {
             "address": self.address,
@@ -163,13 +166,13 @@ def _plain(value: Any) -> Any:
 def inspect(options: InspectOptions) -> Inspection:
     """Describe datasets: format, rows, shards, bytes, columns, compression, checksums, gaps.
 
-    Only lists and shard headers are read; for a remote dataset with a list, only the list is read.
-    A compressed shard that is not listed is read completely, because its header is compressed too.
-    A sample has at most 10,000 rows and about 256 MiB; `Inspection.asked` is the requested size. If
-    local shards are missing, `missing` contains their addresses, and the sample and the statistics
-    describe the other shards. Raises UsageError for an unknown stream or a format that the list
-    contradicts, UnsafeError for `urls` if a list names an address that data may not name, and the
-    errors of `resolve`.
+    Only playlists, indexes and shard headers are read. For a remote dataset with a playlist or an
+    index, only this file is read. A compressed shard that is not listed is read completely, because
+    its header is compressed too. A sample has at most 10,000 rows and about 256 MiB;
+    `Inspection.asked` is the requested number of rows. If local shards are missing, `missing`
+    contains their addresses, and the sample and the statistics describe the other shards. Raises
+    UsageError for an unknown stream, or if `format` is not the listed format; UnsafeError for
+    `urls` if a listed address is not allowed; and the errors of `resolve`.
     """
     sources = address_texts(options.sources)
     guard = options.guard(sources)
@@ -269,8 +272,8 @@ def _type(column: Column) -> str:
 def _info(parts: Sequence[Stream], shards: bool, urls: bool) -> StreamInfo:
     """Return the description of one stream.
 
-    parts   parts of the stream, with known rows and sizes
-    shards  whether to list the shards, with the names that the playlist or index uses
+    parts   parts of the stream, whose row counts and sizes are known
+    shards  whether to list the shards by the names in the playlist or index
     urls    whether to list the full addresses of the shards
     """
     series = Series(parts)

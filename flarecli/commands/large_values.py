@@ -18,13 +18,13 @@ __all__ = ["LargeValues"]
 class LargeValues:
     """Row reader for a dataset. Values above the size limit are not read.
 
-    A row with large values is a batch of its own, in which zero bytes of the same length replace
-    each large value. The zero bytes occupy no memory, because the system allocates memory
-    only when bytes are written. Before the caller uses the values, it must reject such rows with
-    `too_large`, which compares the sizes of values.
+    A row with large values is returned as a separate batch, in which each large value is replaced
+    with zero bytes of the same length. The zero bytes occupy no memory, because the system
+    allocates memory only when bytes are written. Before the caller uses the values, it must reject
+    such rows with `too_large`, which compares the sizes of values.
 
-    columns  columns that the caller does not use before it rejects rows
-    exact    whether numbers that are stored as text stay text
+    columns  columns with values that may be replaced; the caller uses them only after `too_large`
+    exact    whether numbers that are stored as text are returned as text
     """
 
     def __init__(
@@ -33,8 +33,8 @@ class LargeValues:
         self._data, self._exact = data, exact
         self._max_bytes, self._edges = max_bytes, data.edges.tolist()
         schema = data.exact if exact else data.schema
-        # Exclude columns that are converted when read, because the stored size is not the value
-        # size.
+        # Exclude columns that are converted when they are read: the stored size of a value is not
+        # its final size.
         self._fields = {
             stored.name: stored
             for stored in data.exact
@@ -74,10 +74,10 @@ class LargeValues:
     def _runs(
         self, columns: Sequence[str], start: int, stop: int
     ) -> Iterator[tuple[int, int, Mapping[str, int]]]:
-        """Yield (start, stop, sizes) for runs of rows within a shard.
+        """Yield (start, stop, sizes) for ranges of rows within a shard.
 
-        Rows without large values are one run with empty `sizes`. Each row with large values is a
-        run of its own, with the sizes of these values.
+        Each row with large values is a separate range, and `sizes` contains the sizes of these
+        values. For all other ranges, `sizes` is empty.
         """
         while start < stop:
             shard = bisect_right(self._edges, start) - 1

@@ -32,7 +32,7 @@ def writer_of(stream: Stream, of: Playlist) -> str | None:
 
 
 class _Missing(NamedTuple):
-    """The unreadable shards `first` to `last` in the list of a stream."""
+    """Consecutive shards of a stream, `first` to `last`, that cannot be read for one reason."""
 
     first: int
     last: int
@@ -65,9 +65,11 @@ def holes(parts: Sequence[Stream]) -> tuple[str, ...]:
 
 
 def missing_shards(streams: Sequence[Sequence[Stream]]) -> tuple[list[str], list[range]]:
-    """Return the addresses of missing shards, and the runs of rows that can be read in all streams.
+    """Return the addresses of missing shards, and the ranges of rows without a missing shard.
 
-    streams  parts of each stream, with known rows; files are checked as in `holes`
+    The rows in a range can be read in all streams. Only local files are checked.
+
+    streams  parts of each stream, whose row counts are known
     """
     total, addresses, missing_runs = 0, list[str](), list[tuple[int, int]]()
     for parts in streams:
@@ -105,7 +107,7 @@ def _sentence(stream: Stream, one: _Missing, starts: IntArray) -> str:
 
 
 def _missing(stream: Stream) -> Iterator[_Missing]:
-    """Yield runs of shards that are missing, or that the dataset is not allowed to access."""
+    """Yield each run of consecutive shards that cannot be read, for example missing shards."""
     run: _Missing | None = None
     for i in range(min(len(stream), _MAX_CHECKED) if stream.at.is_local else 0):
         reason = _why_unreadable(stream, i)

@@ -1,7 +1,8 @@
-"""`flare pack --add-column`: pack a column as a stream that is joined to the rows of a dataset.
+"""`flare pack --add-column`: pack a column, and add it to a dataset as a new stream.
 
-The rows of the source are in the order of the dataset, or are matched by a key column. In the second
-case, they are first saved to a temporary Arrow file, and then written in the order of the dataset.
+Without a key column, the rows of the source must be in the order of the dataset. With a key column,
+the source rows are first saved to a temporary Arrow file. They are then matched by key, and written
+in the order of the dataset.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ _BATCH_ROWS = 1 << 14
 class AddColumn(versions.Change):
     """The change that adds a stream with one column, or replaces this stream.
 
-    urls  addresses that the shards of the first stream had when the column was packed
+    urls  addresses of the shards of the first stream when the column was packed, to detect changes
+          of the rows
     """
 
     at: Location

@@ -53,12 +53,13 @@ __all__ = ["append_rows", "unfinished_base"]
 
 @dataclass(frozen=True)
 class Append(versions.Change):
-    """The change that adds the rows of fragments after all other rows.
+    """The change that adds the rows of new fragments after all existing rows.
 
-    parts   (fragment, stream that it contains) for each stream of the dataset
-    key     column of the keys, which were compared with the keys of `since`; None: keys may repeat
-    since   version from which the rows were packed
-    erased  keys of erased rows, with which the new rows were compared
+    parts   for each stream of the dataset: the name of the new fragment, and the stream in it
+    key     key column, if the new keys were compared with the keys in version `since`; None: keys
+            may repeat
+    since   version of the dataset when the rows were packed
+    erased  keys of erased rows; the new rows have none of these keys
     """
 
     at: Location
@@ -145,11 +146,11 @@ class Append(versions.Change):
 class Replace(versions.Change):
     """The change that adds rows, and removes the earlier rows with the same keys.
 
-    The keys of the new rows were compared with the version to which `rewrite` applies.
+    The keys of the new rows were compared with the keys in the version to which `rewrite` applies.
 
-    append   change that adds the rows
-    rewrite  change that replaces the shards of the earlier rows
-    copied   number of rows that are copied from the replaced shards to the new shards
+    append   change that adds the new rows
+    rewrite  change that replaces the shards that contain the earlier rows
+    copied   number of rows in these shards that are kept and therefore copied
     """
 
     append: Append
@@ -219,7 +220,7 @@ def append_rows(task: PackTask, progress: Progress) -> Packed:
         if (done := _appended(task, at, base, record)) is not None:
             progress.note(f"version {done.version} already contains these rows")
             return done
-        if task.key is None or _replaces(plan):  # otherwise, keys are compared with this version
+        if task.key is None or _replaces(plan):  # otherwise, compare keys with the newest version
             options = _recorded_options(_stream_task(task, base, 0))
             base = unfinished_base(at, base, {"source": task.source_digest, "options": options})
     try:
@@ -257,9 +258,9 @@ def _groups_without(base: Version, rows: IntArray) -> dict[int, list[Group]]:
 
 
 class _NoNewRows(Exception):
-    """Error: each row has the key of an existing row.
+    """The error that is raised if every new row has the key of an existing row.
 
-    duplicates  number of rows with existing keys
+    duplicates  number of new rows that have the key of an existing row
     """
 
     def __init__(self, duplicates: int) -> None:
@@ -338,7 +339,7 @@ class _Removed:
 def _commit_replacing(
     task: PackTask, progress: Progress, change: Append, removed: _Removed
 ) -> Version:
-    """Rewrite the shards that contain keys of the new rows, and commit this change and the new rows.
+    """Remove existing rows with the key of a new row, add the new rows, and commit one version.
 
     The keys are compared with the newest version, because another process may have changed the
     dataset while the new rows were packed.
@@ -376,7 +377,7 @@ def _stream_task(task: PackTask, base: Version, number: int) -> PackTask:
         return task
     names = [column.name for column in base.streams[number].columns or ()]
     present = [name for name in names if name not in task.null_columns]
-    if not present:  # any other column provides the number of rows; this column is not written
+    if not present:  # pack any other column only to count the rows; its values are not written
         present = [name for name in task.encodings or () if name not in task.null_columns][:1]
     return replace(
         task,
@@ -512,9 +513,10 @@ def _fits(kind: pa.DataType, expected: pa.DataType) -> bool:
 def _appended(
     task: PackTask, at: Location, base: Version, record: Mapping[str, Any]
 ) -> Packed | None:
-    """Return the result of an earlier run with the same source and options; None if there is none.
+    """Return the result of an earlier append of the same source with the same options, or None.
 
-    If the version that the run created was pruned, `base` still lists its fragment.
+    If the version that the earlier append created was pruned, the append is found by its fragment,
+    which `base` still lists.
     """
 
     def packed(version: int, added: int, removed: int) -> Packed:

@@ -62,7 +62,7 @@ def pack(options: PackOptions) -> Packed:
         raise UsageError("--input cannot be used with a Python object")
     columns = None
     if isinstance(sources, Dataset):
-        exact = options.where is None  # same rule as for a dataset that is given by its address
+        exact = options.where is None  # as for a dataset that is opened by address
         columns = StoredColumns(
             sources.exact if exact else sources.schema,
             {column.name: column.encoding for column in sources.columns},

@@ -44,7 +44,7 @@ _TASK_VALUES = 8  # values per task, to reduce the overhead of tasks
 _MAX_TASKS = 4096  # maximum number of tasks in memory
 _HEAD_BYTES = 512  # bytes that are read to detect the kind of a file
 _MAX_NAMES = 3  # names reported for each mismatch
-# encodings whose values are files
+# encodings whose values may be complete files
 _FILE_ENCODINGS = ("bytes", "jpeg", "png", "jpeg_array", "pil", "mp4", "webm")
 
 
@@ -100,7 +100,7 @@ class MediaColumn(NamedTuple):
 
     expected_kind  kind of media according to the column name or encoding; None: unknown
     has_names      whether the values were read from files or addresses, which have names
-    is_media       whether images are resized and all values are measured
+    is_media       whether the column may contain media files, which are resized and measured
     """
 
     name: str
@@ -302,7 +302,10 @@ def processed(
 
 
 class _Task(NamedTuple):
-    """Rows `start` to `stop` of a column, and whether their values are resized or measured."""
+    """The task to process rows `start` to `stop` of a column.
+
+    is_work  whether values are resized or measured; otherwise, only their kind is detected
+    """
 
     part: Fetched
     column: MediaColumn
