@@ -1,8 +1,8 @@
 """Interface of a format: declared facts, and methods that read, write and check shards.
 
-A format is a subclass of `Format`. It converts between Arrow batches and stored bytes; it does not
-print, read the clock or create Python values. Code outside `formats/` reads every fact from the
-format object and never compares format names.
+A format is a subclass of `Format` that converts between Arrow batches and stored bytes. A format
+does not print, read the clock or decode values to Python objects. Code outside `formats/` reads
+each fact from the format object and never compares format names.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class LargeValue(NamedTuple):
     size: int
 
 
-# The form of a value that a reader returns; "lists" means the lists and dicts of a JSON document.
+# Kinds of values that the format's original library returns. "lists" are the lists and dicts of a
+# parsed JSON document.
 OriginalValue = Literal["numbers", "text", "decimals", "lists", "arrays", "JSON text", "bytes"]
 
 # Groups of encodings that formats often replace together; see `Format.substitutes`.
@@ -73,7 +74,7 @@ BINARY = (
     *("bytes", "pkl", "pil", "jpeg", "png", "mp4", "webm", "jpeg_array", "jpegarray"),
     *("list[jpeg]", "list[png]", "list[pil]"),
 )
-EACH = "X[]"  # store a list as a list whose items have their substitute encoding
+EACH = "X[]"  # keep the list, and replace the encoding of its items
 LISTED_PICTURES = {f"{name}[]": f"list[{name}]" for name in ("jpeg", "png", "pil")}
 
 _ORIGINAL_VALUES: Mapping[OriginalValue, tuple[str, ...]] = {
@@ -114,22 +115,23 @@ def encoding_group(encoding: str) -> str:
 class Format:
     """Base class of shard formats.
 
-    A subclass sets the facts that differ from the defaults, and overrides methods.
+    A subclass overrides methods, and sets the facts whose values differ from the defaults.
 
     name              format name in options and playlists
-    suffixes          suffixes of shard names
-    index_files       files that list the shards, relative to the dataset's folder
-    version_index     the index in the dataset's folder that lists the shards of the newest version of
-                      a changed dataset; empty if there is none
-    key_column        the column with each sample's key; the other columns are then named after file
-                      extensions. Empty if samples have no key
+    suffixes          file name suffixes of shards
+    index_files       files that list the shards; paths are relative to the dataset's folder
+    version_index     name of the index file that lists the shards of a changed dataset's newest
+                      version; empty if the format has no such file
+    key_column        name of the column with the sample keys; each other column is named after a
+                      file extension. Empty if samples have no key
     default_key       the column with the file names that `unpack` uses by default
     holds_null        True if values may be null
     max_columns       maximum number of columns; None if any number of columns can be stored
     record_checksums  the hash that protects each record inside a shard; empty if there is none
-    is_listed         True if a folder of shards needs no index, because it is listed in name order
-    is_plain          True if every file, of any content, is a shard with one row
-    is_multi_file     True if a shard has several files; `open_shard` finds unlisted files
+    is_listed         True if a folder needs no index; its shards are then sorted by name
+    is_plain          True if each file, with any content, is a shard with one row
+    is_multi_file     True if a shard may have several files; `open_shard` also finds the files that
+                      the index does not list
     shards_in         the subfolder for shards; empty if shards are written into the folder of the
                       dataset
     checks_forward    True if `verify_shard` reads a local shard once, from front to back, in
@@ -140,14 +142,13 @@ class Format:
     reads_streams     True if `scan_stream` can read a stream that cannot seek
     typed             True if a file stores the Arrow types that `read_batch` returns; otherwise
                       the encodings determine the types
-    readers           plural name of the original's readers in notes; empty if no other library reads
-                      the format, or if its readers return the types that were packed
+    readers           name of the original library's readers in notes, as a plural. Empty if no other
+                      library reads the format, or if those readers return the packed types
     sizes_are_exact   True if the sizes from `row_sizes` add up to the size of the shard's main file
-    has_shard_index   True if an index file is written for each shard, in addition to the sizes from
-                      `row_sizes`
-    substitutes       result of `encoding_group` -> the encoding that is written instead; None if
-                      the format cannot store the encoding; EACH for a list whose items have
-                      substitutes. Encodings without an entry are written unchanged
+    has_shard_index   True if each shard has an index file, whose size `row_sizes` does not include
+    substitutes       key from `encoding_group` -> encoding that is written instead: None if the
+                      format cannot store the encoding; EACH if the items of a list have
+                      substitutes. Other encodings are written unchanged
     """
 
     name: ClassVar[str]
@@ -191,7 +192,7 @@ class Format:
         raise NotImplementedError
 
     def of_listing(self, at: Location, entries: Sequence[Entry]) -> Stream:
-        """Open the dataset in a folder whose files were listed already."""
+        """Open the dataset in a folder. `entries` lists the files in the folder."""
         return self.open_dataset(at)
 
     def open_shard(self, chunk: Chunk, columns: Columns | None = None) -> Shard:
@@ -199,21 +200,22 @@ class Format:
 
         Counts are compared with the file size before memory is allocated.
 
-        columns  the listed columns, which must match the columns that the shard declares, if any
-        raises   FormatError for an invalid shard; IntegrityError if the columns do not match
+        columns  columns that the dataset's index lists; None if it lists no columns
+        raises   FormatError for an invalid shard; IntegrityError if the shard declares other columns
         """
         raise NotImplementedError
 
     def has_delimited_text(self, stream: Stream) -> bool:
-        """Return whether a stream has a file to which the dialect of `--csv` applies."""
+        """Return whether a stream has a CSV or TSV file, to which `--csv` applies."""
         return False
 
     def described(self, streams: Sequence[Stream]) -> Sequence[Stream]:
-        """Return the streams of one dataset with their common columns and Arrow types.
+        """Return the streams of one dataset with the common columns and Arrow types of their files.
 
-        Only for a typed format. Files whose types are unknown are opened; their rows are not read.
+        Typed formats override this method. It opens each file whose types are unknown, but reads no
+        rows.
 
-        raises  FormatError for files whose columns differ
+        raises  FormatError if the columns of two files differ
         """
         return streams
 
@@ -222,13 +224,13 @@ class Format:
         return {}
 
     def shard_facts(self, shard: Shard) -> Mapping[str, int | str]:
-        """Return further facts about a shard for `inspect`: name -> fact. Rows are not read."""
+        """Return facts about a shard for the output of `inspect`: name -> fact. Read no rows."""
         return {}
 
     def written_by(self, listed_by: str) -> str | None:
-        """Return the software that wrote a dataset; None if the layout does not identify it.
+        """Return the name of the software that wrote a dataset; None if it is unknown.
 
-        listed_by  name of the index file in use; empty if there is none
+        listed_by  name of the index file that lists the shards; empty if there is no index file
         """
         return None
 
@@ -275,14 +277,14 @@ class Format:
     ) -> pa.RecordBatch:
         """Read rows start..stop as typed columns.
 
-        views  True allows text and bytes to be Arrow views of the mapped shard
+        views  if true, text and bytes may be Arrow views into the mapped shard
         """
         raise NotImplementedError
 
     def read_columns(
         self, shard: Shard, rows: Sequence[int] | IntArray, columns: Sequence[str] | None = None
     ) -> LocatedRows | None:
-        """Locate the stored values of rows in memory; return None if the values must be read."""
+        """Locate stored values in memory; return None if the caller must read them instead."""
         return None
 
     def scan_stream(
@@ -301,7 +303,7 @@ class Format:
     def large_values(self, shard: Shard, max_bytes: int) -> list[LargeValue]:
         """Return the values larger than `max_bytes`, without reading any value.
 
-        The list is empty if the sizes are not known after the shard is opened.
+        The list is also empty if the format does not store the sizes of values.
         """
         return []
 
@@ -314,7 +316,7 @@ class Format:
     def store_as(self, encoding: str) -> str | None:
         """Return the encoding that this format writes for a given encoding.
 
-        The result is None if the format cannot store the values.
+        The result is None if the format cannot store values of this encoding.
         """
         instead = self.substitutes.get(encoding_group(encoding), encoding)
         if instead != EACH:
@@ -323,7 +325,7 @@ class Format:
         return item if item is None else encoding if item.endswith("[]") else f"{item}[]"
 
     def original_value(self, encoding: str) -> OriginalValue:
-        """Return the form in which the original's readers return values of a stored encoding."""
+        """Return the kind of value that the original library returns for a stored encoding."""
         if encoding.endswith("[]"):
             return "lists"
         for value, names in _ORIGINAL_VALUES.items():
@@ -332,9 +334,9 @@ class Format:
         return "bytes"
 
     def storable_keys(self, keys: pa.Array) -> pa.Array:
-        """Return keys without characters that separate the key from the extension in this format.
+        """Replace the characters in keys that this format uses to separate key and file extension.
 
-        keys  text [rows]; keys that are invalid for another reason are unchanged
+        keys  text [rows]; keys that are invalid for another reason are not changed
         """
         return keys
 
@@ -383,14 +385,15 @@ class Format:
     ) -> Chunk:
         """Write rows as shard `number` of the dataset in the folder `at`.
 
-        `row_sizes` must have accepted the rows. File names in the result are relative to `at`.
+        Callers must first check the rows with `row_sizes`. File names in the result are relative to
+        `at`.
         """
         raise NotImplementedError
 
     def write_index(
         self, at: Location, chunks: Sequence[Chunk], columns: Columns, settings: Settings
     ) -> dict[str, File]:
-        """Write the index that the original library reads; return name -> File."""
+        """Write the index that the format's original library reads; return file name -> File."""
         return {}
 
     # -- checking and repairing
@@ -406,17 +409,17 @@ class Format:
     def merge_indexes(
         self, at: Location, parts: Sequence[Location] | None = None
     ) -> dict[str, File]:
-        """Write one index for all datasets below a folder; return name -> File.
+        """Write one index for all datasets below a folder; return file name -> File.
 
         The result is empty if the format has no index.
         """
         return {}
 
     def write_version_index(self, at: Location, stream: Stream) -> None:
-        """Write `version_index` for exactly the shards of a stream, in their order.
+        """Write the file `version_index`, which lists the shards of a stream in the same order.
 
-        The entries come from the current index, from the indexes of the fragments, and from the
-        copy of the index before the first change.
+        The entries are copied from the current index, from the indexes of the fragments (folders
+        with added shards), and from the backup of the original index.
         """
 
     def repair_index(self, at: Location, replace: bool = False) -> Stream:

@@ -1,6 +1,7 @@
 """Read byte ranges of a shard, and convert them to Arrow arrays and batches.
 
-A shard is mapped, decompressed as a whole, or read in ranges.
+A compressed shard is decompressed as a whole. Other shards are mapped into memory if possible, and
+otherwise read in ranges.
 """
 
 from __future__ import annotations
@@ -58,24 +59,24 @@ __all__ = [
     "whole",
 ]
 
-# Suffix that only compressed tar files have -> compression.
+# File suffix -> compression, for the suffixes of compressed tar files.
 TARS = {".tgz": "gz", ".tbz2": "bz2", ".tar.zst": "zstd"}
 
 _ENDS = (*TARS, *(f".{kind}" for kind in compress.SUFFIXES))
-MAX_CACHED_BYTES = 256 << 20  # cache size for decompressed shards; a larger shard is cached alone
+MAX_CACHED_BYTES = 256 << 20  # maximum size of the cache; a larger shard is cached alone
 _MAX_GAP = 1 << 16  # maximum bytes between two ranges that share a read
-# Minimum and maximum bytes per read of a file that is read in order. Reads become smaller if large
-# members are skipped.
+# Minimum and maximum bytes per read of a file that is read from front to back. Reads become smaller
+# after the caller skips bytes, such as a large file in a tar file.
 _MIN_WINDOW_BYTES, _MAX_WINDOW_BYTES = 1 << 12, 1 << 20
 VIEW_LIMIT = 1 << 31  # an Arrow view's offset is an int32
-# A key contains the id of a store. The Location in the entry keeps the store alive, so no other
-# store can have the same id.
+# Cache of decompressed shards. A key contains the id of a store object. The cached Location keeps
+# this object alive, so that no other store object gets the same id.
 _cache: OrderedDict[object, tuple[Location, bytearray]] = OrderedDict()
 _lock = threading.Lock()
 
 
 def _forked() -> None:
-    """Replace the lock in a forked child, because the owner of the lock may be missing there."""
+    """Replace the lock in a forked child, where the thread that held the lock may not exist."""
     global _lock
     _lock = threading.Lock()
 
@@ -84,11 +85,12 @@ lifetimes.after_fork(_forked)
 
 
 class LocatedRows:
-    """Stored values of the selected rows in one shard, located in memory.
+    """Stored values of some rows of a shard that is in memory.
 
-    source   bytes, a memory map or a memoryview; slices of `source` are values
-    columns  name -> values. Values of fixed size are copied into an array of voids [rows]. For
-             other values: a list of bytes, or starts and stops in `source`, int64 [rows] each
+    source   memory of the shard: bytes, a memory map or a memoryview
+    columns  column name -> values. Values of fixed size are a NumPy void array [rows]. Other values
+             are a list of bytes, or the starts and stops of the values in `source`: two int64
+             arrays [rows]
     """
 
     __slots__ = ("columns", "source")
@@ -97,7 +99,7 @@ class LocatedRows:
         self.source, self.columns = source, columns
 
     def copied(self) -> LocatedRows:
-        """Return a copy that does not reference the shard's memory."""
+        """Return a copy of the values that does not reference the shard's memory."""
         return LocatedRows(
             b"",
             {
@@ -114,7 +116,7 @@ class LocatedRows:
 
 
 def single_file_chunk(at: Location, file: File | None = None) -> Chunk:
-    """Return a Chunk for one file, such as a companion file; `file` lists its size and hashes."""
+    """Return a Chunk for one file, such as a companion file. `file` has the size and the hashes."""
     return Chunk(at, None, (file,) if file is not None else ())
 
 
@@ -127,11 +129,12 @@ def suffix(chunk: Chunk) -> str:
 
 
 def stored_size(chunk: Chunk) -> int:
-    """Return the size of a chunk's file; compare the size of a local file with the listed size.
+    """Return the size of a chunk's file, and check the size of a local file.
 
-    A remote file with a listed size is not checked, because a read past its end is an error anyway.
+    The listed size of a remote file is not checked, because a read beyond the end of the file raises
+    an error.
 
-    raises  IntegrityError if the file does not have the listed size
+    raises  IntegrityError if a local file does not have the listed size
     """
     listed = chunk.files[0].size if chunk.files else None
     if listed is not None and not chunk.at.is_local:
@@ -150,7 +153,7 @@ def stored_size(chunk: Chunk) -> int:
 
 
 def whole(chunk: Chunk) -> memoryview | None:
-    """Return all bytes of a shard, mapped or decompressed; None if ranges must be read."""
+    """Map or decompress a shard, and return all its bytes; None if it must be read in ranges."""
     kind = suffix(chunk)
     if not kind:
         view = chunk.at.map()
@@ -158,7 +161,7 @@ def whole(chunk: Chunk) -> memoryview | None:
             stored_size(chunk)
         return view
     file = chunk.files[0] if chunk.files else None
-    # The key contains the store because a dataset may have changed when it is opened again.
+    # The key contains the store, because a dataset that is opened again may have changed.
     key = (id(chunk.at.store), chunk.at.path)
     with _lock:
         if key in _cache:
@@ -176,7 +179,10 @@ def whole(chunk: Chunk) -> memoryview | None:
 
 
 def read(chunk: Chunk, ranges: Sequence[tuple[int, int]]) -> list[bytes | memoryview]:
-    """Read byte ranges of a shard in the requested order; nearby ranges share a read."""
+    """Read byte ranges of a shard, and return them in the requested order.
+
+    Ranges that are close together are read with one request.
+    """
     view = whole(chunk)
     if view is not None:
         if len(ranges) > 1:
@@ -202,16 +208,16 @@ def read(chunk: Chunk, ranges: Sequence[tuple[int, int]]) -> list[bytes | memory
 
 
 class Source(Protocol):
-    """Base class of sources whose bytes are read in order."""
+    """Interface of a byte source that is read from front to back."""
 
     @property
     def size(self) -> int | None:
         """Total number of bytes; None if the number is not known yet."""
 
     def window(self, start: int, need: int) -> memoryview:
-        """Return at least `need` bytes from the offset `start`, or fewer at the end of the data.
+        """Return `need` or more bytes from the offset `start`; fewer at the end of the data.
 
-        `start` must not be lower than in an earlier call.
+        `start` must not decrease from call to call.
         """
 
 
@@ -227,7 +233,7 @@ class MappedSource:
 
 
 class RangeSource:
-    """Source that reads a file in ranges, with shorter ranges after the caller skips bytes."""
+    """Source that reads a file in ranges. After the caller skips bytes, ranges are shorter."""
 
     def __init__(self, at: Location, size: int) -> None:
         self.size = size
@@ -247,9 +253,9 @@ def source_of(chunk: Chunk) -> MappedSource | RangeSource:
 
 
 def sliceable(view: memoryview | None) -> bytes | mmap.mmap | None:
-    """Return the map or bytes object behind a view of a complete file; None for other views.
+    """Return the memory map or bytes object that a view covers completely; None for other views.
 
-    A slice of such an object is bytes, and is faster than copying a slice of a view.
+    Slicing this object creates bytes faster than copying a slice of the view.
     """
     if view is None or not isinstance(view.obj, (bytes, mmap.mmap)) or len(view.obj) != len(view):
         return None
@@ -259,11 +265,11 @@ def sliceable(view: memoryview | None) -> bytes | mmap.mmap | None:
 def runs(
     starts: IntArray | UInt32Array, max_rows: int, max_bytes: int
 ) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop) for consecutive runs of rows that do not exceed either limit.
+    """Split rows into consecutive ranges within both limits; yield (start, stop) of each range.
 
-    A row larger than `max_bytes` is a separate run.
+    A row larger than `max_bytes` is a range of one row.
 
-    starts  non-decreasing integers [rows + 1]: the start of each row, and the end of the last row
+    starts  byte offset of each row, and the end of the last row: non-decreasing [rows + 1]
     """
     table, start = starts.data, 0
     rows = len(table) - 1
@@ -275,9 +281,9 @@ def runs(
 
 
 def first_decrease(starts: IntArray | UInt32Array) -> int | None:
-    """Return the first row that ends before it starts; None if there is none.
+    """Return the first row whose end offset is lower than its start offset; None if there is none.
 
-    A crafted table could use such a row to read the bytes of other rows.
+    A crafted offset table could use such a row to read the bytes of other rows.
     """
     decreases = starts[1:] < starts[:-1]
     return int(np.argmax(decreases)) if decreases.any() else None
@@ -298,7 +304,7 @@ def value_bytes(array: pa.Array) -> memoryview:
 
 
 def rows_by_offsets(data: Any, offsets: IntArray) -> pa.Array:
-    """Return a large_binary array with the values at these offsets, without a copy.
+    """Return a large_binary array of the values between offsets, without a copy.
 
     data     bytes of all values
     offsets  start of each value, and the end of the last value: int64 [rows + 1]
@@ -366,17 +372,16 @@ def values_at(
 ) -> pa.Array:
     """Return slices of `data` as an array; see `ragged` for the arguments.
 
-    With `as_views`, the slices are views if `data` is smaller than 2 GiB; otherwise, they are
-    copies.
+    With `as_views`, slices of data below 2 GiB are views. All other slices are copies.
     """
     make = views if as_views and len(data) < VIEW_LIMIT else ragged
     return make(data, starts, lengths)
 
 
 def ragged(data: ByteArray, starts: IntArray, lengths: IntArray) -> pa.Array:
-    """Return slices of `data` as one large_binary array, copied once by Arrow.
+    """Return copies of slices of `data` as one large_binary array.
 
-    If `data` is 2 GiB or larger, a single slice is not copied.
+    A single slice of data of 2 GiB or more is not copied.
 
     data             uint8 [bytes]
     starts, lengths  int64 [rows], inside `data`; starts do not decrease
@@ -435,6 +440,6 @@ def _viewed(array: pa.Array, encoding: Encoding) -> pa.Array:
     try:
         text.validate(full=True)
     except pa.ArrowInvalid:
-        # `typed` raises an error that contains the row number.
+        # `encodings.typed` raises an error that contains the row number.
         encodings.typed(array.cast(encodings.BINARY), encoding)
     return text

@@ -1,10 +1,10 @@
-"""Plain files as a dataset: each file is a chunk with one row, its name and its bytes.
+"""Plain files as a dataset. Each file is a shard with one row and two columns:
 
-    name    str    path below the folder, with `/`
-    data    bytes  contents of the file, neither decompressed nor decoded
+    name    str    path relative to the folder, with `/`
+    data    bytes  unchanged contents of the file
 
-There is no index. A folder is listed once, and its files are sorted by the bytes of their names. A
-playlist can list the files instead.
+The dataset has no index. A folder is listed once, and its files are sorted by the bytes of their
+names. A playlist can list the files instead.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class PlainFiles(Format):
         return False
 
     def open_dataset(self, at: Location) -> Stream:
-        """List a folder, including links and special files, for which reads raise an error."""
+        """List the files in a folder. Links and special files are listed, but cannot be read."""
         return self.of_listing(at, list(at.list()))
 
     def of_listing(self, at: Location, entries: Sequence[Entry]) -> Stream:
@@ -68,7 +68,7 @@ class PlainFiles(Format):
         columns: Sequence[str] | None = None,
         ranges: Mapping[str, tuple[int, int]] | None = None,
     ) -> list[Row]:
-        """Return the name and the bytes of the file, which is read only for the column `data`."""
+        """Return the selected columns. The file is read only if the column `data` is selected."""
         names = ("name", "data") if columns is None else columns
         values: Row = {name: _name(shard) if name == "name" else _data(shard) for name in names}
         return [dict(values) for _ in rows]
@@ -90,7 +90,7 @@ class PlainFiles(Format):
         return byte_ranges.record_batch(chosen, arrays, stop - start)
 
     def large_values(self, shard: Shard, max_bytes: int) -> list[LargeValue]:
-        """Return the contents as a large value if the file is larger than `max_bytes`."""
+        """Return the value of `data` if the file is larger than `max_bytes`."""
         listed = shard.chunk.files[0].size if shard.chunk.files else None
         size = shard.chunk.at.size() if listed is None else listed
         return [LargeValue(0, "data", size)] if size > max_bytes else []

@@ -1,7 +1,7 @@
 """Format registry: the built-in formats, and formats that other packages register.
 
-The class of a format is imported when its name or suffix is first used. Entry points are read only
-if no built-in format matches. A package registers a format in its `pyproject.toml`:
+A format's class is imported at the first use of the format's name or suffix. Entry points are read
+only if no built-in format matches. A package registers a format in its `pyproject.toml`:
 
     [project.entry-points."flarecli.formats"]
     toy = "my_package.toy:Toy"
@@ -53,7 +53,7 @@ __all__ = [
     "with_option",
 ]
 
-DEFAULT = "mds"  # the format that `pack` writes
+DEFAULT = "mds"  # the format that `pack` writes by default
 FALLBACK = "files"  # the format for files that no other format recognizes
 STREAMED = "webdataset"  # the format of data on standard input
 LIST_INPUT = "lines"  # value of --input for a list of addresses
@@ -66,16 +66,16 @@ INPUTS = {
     "tar": STREAMED,
     "files": FALLBACK,
 }
-# values of --input for tables and lists, which `ingest.open_index` reads
+# values of --input that `ingest.open_index` supports: tables and lists of addresses
 INDEX_INPUTS = tuple(kind for kind, one in INPUTS.items() if one not in (STREAMED, FALLBACK))
 # values of --input for text tables
 TEXT_INPUTS = tuple(kind for kind, one in INPUTS.items() if one == "table")
 GROUP = "flarecli.formats"
 MAX_ENDINGS = 1024  # maximum number of file name endings whose formats are cached
-MAX_NAMED = 2  # formats that a hint names
+MAX_NAMED = 2  # maximum number of formats in a hint
 HEAD_BYTES = 1 << 16  # bytes passed to `sniff` if no format recognizes the file's name
 INDEX = "index.json"
-SHARD_INDEX = "shardindex.json"  # the list of tars that widsindex writes
+SHARD_INDEX = "shardindex.json"  # the list of tar files that the tool `widsindex` writes
 # Index file -> the format that reads its folder. Index files are searched in this order.
 INDEX_FILES = {
     INDEX: "mds",
@@ -84,8 +84,8 @@ INDEX_FILES = {
 }
 
 
-# Matches the names of indexes and of MosaicML's shards, which have the suffixes of tables. The test
-# precedes the import of the table readers, which takes 0.1 s.
+# Matches the names of index files and MosaicML shards that have the suffix of a table. Names are
+# tested before the table readers are imported, because the import takes 0.1 s.
 NOT_TABLES = re.compile(
     r"(?:.*/)?(?:(?:index|spec|shardindex|widsindex)\.json|.*\.idx\.json|"
     r"shard\.\d{5,}\.(?:json|csv|tsv)(?:\.\w+)?)"
@@ -93,7 +93,7 @@ NOT_TABLES = re.compile(
 
 
 def first_index(index: str) -> str:
-    """Return the name for a copy of an index before the first change: `index.000001.json`."""
+    """Return the name for the backup of an original index, such as `index.000001.json`."""
     name, dot, suffix = index.rpartition(".")
     return f"{name}.000001{dot}{suffix}"
 
@@ -105,7 +105,7 @@ class _Line(NamedTuple):
     suffixes: tuple[str, ...]  # each starts with a dot, and every shard name contains one of them
     target: str  # module:Class
     writable: bool = True
-    is_table: bool = False  # the value of `typed`
+    is_table: bool = False  # equals `Format.typed`
 
 
 _LINES = {
@@ -168,7 +168,7 @@ def all_names(writable: bool = False) -> tuple[str, ...]:
 
 @cache
 def _entry_points() -> dict[str, EntryPoint]:
-    """Return the registered third-party formats; built-in names cannot be replaced."""
+    """Return the entry points of third-party formats; ignore entry points with built-in names."""
     from importlib.metadata import entry_points  # slow to import
 
     return {one.name: one for one in entry_points(group=GROUP) if one.name not in _LINES}
@@ -209,7 +209,8 @@ def find(name: str) -> Format:
 def arranged(format: Format, columns: Iterable[Column]) -> Columns:
     """Return columns as a format stores them; see `Format.arrange`.
 
-    raises  UsageError if the format cannot store the columns; its hint names formats that can
+    raises  UsageError if the format cannot store the columns; the hint names formats that can
+            store them
     """
     listed = tuple(columns)
     try:
@@ -224,7 +225,7 @@ def arranged(format: Format, columns: Iterable[Column]) -> Columns:
 
 
 def _formats_for(columns: Columns) -> list[str]:
-    """Return the names of the first MAX_NAMED formats that can store columns."""
+    """Return the names of up to MAX_NAMED formats that can store the columns."""
     out: list[str] = []
     for name in names(writable=True):
         with contextlib.suppress(UsageError):
@@ -250,7 +251,7 @@ _UNKNOWN = _Unknown()
 def of_suffix(name: str, tables: bool = True) -> str | None:
     """Return the name of the built-in format that recognizes a file name; None if none does.
 
-    tables  whether formats of tables are included; False for a folder of other data, which may also
+    tables  whether to include table formats; False for a folder of another format that may also
             contain tables
     """
     lower = name.lower()
@@ -277,7 +278,7 @@ def looks_like_table(name: str) -> bool:
 def _lines_with_suffix(ending: str) -> tuple[_Line, ...]:
     """Return the formats whose suffix occurs in the ending of a file name.
 
-    The ending starts after the first dot. Results are cached, because the files of a folder have few
+    The ending starts after the first dot. Results are cached, because a folder usually has few
     different endings.
     """
     return tuple(

@@ -46,7 +46,7 @@ def list_shards(
 
     name        format name
     suffix      shard suffix for the error message
-    index_name  function from a shard's name to the name of its optional index
+    index_name  function that returns the name of a shard's index file; the file may be missing
     raises      MissingError if the folder contains no shards
     """
     sizes = {entry.name: entry.size for entry in at.list() if "/" not in entry.name}
@@ -80,7 +80,7 @@ def check_row_count(chunk: Chunk, rows: int, noun: str = "rows", where: object =
 def check_names(columns: Columns, needs: str) -> None:
     """Raise UsageError if there are no columns, or if two columns have the same name.
 
-    needs  error message if there are no columns
+    needs  message of the error that is raised if there are no columns
     """
     if not columns:
         raise UsageError(needs, hint=SELECT_COLUMNS)
@@ -126,7 +126,7 @@ def write_file(
 
 
 def count_parts(parts: Iterable[Any]) -> Iterator[Any]:
-    """Yield the parts of a file; count the bytes of each part after the caller has written it."""
+    """Yield the parts of a file. Count the bytes of a part after the caller has written it."""
     for part in parts:
         yield part
         count_bytes(memoryview(part).nbytes)
@@ -144,7 +144,7 @@ def _hashed(parts: Iterable[Any], sums: Sums) -> Iterator[Any]:
 def read_optional(at: Location | None, max_bytes: int) -> bytes | None:
     """Return the bytes of a file; b"" if it is larger than `max_bytes`, None if it cannot be read.
 
-    at  location of the file; None if such a file cannot exist
+    at  location of the file; if it is None, the result is None
     """
     if at is None:
         return None

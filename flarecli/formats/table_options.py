@@ -53,7 +53,7 @@ class TableOptions(Options):
         return found
 
     def table_headers(self) -> dict[str, object]:
-        """Return the stream headers for tables, with the values of --input and --csv.
+        """Return the values of --input and --csv as stream headers.
 
         raises  UsageError for an invalid setting
         """

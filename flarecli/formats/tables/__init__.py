@@ -1,6 +1,6 @@
-"""Tables: readers of Parquet, Arrow IPC, CSV and JSON files, and the formats that use them.
+"""Tables: readers of Parquet, Arrow IPC, CSV and JSON files, and the formats that use the readers.
 
-Memory use is bounded.
+The readers use a bounded amount of memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["default_encoding", "is_default", "typed_field", "without_storage_var
 
 
 def default_encoding(name: str, kind: pa.DataType) -> str:
-    """Return the encoding of a column by its name and Arrow type; `str` for a column of nulls."""
+    """Return the default encoding of a column with this name and type; `str` for the null type."""
     from flarecli.lazy import pa
 
     return "str" if pa.types.is_null(kind) else encodings.infer_encoding(pa.field(name, kind))
@@ -29,7 +29,7 @@ def is_default(column: Column, kind: pa.DataType) -> bool:
 
 
 def typed_field(column: Column, kind: pa.DataType) -> pa.Field:
-    """Return the field of a column; its metadata names an encoding that is not the default."""
+    """Return the Arrow field of a column. Only a non-default encoding is in the field's metadata."""
     from flarecli.lazy import pa
 
     field = pa.field(column.name, kind)
@@ -39,7 +39,7 @@ def typed_field(column: Column, kind: pa.DataType) -> pa.Field:
 
 
 def without_storage_variants(array: pa.Array) -> pa.Array:
-    """Return a column without dictionaries, run-end encoding, views and extensions, except tensors."""
+    """Return a column as a plain array, without storage variants such as dictionaries and views."""
     from flarecli.formats.tables.schema_merge import convert, plain
 
     return convert(array, plain(array.type))

@@ -1,4 +1,4 @@
-"""Seekable file objects that let Arrow read from a `Location`. Read errors are raised unchanged."""
+"""Seekable file objects through which Arrow reads a `Location`. Read errors are raised unchanged."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FAILED_ALLOCATION = re.compile(r"of size (\d+) failed")  # matches an error mes
 class LocationFile(io.RawIOBase):
     """A `Location` as a binary file object.
 
-    error   first FlareError that a read raised; Arrow preserves only its message
+    error   FlareError that a read raised; Arrow's own error has only the message
     opened  device and inode of the file that `open_native` opened
     """
 
@@ -80,7 +80,7 @@ def open_native(file: LocationFile) -> pa.NativeFile:
     """Open a file for Arrow. Arrow reads local files directly, because this is faster."""
     store = file.at.store
     if isinstance(store, LocalStore):
-        # /dev/fd does not exist on all systems
+        # if the system has no /dev/fd, Arrow reads through `LocationFile`
         with store.opened(file.at.path) as fd, suppress(OSError):
             opened, stat = pa.OSFile(f"/dev/fd/{fd}"), os.fstat(fd)
             file.opened = stat.st_dev, stat.st_ino
@@ -102,7 +102,7 @@ def arrow_errors(at: Location, file: LocationFile, kind: str) -> Iterator[None]:
         match = _FAILED_ALLOCATION.search(str(error))
         if match is None or int(match[1]) <= expansion.decompressed_limit(file.size):
             raise
-        # the file declares more data than its size allows
+        # the file declares more data than a file of its size can contain
         raise FormatError(f"not valid {kind}: {str(error).splitlines()[0]}", where=at) from None
     except (pa.ArrowException, OSError, ValueError, RuntimeError) as error:
         if file.error is not None:

@@ -1,4 +1,4 @@
-"""Base class for readers of index files."""
+"""Base classes of the table readers."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ __all__ = ["Part", "TextPart", "check_columns", "listed_encodings", "value_sizes
 
 
 class Part(ABC):
-    """One index file.
+    """Reader of one table file.
 
     at                location of the file, or the bytes of a text file
     schema            columns and their types
     rows              number of rows; None if unknown until the rows are read
     dictionaries      column -> dictionary type in the file; `schema` has the type of the values
-    encodings         column -> encoding that the file names for it; empty for most files
+    encodings         column -> encoding in the file's metadata; empty for most files
     readable_as_text  whether every column can be read as text, exactly as stored in the file
     """
 
@@ -51,21 +51,23 @@ class Part(ABC):
     def batches(self, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
         """Yield the rows in order, as batches.
 
-        columns  columns to read, in this order; None: all
+        columns  columns to read, in this order; None: all columns
         """
 
     def start_before(self, row: int) -> int:
-        """Return the last row, not after a given row, from which `batches_from` can start."""
+        """Return the nearest row, at or before `row`, from which `batches_from` can start."""
         return 0
 
     def facts(self) -> dict[str, int | str]:
-        """Return facts about the file for `inspect`: name -> value."""
+        """Return facts about the file for the output of `inspect`: name -> value."""
         return {}
 
     def place(self, start: int) -> str:
-        """Return the name of the part of the file that starts at a row, for messages; may be empty.
+        """Return a message prefix that names a part of the file, such as a row group.
 
-        start  row that `start_before` returned
+        The prefix is empty if the file has no such parts.
+
+        start  first row of the part, as returned by `start_before`
         """
         return ""
 
@@ -84,11 +86,11 @@ class Part(ABC):
     def page_runs(
         self, row: int, stop: int, columns: Sequence[str]
     ) -> tuple[int, int, list[PageRun]] | None:
-        """Return the pages that contain some rows; None if pages are unknown. See `Parquet`."""
+        """Return the pages that contain rows row..stop; None if unknown. See `Parquet.page_runs`."""
         return None
 
     def read_runs(self, row: int, runs: Sequence[PageRun]) -> list[tuple[PageRun, pa.Array]] | None:
-        """Return the values of pages that `page_runs` returned. See `Parquet`."""
+        """Return the values of pages that `page_runs` returned. See `Parquet.read_runs`."""
         return None
 
     def count(self) -> int:
@@ -104,7 +106,7 @@ class Part(ABC):
     def with_types(self, types: Mapping[str, pa.DataType]) -> Part:
         """Return a reader of the same file that uses the given types where possible.
 
-        types  column name -> common type across all files of the index
+        types  column name -> common type of the column in all files of the table
         """
         return self
 
@@ -121,11 +123,11 @@ class Part(ABC):
 
 
 class TextPart(Part):
-    """A text file, which has no index.
+    """Reader of a text file, which has no list of row positions.
 
-    The first pass over the file records the position of every piece of records, such as 4 MB of
-    lines. A later pass can start at any of these positions. Compressed files, text encodings other
-    than UTF-8, and JSON arrays are always read from the beginning.
+    The first pass splits the file into pieces of complete records, such as 4 MB of lines, and
+    stores the position of each piece. A later pass can start at any piece. Compressed files, text
+    encodings other than UTF-8, and JSON arrays are always read from the beginning.
     """
 
     at: Blocks
@@ -136,17 +138,17 @@ class TextPart(Part):
     ) -> Iterator[tuple[Piece, Iterator[pa.RecordBatch]]]:
         """Yield each piece of the file with the batches of its rows.
 
-        after  piece at whose position to start; its data is not used
+        after  piece at which to start; its position is used, and its data is ignored
         """
         raise NotImplementedError
 
     @cached_property
     def _positions(self) -> tuple[list[int], list[Piece]]:
-        """The first row and the position of each piece that was read, in order."""
+        """First rows and positions of the pieces that were read, in file order."""
         return [0], [Piece(0, b"")]
 
     def start_before(self, row: int) -> int:
-        """Return the first row of the piece that contains a row."""
+        """Return the first row of the piece that contains `row`."""
         rows, _ = self._positions
         return rows[bisect_right(rows, row) - 1]
 
@@ -158,7 +160,7 @@ class TextPart(Part):
     def batches_from(
         self, start: int, columns: Sequence[str]
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Yield the batches of the piece that starts at a row, and of the next pieces."""
+        """Yield batches, beginning with the piece whose first row is `start`."""
         rows, positions = self._positions
         after = positions[bisect_right(rows, start) - 1] if start else None
         for piece, batches in self.parsed_pieces(columns, after):
@@ -178,7 +180,7 @@ class TextPart(Part):
 
 
 def listed_encodings(schema: pa.Schema) -> dict[str, str]:
-    """Return the encoding names in the metadata of a file, unchecked: column -> name."""
+    """Return the encoding names in the metadata of a file: column -> name. Names may be invalid."""
     return {
         field.name: name.decode("utf-8", "replace")
         for field in schema
@@ -191,7 +193,7 @@ def check_columns(
 ) -> None:
     """Raise FormatError if there are no columns, too many columns, or duplicate names.
 
-    hint  hint for the error about duplicate names
+    hint  hint of the error about duplicate names
     """
     if not names:
         raise FormatError("the index has no columns", where=at)

@@ -1,11 +1,11 @@
 """CSV and TSV reader. The default dialect is RFC 4180 with a header.
 
-Errors contain the line number. The header contains the column names. If the first line consists of
-numbers, and two of them are equal, it contains values instead. The type of a column is inferred
-from the first 4 MB: int64, float64 or bool if every value can be converted without loss, and text
-otherwise (`007` and a 20-digit number stay text). Key columns, link columns and columns that the
-user encodes as text are always read as text. An empty field is null in a number or bool column, and
-an empty string in a text column.
+Errors contain the line number. The first line contains the column names. However, a first line of
+numbers, two of which are equal, contains values. The type of a column is inferred from the first
+4 MB: int64, float64 or bool if every value can be converted without loss, and text otherwise (`007`
+and a 20-digit number stay text). Key columns, link columns and columns that the user encodes as
+text are always read as text. In a number or bool column, an empty field is null. In a text column,
+an empty field is an empty string.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _LOSSY = {pa.float64(): r"^[+-]?(?:0[0-9]|[0-9]{16,}$)", pa.bool_(): r"^[01]$"}
 
 
 class Delimited(TextPart):
-    """One CSV or TSV file. `rows` is 0 for a file without rows, and None for all other files.
+    """Reader of a CSV or TSV file. `rows` is 0 if the file has no rows, and None otherwise.
 
-    lacks_header  whether the first record was found to contain values instead of names
+    lacks_header  whether the first record was detected to contain values, not column names
     """
 
     at: Blocks
@@ -75,7 +75,7 @@ class Delimited(TextPart):
             for i, name in enumerate(self._names)
         ]
         self.schema = pa.schema(list(zip(self._names, types, strict=True)))
-        # text columns whose first values are numbers with a decimal comma
+        # names of text columns whose first values are numbers with a decimal comma
         self.decimal_commas = [
             name
             for i, name in enumerate(self._names)
@@ -109,8 +109,8 @@ class Delimited(TextPart):
     ) -> Iterator[tuple[Piece, Iterator[pa.RecordBatch]]]:
         """Yield each piece with the batches of its rows.
 
-        raises  FormatError with the line, for a record with the wrong number of fields or for an
-                invalid value
+        raises  FormatError with the line number of a record with the wrong number of fields, or of
+                an invalid value
         """
         schema = self.selected(columns)
         for piece, table in self._tables(schema.names, after):
@@ -285,7 +285,7 @@ def _infer_type(values: pa.ChunkedArray, dialect: Dialect) -> pa.DataType:
 
 
 def _is_null(values: pa.Array, dialect: Dialect, *, empty: bool) -> pa.Array:
-    """Return a mask of the nulls: bool [rows]. An empty string is null if `empty` is true."""
+    """Return a mask of null values: bool [rows]. If `empty` is true, empty strings are null."""
     nulls = ("", *dialect.nulls) if empty else dialect.nulls
     return pc.is_in(values, pa.array(nulls, pa.string()))
 

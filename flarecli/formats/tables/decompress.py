@@ -1,7 +1,7 @@
-"""Sequential reader for text indexes; compressed files (`.gz`, `.bz2`, `.zst`) are decompressed.
+"""Sequential reader of text tables, which decompresses `.gz`, `.bz2` and `.zst` files.
 
-Memory is bounded by a few blocks. Checksums are verified. Truncated files are errors, and so are
-files whose decompressed size exceeds the limits in `flarecli.expansion`.
+The reader keeps a few blocks in memory, and verifies checksums. It raises an error for a truncated
+file, and for a file whose decompressed size exceeds the limits in `flarecli.expansion`.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ __all__ = [
     "split_compression",
 ]
 
-# The first block is large, because types are inferred from it. Later blocks are a quarter as large,
-# because parsing a block needs memory of 15 times the size of the block.
+# The first block is large, because types are inferred from it. Later blocks of local and compressed
+# files are a quarter as large, because parsing a block needs 15 times its size in memory.
 BLOCK_BYTES = 4 << 20
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".zstd": "zstd"}
 _MAGIC = {b"\x1f\x8b\x08": "gzip", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
 class Blocks(Protocol):
-    """A byte source that can be read from the start any number of times. `str` returns its address.
+    """Byte source that can be read several times. `str(source)` returns its address.
 
     location  location of the file; None if the bytes are not in a file
     """
@@ -46,7 +46,7 @@ class Blocks(Protocol):
 
 
 def split_compression(name: str) -> tuple[str, str]:
-    """Return a file name without its compression suffix, and the compression or an empty string."""
+    """Split a compression suffix from a file name; return the name and the compression, or ""."""
     for suffix, compression in COMPRESSIONS.items():
         if name.endswith(suffix):
             return name.removesuffix(suffix), compression
@@ -71,8 +71,8 @@ class TextFile:
     def blocks(self, start: int = 0) -> Iterator[bytes]:
         """Yield the bytes in order, up to 4 MB at a time.
 
-        start   offset of the first byte, in a file that is not compressed
-        raises  FormatError for invalid or truncated gzip or zstd data, a wrong checksum, or an
+        start   offset of the first byte; must be 0 for a compressed file
+        raises  FormatError for invalid or truncated compressed data, a wrong checksum, or an
                 excessive decompressed size
         """
         if self.compression:
@@ -97,7 +97,7 @@ def decompressed(blocks: Iterator[bytes], compression: str, where: object) -> It
     """Yield decompressed data, up to 4 MB at a time.
 
     raises  FormatError for invalid or truncated data, a wrong checksum, or an excessive
-            decompressed size; the errors of `blocks`
+            decompressed size; the errors that `blocks` raises
     """
     source = _BlockFile(blocks)
     size = 0
@@ -129,10 +129,10 @@ def _format_error(reason: str, compression: str, where: object) -> FormatError:
 
 
 class _BlockFile(io.RawIOBase):
-    """File object that provides the blocks of an iterator to the decompressor.
+    """File object through which the decompressor reads blocks from an iterator.
 
-    size   bytes read so far
-    error  first FlareError that a read raised; Arrow preserves only its message
+    size   number of bytes that were read
+    error  FlareError that a read raised; Arrow's own error has only the message
     """
 
     def __init__(self, blocks: Iterator[bytes]) -> None:

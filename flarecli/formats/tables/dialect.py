@@ -1,12 +1,16 @@
 """The dialect of a CSV file: delimiter, header, quotes, nulls, decimal sign and encoding.
 
 The user sets the dialect with `--csv KEY=VALUE`. If the encoding is not set, a file that begins
-with a UTF-16 byte order mark is UTF-16, and every other file is UTF-8. If the delimiter is not set,
-the suffix determines the delimiter. A `.csv` file may use a semicolon, a tab or `|` instead of the
-comma. Such a delimiter is detected if it occurs equally often in each of the first records and the
-comma does not. If no delimiter passes this test and the header contains no comma, the delimiter
-must occur in the header and equally often in most records. The other records are then reported as
-errors.
+with a UTF-16 byte order mark is UTF-16, and every other file is UTF-8.
+
+If the delimiter is not set, the file suffix determines it. In a `.csv` file, the delimiter may be a
+semicolon, a tab or `|` instead of a comma. Detection checks the first records:
+
+1. If the comma occurs equally often in all records, it is the delimiter.
+2. Otherwise, a delimiter that occurs equally often in all records is used.
+3. If there is none, and the header has no comma, a delimiter that occurs equally often in the header
+   and in most records is used. The other records are later reported as errors.
+4. Otherwise, the comma is the delimiter.
 """
 
 from __future__ import annotations
@@ -50,8 +54,8 @@ class Dialect:
 
     delimiter   one ASCII character; empty: detect the delimiter
     has_header  whether the first record contains the column names; if not, the columns are named
-                `column_0`, `column_1` and so on. None: detect; a first record that consists of
-                numbers, of which two are equal, contains values
+                `column_0`, `column_1` and so on. None: detect; a first record of numbers, two of
+                which are equal, contains values
     quote       one ASCII character that encloses fields; empty: fields are not quoted
     nulls       values that mean null in any column; an empty field in a number column is always
                 null
@@ -85,7 +89,10 @@ class Dialect:
         return found
 
     def check_used(self, is_used: bool, where: object) -> None:
-        """Raise UsageError if the user set a dialect but the source has no CSV file."""
+        """Raise UsageError if the user set a dialect that is not used.
+
+        is_used  whether the source has a CSV or TSV file
+        """
         if self != DEFAULT and not is_used:
             raise UsageError("--csv: the source has no CSV or TSV file", where=where)
 
@@ -132,7 +139,7 @@ def _codec(name: str) -> str:
 def detected(source: Blocks, dialect: Dialect, delimiter: str) -> tuple[Blocks, Dialect]:
     """Return the file as UTF-8, and its dialect with the delimiter set.
 
-    delimiter  delimiter that the file suffix implies
+    delimiter  default delimiter for the file suffix
     raises     FormatError for an empty file
     """
     head = first_bytes(source)
@@ -172,7 +179,7 @@ def first_line(head: bytes) -> bytes:
 def detect_delimiter(head: bytes, quote: str, default: str, strict: bool = False) -> str:
     """Detect the delimiter in the first bytes of a file; return `default` if none matches.
 
-    strict  whether the delimiter must occur equally often in all records, and not only in most
+    strict  if true, the delimiter must occur equally often in all records; if false, in most
     """
     lines: list[bytes] = []
     for _, start, end in records(head, quote):
