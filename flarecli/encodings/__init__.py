@@ -1,8 +1,8 @@
 """Encodings: named ways to store the values of a column as bytes.
 
 A value has three forms: stored bytes (in rows and shards), an Arrow value (in batches) and a Python
-value (in samples). This package contains all code that decodes or refuses pickles. Modules are
-imported on first use, so looking up a name does not import Arrow.
+value (in samples). This package contains all code that decodes or refuses pickles. Each module of
+this package is imported on first use, so `lookup` does not import Arrow.
 """
 
 from __future__ import annotations

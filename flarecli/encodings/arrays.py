@@ -1,12 +1,17 @@
-"""Numeric arrays as MDS stores them (`ndarray`), and as Granular describes them (`array`, `tree`).
+"""Numeric arrays: the bytes of MDS (`ndarray`) and of Granular (`array`, `tree`).
+
+MDS:
 
     ndarray                     [dtype] [shape] values
     ndarray:DTYPE                       [shape] values
     ndarray:DTYPE:2,3                           values
 
-dtype is one byte. shape is one byte (ndim << 2 | k), then each dimension in 2^k bytes, with the
-smallest k that can represent the largest dimension. Values are little-endian in C order. Granular
-stores numpy's name for the dtype (such as `<i2`; any byte order), and a list of dimensions.
+dtype is one byte. shape is one byte (ndim << 2 | k), then each dimension in 2^k bytes. k is the
+smallest number for which 2^k bytes can represent the largest dimension. Values are little-endian in
+C order.
+
+Granular stores numpy's name for the dtype, such as `<i2`, with any byte order. A list of dimensions
+and the bytes of the values follow.
 """
 
 from __future__ import annotations
@@ -24,8 +29,7 @@ from flarecli.units import format_size
 __all__ = ["build", "decode", "describe", "encode"]
 
 _DTYPES = {code: name for name, code in NDARRAY_CODES.items()}
-# Only numbers and text of fixed size are allowed. Objects are pointers, and times are not
-# supported.
+# numbers, bytes and text of fixed size; numpy's objects are pointers, and times are not supported
 _DTYPE = re.compile(r"[<>|=]?[biufcSUV][0-9]{1,9}", re.ASCII)
 MAX_DIMENSIONS = 32  # supported by all versions of numpy
 MAX_EMPTY_LISTS = 1024  # maximum number of lists in an array without values
@@ -36,8 +40,8 @@ def encode(encoding: Encoding, value: Any) -> bytes:
 
     An array may have any byte order and any strides.
 
-    raises  ValueFitError for a dtype or shape that differs from the encoding, or that MDS does not
-            support
+    raises  ValueFitError for a dtype or shape that differs from the dtype or shape of the encoding,
+            or that MDS does not support
     """
     import numpy as np
 
@@ -67,9 +71,9 @@ def encode(encoding: Encoding, value: Any) -> bytes:
 
 
 def _cast(array: Any, encoding: Encoding) -> Any:
-    """Cast numbers to the dtype of an encoding; floats may lose digits.
+    """Cast an array of numbers to the dtype of an encoding; floats may lose digits.
 
-    raises  ValueFitError for an integer that would change, or a float that would become infinite
+    raises  ValueFitError if the cast would change an integer, or make a float infinite
     """
     import numpy as np
 
@@ -89,7 +93,7 @@ def _cast(array: Any, encoding: Encoding) -> Any:
 
 
 def decode(encoding: Encoding, data: bytes) -> Any:
-    """Return a read-only array that uses the stored bytes without a copy.
+    """Return a read-only array that shares the memory of the stored bytes.
 
     raises  ValueFitError for invalid bytes
     """
@@ -112,9 +116,9 @@ def decode(encoding: Encoding, data: bytes) -> Any:
 
 
 def _check_empty(shape: Sequence[int]) -> None:
-    """Raise ValueFitError for an array without values that consists of many empty lists.
+    """Raise ValueFitError for a shape that has no values but too many empty lists.
 
-    An array of shape (2^31, 0) has no bytes, but its lists would need 100 GB of memory.
+    An array of shape (2^31, 0) has no bytes, but as Python lists it would need 100 GB of memory.
     """
     lists = math.prod(itertools.takewhile(bool, shape))
     if 0 in shape and lists > MAX_EMPTY_LISTS:
@@ -124,7 +128,8 @@ def _check_empty(shape: Sequence[int]) -> None:
 def describe(array: Any) -> tuple[str, list[int], bytes]:
     """Return numpy's name for an array's dtype, its dimensions, and its values in C order as bytes.
 
-    raises  ValueFitError for objects, times and records, which cannot be restored
+    raises  ValueFitError for an array that `build` cannot restore: objects, times, records, or too
+            many dimensions
     """
     dtype = array.dtype.str
     if (

@@ -1,9 +1,9 @@
-"""Arrow types of a dataset's source: write types in a playlist, and convert columns to these types.
+"""Arrow types of the packed table: list them in the playlist, and convert columns back to them.
 
 An encoding may store a value as another type: a timestamp as text, a struct as JSON, a boolean as
-uint8. The playlist keeps the Arrow type of each column, so that batches have the type and the
-values that were packed. A type is written as a name (`int32`, `bool`, `date32`, `duration[us]`) or
-as a mapping with one key:
+uint8. The playlist lists the Arrow type of each column in the packed table, so batches have the
+same types and values as that table. A type is written as a name (`int32`, `bool`, `date32`,
+`duration[us]`) or as a mapping with one key:
 
     {timestamp: [us, UTC]}      {decimal128: [10, 2]}      {fixed_size_binary: 16}
     {list: int32}               {large_list: int32}        {fixed_size_list: [float32, 3]}
@@ -11,9 +11,9 @@ as a mapping with one key:
     {dictionary: [int32, string, false]}   index type, value type, whether the order matters
     {tensor: [float32, [3, 224, 224]]}     a tensor of fixed shape
 
-Every Arrow layout of text is `string`, every layout of bytes is `binary`, and views of lists are
-lists. The index of a dictionary has at least 32 bits. Names of list items, nullability and metadata
-of nested fields are not kept.
+All text types of Arrow are written as `string`, all bytes types as `binary`, and list views as
+lists. The index of a dictionary has at least 32 bits. The playlist stores no item names of lists,
+and no nullability or metadata of nested fields.
 """
 
 from __future__ import annotations
@@ -54,11 +54,12 @@ __all__ = [
     "without_variants",
 ]
 
-# maximum number of types and levels in one type; each level uses two of the 16 levels in a playlist
+# MAX_NODES: nested types in one type. MAX_DEPTH: nesting levels; a level of a type takes two levels
+# of YAML, and a playlist may have 16 levels.
 MAX_NODES, MAX_DEPTH = 1000, 5
-MAX_FIXED_SIZE = 1 << 24  # maximum items or bytes of a value whose type has a fixed size
-MAX_NULL_BYTES = 1 << 29  # maximum memory for the null values of fixed size in one batch
-_DOCUMENT_BYTES = 1 << 20  # approximate bytes of the documents that are decoded at a time
+MAX_FIXED_SIZE = 1 << 24  # maximum items or bytes in a value of a fixed-size type
+MAX_NULL_BYTES = 1 << 29  # maximum memory in one batch for nulls of fixed-size types
+_DOCUMENT_BYTES = 1 << 20  # approximate size of the documents that are decoded together
 _DOCUMENTS = ("json", "msgpack", "array", "tree", "ndarray")
 _UNITS = ("s", "ms", "us", "ns")
 _NAMES: dict[str, pa.DataType] = {
@@ -95,14 +96,15 @@ _TIMEDELTA = re.compile(
 _NANOSECONDS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 
 
-# -- names of types
+# -- playlist headers of types
 
 
 def without_variants(kind: pa.DataType) -> pa.DataType:
-    """Return a type without extensions, and with the standard layouts for text, bytes and lists.
+    """Replace variants of a type: an extension type becomes its storage type, a view a plain type.
 
-    The index of a dictionary has at least 32 bits. The types of nested fields are also replaced. Names
-    of list items and metadata are removed.
+    Text becomes large_string, and bytes become large_binary. The index of a dictionary has at least
+    32 bits. The types of nested fields are replaced too; these fields lose their metadata, and list
+    items lose their names.
     """
     if isinstance(kind, pa.FixedShapeTensorType):
         return pa.fixed_shape_tensor(kind.value_type, kind.shape)
@@ -123,24 +125,25 @@ def without_variants(kind: pa.DataType) -> pa.DataType:
 def wide_dictionary(kind: pa.DictionaryType) -> pa.DataType:
     """Return a dictionary type with an index of at least 32 bits.
 
-    Each file or batch may have other values, and a smaller index may be too small for all of them.
+    The dictionaries of several files or batches may together have too many values for a smaller
+    index.
     """
     index = kind.index_type if kind.index_type.bit_width >= 32 else pa.int32()
     return pa.dictionary(index, kind.value_type, kind.ordered)
 
 
 def without_dictionaries(kind: pa.DataType) -> pa.DataType:
-    """Return a type in which the type of the values replaces each dictionary type."""
+    """Replace each dictionary type in a type with the type of the dictionary's values."""
     if pa.types.is_dictionary(kind):
         return without_dictionaries(kind.value_type)
     return with_children(kind, without_dictionaries)
 
 
 def type_header(kind: pa.DataType) -> Any:
-    """Return the playlist header for a type that `without_variants` returned.
+    """Return the playlist header of a type from `without_variants`.
 
-    The result is None if the type has no header, or if its header exceeds the limits of
-    `parse_type`.
+    The result is None if a playlist cannot describe the type, or if `parse_type` would reject the
+    header because of its size.
     """
     header = _header(kind)
     try:
@@ -187,7 +190,7 @@ def parse_type(header: Any) -> pa.DataType:
 
 
 class _Parser:
-    """Parser for the header of one type; it counts all nested types in the header."""
+    """Parser for one type header. It counts the nested types in the header."""
 
     def __init__(self) -> None:
         self._nodes = 0
@@ -195,7 +198,7 @@ class _Parser:
     def parse(self, header: Any, depth: int, copies: int = 1) -> pa.DataType:
         """Parse a type that may be nested in another type.
 
-        copies  number of values of this type in one value of the outermost type
+        copies  product of the sizes of all fixed-size lists that contain this type
         """
         self._nodes += 1
         if self._nodes > MAX_NODES or depth > MAX_DEPTH:
@@ -291,7 +294,7 @@ def _zone(value: Any) -> str:
 
 
 def is_restorable(encoding: Encoding, kind: pa.DataType) -> bool:
-    """Return whether `restore` can convert columns of an encoding to a type."""
+    """Return whether `restore` can convert a column from an encoding to a type."""
     try:
         restore(pa.nulls(0, encoding.arrow), kind, encoding)
     except (FlareError, pa.ArrowException):
@@ -300,20 +303,20 @@ def is_restorable(encoding: Encoding, kind: pa.DataType) -> bool:
 
 
 class _NullBytes:
-    """Memory limit for the null values of one batch in types of fixed size."""
+    """Memory limit for the nulls in one batch; a null of a fixed-size type uses memory."""
 
     def __init__(self) -> None:
         self._left = MAX_NULL_BYTES
 
     def allocate(self, count: int, kind: pa.DataType) -> None:
-        """Raise ValueFitError if `count` null values exceed the memory limit."""
+        """Count the memory of `count` nulls; raise ValueFitError if it exceeds the limit."""
         self._left -= count * _fixed_bytes(kind)
         if self._left < 0:
             raise ValueFitError(f"the null values of {kind} need too much memory", row=0)
 
 
 def _fixed_bytes(kind: pa.DataType) -> int:
-    """Return the number of bytes that a null value occupies."""
+    """Return the size in bytes of a null of this type."""
     if isinstance(kind, pa.FixedShapeTensorType):
         return _fixed_bytes(kind.storage_type)
     if pa.types.is_fixed_size_list(kind):
@@ -326,10 +329,10 @@ def _fixed_bytes(kind: pa.DataType) -> int:
 
 
 def restore(array: pa.Array, kind: pa.DataType, encoding: Encoding) -> pa.Array:
-    """Convert a column of a dataset to the type of the source; nulls are kept.
+    """Convert a column of a dataset to its type in the packed table; nulls remain null.
 
-    array   column in the natural type of its encoding: nested values are JSON or documents of the
-            encoding, and durations are integers as text
+    array   column that `plain` returned: nested values are documents, such as JSON text, and
+            durations are integers as text
     raises  ValueFitError with the row of the first value that the type cannot represent
     """
     if array.type.equals(kind):
@@ -375,8 +378,8 @@ def _cast(array: pa.Array, kind: pa.DataType, nulls: _NullBytes) -> pa.Array:
     if pa.types.is_dictionary(kind):
         return _cast(array, kind.value_type, nulls).dictionary_encode().cast(kind)
     if pa.types.is_struct(own) and pa.types.is_struct(kind):
-        # `flatten` makes the values of null rows null; Arrow's own cast would also convert these
-        # values
+        # Arrow's own cast converts the hidden values of null rows, which may be invalid. `flatten`
+        # replaces these values with nulls.
         fields = [
             _cast(values, field.type, nulls)
             for values, field in zip(array.flatten(), kind, strict=True)
@@ -396,7 +399,7 @@ def _cast(array: pa.Array, kind: pa.DataType, nulls: _NullBytes) -> pa.Array:
     if is_text(own):
         if pa.types.is_timestamp(
             kind
-        ):  # microseconds or nanoseconds can represent text in any unit
+        ):  # the text may have more digits than `kind` has; Arrow parses it only in a fine unit
             return array.cast(pa.timestamp(_fine_unit(kind), kind.tz)).cast(kind)
         if pa.types.is_time(kind):
             unit = _fine_unit(kind)
@@ -411,9 +414,9 @@ def _cast(array: pa.Array, kind: pa.DataType, nulls: _NullBytes) -> pa.Array:
 
 
 def _fixed_size(lists: pa.LargeListArray, kind: pa.DataType, nulls: _NullBytes) -> pa.Array:
-    """Convert lists of equal size to fixed-size lists; items of null rows are null.
+    """Convert lists of equal size to fixed-size lists. The items of a null list become null.
 
-    Arrow's own cast leaves these items uninitialized.
+    Arrow's own cast leaves the items of a null list uninitialized.
     """
     size, is_null = kind.list_size, lists.is_null().to_numpy(zero_copy_only=False)
     nulls.allocate(lists.null_count, kind)
@@ -437,9 +440,9 @@ def _fine_unit(kind: pa.DataType) -> str:
 def _parse_documents(
     array: pa.Array, kind: pa.DataType, encoding: Encoding, nulls: _NullBytes
 ) -> pa.Array:
-    """Decode documents, such as JSON text, a limited number of bytes at a time.
+    """Decode documents, such as JSON text, to a type, about _DOCUMENT_BYTES at a time.
 
-    raises  ArrowInvalid or ValueFitError for a document that is invalid or contains other types
+    raises  ArrowInvalid or ValueFitError for a document that is invalid or does not match `kind`
     """
     if encoding.name.partition(":")[0] not in _DOCUMENTS:
         raise pa.ArrowInvalid(f"{encoding.name} is not an encoding of documents")
@@ -447,7 +450,7 @@ def _parse_documents(
     stored = kind.storage_type if is_tensor else kind
     python = _tensor_reader(kind) if is_tensor else _python_value(kind)
     parsed = _parsed_type(stored)
-    # No limit is needed for arrays, because their values are not converted to Python objects.
+    # An array needs no limit, because its values do not become Python objects.
     max_bytes = None if encoding.name.startswith("ndarray") else MAX_DECODED_VALUE
     sizes = value_sizes(array)
     ends = np.zeros(0, np.int64) if sizes is None else np.cumsum(sizes)
@@ -488,7 +491,7 @@ def _parse_documents(
 
 
 def _tensor_reader(kind: pa.FixedShapeTensorType) -> Callable[[Any], Any]:
-    """Return a function that converts an array, or nested lists, to a flat array."""
+    """Return a function that flattens the values of a tensor: an array or nested lists."""
     dtype, shape = kind.value_type.to_pandas_dtype(), tuple(kind.shape)
 
     def flat(value: Any) -> Any:
@@ -501,7 +504,7 @@ def _tensor_reader(kind: pa.FixedShapeTensorType) -> Callable[[Any], Any]:
 
 
 def _parsed_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type of the values in a document: text for dates, timestamps and decimals."""
+    """Return the Arrow type of decoded documents: dates, timestamps and decimals are text."""
     if pa.types.is_dictionary(kind):
         return _parsed_type(kind.value_type)
     if pa.types.is_fixed_size_list(kind):
@@ -512,9 +515,9 @@ def _parsed_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _python_value(kind: pa.DataType) -> Callable[[Any], Any] | None:
-    """Return a function that converts a document's value for Arrow; None if not needed.
+    """Return a function that converts a decoded document to a value that Arrow accepts.
 
-    Maps, times and durations require a conversion.
+    Only maps, times and durations need a conversion; for other types, the result is None.
     """
     if pa.types.is_dictionary(kind):
         return _python_value(kind.value_type)
@@ -545,9 +548,9 @@ def _same(value: Any) -> Any:
 
 
 def duration_nanoseconds(text: str) -> int:
-    """Parse a duration as Python and pandas print it; return nanoseconds.
+    """Parse a duration in the form of `str(timedelta)` in Python or pandas; return nanoseconds.
 
-    Raises ValueError for other text.
+    Raises ValueError for text in another form.
     """
     match = _TIMEDELTA.fullmatch(text)
     if match is None:

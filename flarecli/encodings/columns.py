@@ -14,13 +14,13 @@ from flarecli.encodings.names import BINARY, TEXT, Encoding, lookup
 from flarecli.errors import ValueFitError
 from flarecli.model import ENCODING, Column, IntArray
 
-_NUMBERS = {  # encoding of numbers with variable size -> functions to write and parse a column
+_NUMBERS = {  # encoding of variable-size numbers -> functions to write a column and to parse it
     "varint": (number_text.varint_bytes, number_text.parse_varints),
     "msgpack_float": (msgpack.float_bytes, msgpack.parse_float_column),
 }
 
-# Only columns with at least ASCII_CHECK_BYTES are checked for ASCII. The first ASCII_HEAD_BYTES are
-# checked before the other bytes.
+# Minimum size of a column for the ASCII check, and the number of first bytes to check before the
+# other bytes: most text that is not ASCII fails on the first bytes.
 ASCII_CHECK_BYTES, ASCII_HEAD_BYTES = 1 << 15, 1 << 12
 _DECODED_BYTES = 1 << 20  # larger values are decoded in chunks
 
@@ -46,10 +46,9 @@ __all__ = [
 
 
 def raw_values(array: pa.Array) -> Iterator[memoryview | None]:
-    """Yield the bytes of each value in a column of bytes or text, without copying them.
+    """Yield a view of each value in a column of bytes or text, and None for each null.
 
-    Arrow's scalars are not used, because they copy the bytes and abort the process if memory is
-    exhausted.
+    Arrow's scalars would copy the bytes, and abort the process if memory is exhausted.
     """
     kind = array.type
     if not (pa.types.is_large_binary(kind) or pa.types.is_large_string(kind)):
@@ -65,7 +64,7 @@ def raw_values(array: pa.Array) -> Iterator[memoryview | None]:
 def value_sizes(array: pa.Array) -> IntArray | None:
     """Return the size in bytes of each value: int64 [rows].
 
-    return  None unless the column contains bytes, text, or lists of bytes or text
+    Values are bytes, text, or lists of bytes or text; the result is None for other columns.
     """
     kind = array.type
     if pa.types.is_large_list(kind):
@@ -92,13 +91,13 @@ def field(column: Column) -> pa.Field:
 
 
 def encoding_of(field: pa.Field) -> str | None:
-    """Return the encoding name in the metadata of an Arrow field; None if there is none."""
+    """Return the encoding name in the metadata of an Arrow field; None without such a name."""
     name = (field.metadata or {}).get(ENCODING)
     return None if name is None else name.decode()
 
 
 def stored(array: pa.Array, encoding: Encoding) -> pa.Array:
-    """Return the stored bytes of a typed column. Numbers are copied; text and bytes are not.
+    """Return the stored bytes of a typed column. The bytes of numbers are copied.
 
     array   column in the Arrow type of the encoding, without nulls
     return  large_binary [rows]; for a list encoding, a large_list of large_binary
@@ -114,11 +113,12 @@ def stored(array: pa.Array, encoding: Encoding) -> pa.Array:
 
 
 def typed(array: pa.Array, encoding: Encoding) -> pa.Array:
-    """Return stored bytes as a typed column; nulls remain null.
+    """Convert a column of stored bytes to a typed column; nulls remain null.
 
-    array   column of type `encoding.raw`; numbers may also be fixed-size binary
-    raises  ValueFitError with the row of the first text that is not UTF-8, or of the first number
-            with the wrong size
+    array   column of type `encoding.raw`; for an encoding of fixed-size numbers, the column may
+            also have the type fixed_size_binary
+    raises  ValueFitError with the row of the first text value that is not UTF-8, or of the first
+            number with the wrong size
     """
     if encoding.item is not None:
         item = encoding.item
@@ -161,7 +161,7 @@ def _fixed(array: pa.Array, encoding: Encoding) -> pa.Array:
 def each_item(array: pa.Array, convert: Callable[[pa.Array], pa.Array]) -> pa.Array:
     """Convert all items of a list column at once; null rows remain null.
 
-    raises  ValueFitError if `convert` raises it, with the row number of the list, not of the item
+    raises  ValueFitError from `convert`, with the row of the list that contains the item
     """
     offsets = array.offsets.to_numpy()
     values = array.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
@@ -179,18 +179,21 @@ def each_item(array: pa.Array, convert: Callable[[pa.Array], pa.Array]) -> pa.Ar
 
 
 def check_text(text: pa.Array) -> None:
-    """Raise ArrowInvalid unless every value in a large_string column is UTF-8.
+    """Raise ArrowInvalid if a value in a large_string column is not UTF-8.
 
-    A file may declare invalid bytes as text. ASCII is checked first, because most text is ASCII and
-    the check is faster.
+    A file may declare invalid bytes as text. The ASCII check comes first, because it is faster than
+    the UTF-8 check, and most text is ASCII.
     """
     if not _is_ascii(text):
         text.validate(full=True)
 
 
 def _is_ascii(text: pa.Array) -> bool:
-    """Return whether all text in a large_string column is ASCII and all offsets are valid."""
-    text.validate()  # checks that the first and the last offset are within the data
+    """Return True if a large_string column has only ASCII and valid offsets.
+
+    Small columns are not checked; the result is then False.
+    """
+    text.validate()  # raises an error if the first or the last offset is outside the data
     _, offsets, data = text.buffers()
     ends = (
         np.frombuffer(offsets, np.int64, len(text) + 1, 8 * text.offset)
@@ -258,14 +261,15 @@ def is_number(kind: pa.DataType) -> bool:
 
 
 def value_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type of the values of a dictionary type; other types are returned as they are."""
+    """Return the value type of a dictionary type, and any other type unchanged."""
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def with_children(kind: pa.DataType, convert: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
-    """Return a nested type with converted child types; other types are returned as they are.
+    """Convert the child types of a nested type; a type without children is returned unchanged.
 
-    List views become lists. Names of list items, nullability and metadata of fields are removed.
+    List views become lists. The child fields lose their nullability and metadata, and list items
+    lose their names.
     """
     if pa.types.is_struct(kind):
         return pa.struct([(field.name, convert(field.type)) for field in kind])
@@ -279,10 +283,10 @@ def with_children(kind: pa.DataType, convert: Callable[[pa.DataType], pa.DataTyp
 
 
 def decoded_dictionary(array: pa.DictionaryArray) -> pa.Array:
-    """Return the values of a dictionary column; views of text or bytes are converted."""
+    """Decode a dictionary column. Values of a view type become large_string or large_binary."""
     values = array.dictionary
     if pa.types.is_string_view(values.type) or pa.types.is_binary_view(values.type):
-        # Arrow cannot decode a dictionary of views
+        # Arrow cannot decode a dictionary whose values have a view type
         values = values.cast(TEXT if pa.types.is_string_view(values.type) else BINARY)
         array = pa.DictionaryArray.from_arrays(array.indices, values)
     return array.dictionary_decode()
@@ -294,5 +298,6 @@ def large_list(array: pa.Array) -> pa.Array:
     target = pa.large_list(kind.value_type)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return array.cast(target)
-    # List views may store items in any order, and null rows in fixed-size lists have items.
+    # Other list types are converted as Python lists: list views may store their items in any order,
+    # and fixed-size lists have items in null rows.
     return pa.array(array.to_pylist(), target)

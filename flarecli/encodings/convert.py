@@ -1,8 +1,8 @@
 """Convert columns to an encoding: from another encoding, or from any Arrow type.
 
-Stored bytes that are valid in both encodings are copied unchanged. Arrow's kernels cast numbers,
-which must be in range, and rewrite text. Documents, arrays and images are decoded and encoded value
-by value.
+Stored bytes that are valid in both encodings are copied unchanged. Arrow's kernels convert numbers
+and text; a number out of range is a failure. Documents, arrays and images are decoded and encoded
+one by one.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from flarecli.units import format_size
 
 __all__ = ["coerce", "natural", "plain", "source_of"]
 
-Failures: TypeAlias = list[tuple[int, str]]  # row and reason of each value that cannot be converted
-# A column with null for each value that cannot be converted, and the rows of these values.
+Failures: TypeAlias = list[tuple[int, str]]  # (row, reason) of each value that cannot be converted
+# the converted column, with nulls in the failed rows; and the failed rows
 Converted: TypeAlias = tuple[pa.Array, list[int]]
 _RANGES = {
     f"{sign}int{bits}": f"{-(1 << bits - 1) if not sign else 0} to {(1 << bits - (not sign)) - 1}"
@@ -54,12 +54,12 @@ _RANGES = {
 _RANGES["int"] = _RANGES["varint"] = _RANGES["int64"]
 _RANGES["json_str"] = f"at most {format_size(number_text.MAX_JSON_TEXT_BYTES)} of JSON text"
 _FLOATS = (pa.float16(), pa.float32(), pa.float64())
-_SAME = (  # sets of encodings that store the same bytes
+_SAME = (  # sets of encodings with the same stored bytes
     {"int", "int64"},
     {"jpeg_array", "jpegarray"},
     {"ndarray", "ndarray:"},
 )
-_SUPERSETS = {  # encoding -> encodings in which its stored bytes are valid too
+_SUPERSETS = {  # encoding -> other encodings that accept its stored bytes
     **dict.fromkeys(("json", "str_float", "str_decimal"), ("str",)),
     "str_int": ("str", "str_decimal"),
     "tree": ("msgpack",),
@@ -86,11 +86,11 @@ _KERNEL_ERRORS = (
     OverflowError,
     RecursionError,
 )
-MAX_VALUES = 1 << 22  # maximum number of values in a row that is converted to Python objects
+MAX_VALUES = 1 << 22  # maximum number of nested values in a row to convert to Python objects
 _ARRAYS = ("ndarray", "array", "tree")
 _DOCUMENTS = ("msgpack", "array", "tree")
 _PER_DAY = {"day": 1, "s": 86_400, "ms": 86_400 * 10**3, "us": 86_400 * 10**6, "ns": 86_400 * 10**9}
-# days from 1970-01-01 to the day on which the last country, Liberia, abandoned local mean time
+# days from 1970-01-01 to the end of local mean time in Liberia, the last country that used it
 _LAST_MEAN_TIME = 737
 # days since 1970: the first day of year 1, and the last day of year 9999
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
@@ -101,8 +101,8 @@ _AS_TEXT = (date, datetime, time, timedelta, Decimal, UUID)
 def source_of(field: pa.Field) -> Encoding | None:
     """Return the encoding in the metadata of a field; None if there is none.
 
-    An encoding that does not match the type of the field is ignored, because tools that change the
-    values of a column often preserve its metadata.
+    An encoding that does not match the type of the field is ignored: many tools change the values
+    of a column, but preserve the metadata.
     """
     name = encoding_of(field)
     if not name:
@@ -125,8 +125,8 @@ def coerce(
 
     source  encoding of the column; None to convert by the Arrow type: text may contain numbers or
             JSON, and bytes may contain any value
-    return  the typed column, with null for each invalid value; and (row, reason) for each
-            of these values, in order
+    return  the typed column, with nulls in the failed rows; and the (row, reason) of each failed
+            row, in row order. A null is also a failure if the encoding cannot store nulls
     """
     if (
         pa.types.is_primitive(array.type)
@@ -154,7 +154,7 @@ def coerce(
 def _without_storage_variants(array: pa.Array, encoding: Encoding) -> pa.Array:
     """Convert an extension, run-end encoded, dictionary or view column to its plain type.
 
-    Tensors remain tensors if the encoding stores arrays.
+    A tensor column is returned unchanged if its values must be converted one by one.
     """
     is_tensor = (
         isinstance(array, pa.FixedShapeTensorArray)
@@ -175,7 +175,7 @@ def _without_storage_variants(array: pa.Array, encoding: Encoding) -> pa.Array:
 def _recode(
     array: pa.Array, encoding: Encoding, source: Encoding | None
 ) -> tuple[pa.Array, Failures]:
-    """Convert a column like `coerce`, but omit failures for nulls, and return failures unsorted."""
+    """Convert a column like `coerce`. The failures are unsorted and do not include nulls."""
     if array.null_count == len(array):
         return pa.nulls(len(array), encoding.arrow), []
     if source is not None and _keeps_bytes(source, encoding):
@@ -207,7 +207,7 @@ def _recode(
 
 
 def _keeps_bytes(source: Encoding, encoding: Encoding) -> bool:
-    """Return whether the stored bytes of one encoding are valid in the other."""
+    """Return whether the stored bytes of `source` are valid for `encoding`."""
     one, other = source.name, encoding.name
     if one == other or other in _SUPERSETS.get(one, ()):
         return True
@@ -219,7 +219,10 @@ def _keeps_bytes(source: Encoding, encoding: Encoding) -> bool:
 def _with_reasons(
     array: pa.Array, encoding: Encoding, converted: Converted
 ) -> tuple[pa.Array, Failures]:
-    """Return a converted column with the reason for each row that failed."""
+    """Return a converted column, and the (row, reason) of each failed row.
+
+    array  the column before the conversion
+    """
     out, failed = converted
     return out, [(row, _reason(array, row, encoding)) for row in failed]
 
@@ -233,7 +236,7 @@ def _reason(array: pa.Array, row: int, encoding: Encoding) -> str:
     else:
         try:
             shown = str(array[row].as_py())
-        except (ValueError, OverflowError):  # such as a date that Python cannot represent
+        except (ValueError, OverflowError):  # Python cannot represent the value, such as a date
             shown = "the value"
     values = f" ({_RANGES[encoding.name]})" if encoding.name in _RANGES else ""
     return f"{_shorten(shown)} cannot be stored as {encoding.name}{values}"
@@ -256,7 +259,7 @@ def _items(
     is_null = array.is_null().to_numpy(zero_copy_only=False)
     rows = np.searchsorted(offsets, [number for number, _ in item_failures], "right") - 1
     for row, (_, reason) in zip(rows.tolist(), item_failures, strict=True):
-        if not is_null[row]:  # a null row may have items
+        if not is_null[row]:  # the items of a null list are not values of the column
             failures.setdefault(row, "contains a null" if reason == "is null" else reason)
     is_null[list(failures)] = True
     mask = pa.array(is_null) if is_null.any() else None
@@ -273,7 +276,8 @@ def plain(
     become text. Other columns are returned unchanged. Nulls remain null.
 
     array   column in the Arrow type of the encoding
-    kind    type of the column in the packed table; integers of a uint64 column become uint64
+    kind    type of the column in the packed table; with uint64, integers stored as text become
+            uint64
     raises  ValueFitError with the row of the first number that is invalid or exceeds 64 bits
     """
     out, target, invalid = natural(array, encoding, kind)
@@ -288,7 +292,7 @@ def natural(
 ) -> tuple[pa.Array, Encoding, list[int]]:
     """Convert a column like `plain`, but replace invalid values with null and return their rows.
 
-    For a list encoding, the first invalid value raises an error, as in `plain`.
+    Raises ValueFitError for an invalid value in a column with a list encoding.
     """
     stored = encoding if encoding.item is None else encoding.item
     name = _NATURAL.get(stored.name)
@@ -344,7 +348,10 @@ def _has_kernel(kind: pa.DataType, encoding: Encoding) -> bool:
 
 
 def _keep_bytes(array: pa.Array, encoding: Encoding) -> Converted:
-    """Cast stored bytes to the type of an encoding without changing them, and check their size."""
+    """Cast a column of stored bytes to the Arrow type of an encoding, and check the value sizes.
+
+    The bytes do not change.
+    """
     if array.type.equals(TEXT) and encoding.arrow.equals(BINARY):
         return array.view(BINARY), []
     return _convert_or_bisect(
@@ -355,7 +362,7 @@ def _keep_bytes(array: pa.Array, encoding: Encoding) -> Converted:
 def _convert_column(array: pa.Array, encoding: Encoding, content: str) -> Converted:
     """Convert a column for which `_has_kernel` is true.
 
-    content  content of a text column: "text", "json", or "" if it is unknown and must be parsed
+    content  for a text column: "text", "json", or "" if its values must be parsed to find out
     """
     if encoding.is_text:
         return _TEXT_WRITERS[encoding.name](array, content)
@@ -371,13 +378,14 @@ def _convert_column(array: pa.Array, encoding: Encoding, content: str) -> Conver
 def _convert_or_bisect(
     array: pa.Array, target: pa.DataType, convert_part: Callable[[pa.Array], pa.Array]
 ) -> Converted:
-    """Convert a column; if that fails, find the invalid values by bisection."""
+    """Convert a column. If `convert_part` fails, find the invalid values by bisection."""
     try:
         return convert_part(array), []
     except _KERNEL_ERRORS:
         failed = _failing(array, convert_part)
     if len(failed) + array.null_count == len(array):
-        return pa.nulls(len(array), target), failed  # Arrow may not support this conversion at all
+        # `convert_part` might fail even for nulls, because Arrow may lack this conversion
+        return pa.nulls(len(array), target), failed
     mask = np.zeros(len(array), bool)
     mask[failed] = True
     kept = pc.if_else(pa.array(mask), pa.scalar(None, array.type), array)
@@ -385,7 +393,7 @@ def _convert_or_bisect(
 
 
 def _failing(array: pa.Array, convert_part: Callable[[pa.Array], pa.Array]) -> list[int]:
-    """Return the rows that cannot be converted, except null rows."""
+    """Return the rows with a value that cannot be converted."""
 
     def error_of(start: int, stop: int) -> Exception | None:
         try:
@@ -441,7 +449,7 @@ def _cast(array: pa.Array, target: pa.DataType) -> pa.Array:
     if pa.types.is_floating(target) and (
         pa.types.is_integer(array.type) or pa.types.is_boolean(array.type)
     ):
-        array = array.cast(pa.float64(), safe=False)  # may lose digits, like float()
+        array = array.cast(pa.float64(), safe=False)  # large integers lose digits, as in float()
     out = array.cast(target)
     if (
         pa.types.is_floating(target)
@@ -467,7 +475,7 @@ def _to_text(array: pa.Array) -> pa.Array:
         return number_text.float_text(array.cast(pa.float64()))
     if pa.types.is_nested(kind):
         raise pa.ArrowInvalid(f"{kind} is not text")
-    text = array.cast(TEXT)  # a cast from bytes checks UTF-8
+    text = array.cast(TEXT)  # raises ArrowInvalid for bytes that are not UTF-8
     if is_text(kind):
         check_text(text)
     elif pa.types.is_timestamp(kind) or pa.types.is_date(kind):
@@ -478,9 +486,13 @@ def _to_text(array: pa.Array) -> pa.Array:
 
 
 def _exact_offsets(array: pa.Array, text: pa.Array) -> pa.Array:
-    """Convert timestamps as text to UTC if Arrow could not write their offset exactly.
+    """Return the text of timestamps, in UTC where Arrow cannot write the offset exactly.
 
-    Arrow writes offsets in whole minutes. Until 1972, offsets of local mean time had seconds.
+    Arrow writes offsets in whole minutes, but until 1972 some countries used local mean time, whose
+    offsets have seconds.
+
+    array  timestamps
+    text   the text to which Arrow converted these timestamps
     """
     first = pc.min(array)
     if (
@@ -494,7 +506,7 @@ def _exact_offsets(array: pa.Array, text: pa.Array) -> pa.Array:
 
 
 def _check_years(array: pa.Array) -> None:
-    """Raise ArrowInvalid for a date that Arrow could not read back from text."""
+    """Raise ArrowInvalid for a date outside the years 1 to 9999, whose text Arrow cannot parse."""
     kind = array.type
     unit = "day" if pa.types.is_date32(kind) else "ms" if pa.types.is_date64(kind) else kind.unit
     ends = pc.min_max(array.cast(pa.int32() if unit == "day" else pa.int64())).as_py()
@@ -511,7 +523,7 @@ def _then(first: Converted, step: Callable[[pa.Array], Converted]) -> Converted:
 
 
 def _checked(array: pa.Array, pattern: str, parse: Callable[[str], Any]) -> Converted:
-    """Replace text with null unless the text matches the pattern or `parse` accepts it."""
+    """Replace invalid text with null. Valid text matches the pattern, or `parse` accepts it."""
 
     def same(value: str) -> str:
         parse(value)
@@ -559,7 +571,7 @@ def _json(array: pa.Array, content: str) -> Converted:
 
 
 def _json_floats(text: pa.Array) -> Converted:
-    """Replace the text `nan` and `inf` with the JSON text `NaN` and `Infinity`."""
+    """Replace `nan` and `inf` in number text with `NaN` and `Infinity`, as in Python's JSON."""
     return pc.replace_substring(pc.replace_substring(text, "nan", "NaN"), "inf", "Infinity"), []
 
 
@@ -596,7 +608,7 @@ _TEXT_WRITERS: dict[str, Callable[[pa.Array, str], Converted]] = {
     "json_int": _json_int,
     "json_float": _json_float,
 }
-# (source, target) -> pattern of text that is valid in both, and a function to rewrite other text
+# (source, target) -> pattern of text that is valid in both, function to rewrite all other text
 _NUMBER_TEXTS: dict[tuple[str, str], tuple[str, Callable[[str], str]]] = {
     ("str_int", "json_int"): (number_text.JSON_INT, lambda text: str(int(text))),
     ("json_int", "str_int"): (number_text.JSON_INT, lambda text: str(_parse_json_int(text))),
@@ -608,7 +620,7 @@ _NUMBER_TEXTS: dict[tuple[str, str], tuple[str, Callable[[str], str]]] = {
 def _recode_number_text(array: pa.Array, source: str, target: str) -> Converted | None:
     """Convert numbers stored as text to another text encoding, or to uint64.
 
-    return  None if this function does not support the pair of encodings
+    The result is None for a pair of encodings that this function does not support.
     """
     if source in ("str_int", "json_int") and target == "uint64":  # values may exceed int64
         parse = _parse_json_int if source == "json_int" else int
@@ -627,7 +639,7 @@ def _recode_number_text(array: pa.Array, source: str, target: str) -> Converted 
 def _convert_each(
     array: pa.Array, encoding: Encoding, source: Encoding | None
 ) -> tuple[pa.Array, Failures]:
-    """Convert a column value by value; also return (row, reason) for each invalid value.
+    """Convert the values of a column one by one; return the column and its failures.
 
     source  encoding of the column; None to convert by the Arrow type
     """
@@ -654,7 +666,7 @@ def _convert_each(
             if encoding.item is not None or (
                 isinstance(sample, bytes) and not encoding.arrow.equals(BINARY)
             ):
-                # `encode` does not check bytes, which may be invalid text or numbers.
+                # `encode` accepts bytes that are not valid text or numbers
                 typed(pa.array(out[-1:], encoding.raw), encoding)
         except _VALUE_ERRORS:
             out[-1] = None
@@ -673,8 +685,8 @@ def _shown(value: Any) -> str:
 def _values(array: pa.Array, encoding: Encoding) -> Iterator[Any]:
     """Yield the value of each row as a Python object.
 
-    Tensors are numpy arrays. Lists of numbers are numpy arrays if the encoding stores arrays of the
-    same dtype.
+    A tensor becomes a numpy array. A list of numbers becomes a numpy array if the encoding stores
+    arrays of the same dtype.
     """
     if isinstance(array, pa.FixedShapeTensorArray):
         tensors = iter(array.drop_null().to_numpy_ndarray())
@@ -691,7 +703,7 @@ def _values(array: pa.Array, encoding: Encoding) -> Iterator[Any]:
 
 
 def _objects(array: pa.Array) -> Iterator[Any]:
-    """Yield each row as a Python value, or _TooMany for a row with more than MAX_VALUES values."""
+    """Yield each value as a Python object, or _TooMany if it has more than MAX_VALUES values."""
     if not pa.types.is_nested(array.type) or _count_values(array) <= MAX_VALUES:
         yield from array.to_pylist()
         return
@@ -702,7 +714,7 @@ def _objects(array: pa.Array) -> Iterator[Any]:
 
 
 class _TooMany:
-    """Placeholder for a value that has too many items for conversion to Python objects."""
+    """Placeholder for a nested value that is too large to convert to Python objects."""
 
     def __init__(self, count: int) -> None:
         self.reason = f"has {count} values; the maximum is {MAX_VALUES}"
@@ -723,9 +735,10 @@ def _count_values(array: pa.Array) -> int:
 
 
 def _number_arrays(lists: pa.LargeListArray) -> Iterator[Any]:
-    """Yield each list as a numpy array, or as a Python list if it has nulls; yield null as None.
+    """Yield each list as a numpy array, or as a Python list if it contains nulls.
 
-    The result for a row does not depend on other rows, because batches may be of any size.
+    A null list becomes None. Nulls are counted per list, so that the class of a value does not
+    depend on the other rows in the batch.
     """
     numbers = lists.values.fill_null(0).to_numpy()
     null_counts = np.append(0, np.cumsum(lists.values.is_null().to_numpy(zero_copy_only=False)))
@@ -740,7 +753,7 @@ def _number_arrays(lists: pa.LargeListArray) -> Iterator[Any]:
 
 
 def _reader(source: Encoding | None, encoding: Encoding) -> Callable[[Any], Any]:
-    """Return a function that decodes a value of the source encoding to a Python value."""
+    """Return a function that decodes a value from `source` to a value that `encoding` accepts."""
     if source is None:
         return _same
     name = source.name
@@ -761,7 +774,7 @@ def _reader(source: Encoding | None, encoding: Encoding) -> Callable[[Any], Any]
         and source.arrow.equals(BINARY)
         and not name.startswith(("ndarray", *_DOCUMENTS))
     ):
-        return _same  # MessagePack stores files as bytes
+        return _same  # MessagePack stores a value such as an image file as bytes
     if source.is_text:
         return lambda text: decode(source, text.encode())
     return lambda data: decode(source, data)
@@ -772,7 +785,7 @@ def _same(value: Any) -> Any:
 
 
 def _image_encoding(encoding: Encoding) -> str:
-    """Return the encoding of each image in a value of several images; empty for other encodings."""
+    """Return the encoding of the images in a list of images; empty for other encodings."""
     if encoding.item is not None:
         return encoding.item.name if encoding.item.name in ("jpeg", "png", "pil") else ""
     if encoding.name in ("jpeg_array", "jpegarray"):
@@ -781,7 +794,7 @@ def _image_encoding(encoding: Encoding) -> str:
 
 
 def _writer(encoding: Encoding) -> Callable[[Any], Any]:
-    """Return a function that converts a Python value to stored bytes."""
+    """Return a function that encodes a Python value as stored bytes."""
     if encoding.name == "json":
         return lambda value: as_json(value, _json_default).encode()
     if encoding.name == "json_json":
@@ -790,9 +803,9 @@ def _writer(encoding: Encoding) -> Callable[[Any], Any]:
 
 
 def _json_default(value: Any) -> Any:
-    """Return a JSON value for dates, decimals and arrays; raise TypeError for bytes and objects."""
+    """Convert a date, time, decimal, UUID or array for JSON. Raise TypeError for other values."""
     if isinstance(value, datetime) and (offset := value.utcoffset()) and offset.seconds % 60:
-        value = value.astimezone(UTC)  # Arrow reads offsets in whole minutes
+        value = value.astimezone(UTC)  # Arrow cannot parse an offset with seconds
     if isinstance(value, _AS_TEXT):
         return str(value)
     if hasattr(value, "tolist"):

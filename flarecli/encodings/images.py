@@ -1,9 +1,10 @@
-"""Images as MDS stores them: one image or several images per value.
+"""Images in the byte layouts of MDS: one image or several images per value.
 
-pil                       uint32 width, height, length of the mode's name; name; pixels (tobytes)
+pil                       uint32 width, uint32 height, uint32 n, n bytes (name of the image mode),
+                          pixels (as in Pillow's `tobytes`)
 jpeg, png                 an image file; its content determines the format
 jpeg_array, jpegarray     uint32 count, uint32[count] sizes, JPEG files
-list[pil|jpeg|png]        uint32 0 (reserved), uint32 count, uint32[count] sizes, values
+list[pil|jpeg|png]        uint32 0 (reserved), uint32 count, uint32[count] sizes, stored images
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ _ARRAYS = ("jpeg_array", "jpegarray")
 
 
 def encode(name: str, value: Any) -> bytes:
-    """Return the stored bytes of a Pillow image, or of a sequence of images or image files.
+    """Return the stored bytes of a Pillow image, or of a list of images or image files.
 
-    raises  ValueFitError for a value that is not an image, or that the encoding cannot store
+    raises  ValueFitError for a value that is not an image, or an image that the encoding cannot
+            store
     """
     if name in _ARRAYS or name.startswith("list["):
         if not isinstance(value, (list, tuple)):
@@ -68,17 +70,17 @@ def _encode_raw(image: Any) -> bytes:
 
 
 def _encode_file(name: str, image: Any) -> bytes:
-    """Return an image as the bytes of an image file, encoded with Pillow's default settings.
+    """Encode an image as an image file with Pillow's default settings.
 
-    A JPEG that Pillow opened from a file is stored as that file, as in the original, because
-    encoding it again would reduce its quality.
+    If Pillow opened a JPEG image from a file, the bytes of that file are returned, as in MDS. A new
+    encoding would reduce the quality of the image.
     """
     path: str = getattr(image, "filename", "")
     if name == "jpeg" and path and type(image).__name__ == "JpegImageFile":
         try:
             with open(path, "rb") as file:
                 return file.read()
-        except OSError:  # the file was deleted, or is not a regular file
+        except OSError:  # for example, the file was deleted
             pass
     out = io.BytesIO()
     try:
@@ -92,9 +94,10 @@ def _encode_file(name: str, image: Any) -> bytes:
 
 
 def join(name: str, parts: Sequence[bytes]) -> bytes:
-    """Return the stored bytes of a `jpeg_array` or a list with these values.
+    """Return the stored bytes of a `jpeg_array` or a list of images.
 
-    Raises ValueFitError for a value of 4 GiB or more.
+    parts   stored bytes of each image
+    raises  ValueFitError for an image of 4 GiB or more
     """
     try:
         sizes = struct.pack(f"<{len(parts) + 1}I", len(parts), *map(len, parts))
@@ -104,9 +107,9 @@ def join(name: str, parts: Sequence[bytes]) -> bytes:
 
 
 def split(name: str, data: bytes) -> list[bytes]:
-    """Return the stored bytes of each value in a `jpeg_array` or a list.
+    """Return the stored bytes of each image in a `jpeg_array` or a list of images.
 
-    raises  ValueFitError if the sizes do not match the bytes
+    raises  ValueFitError if the listed sizes do not match the size of `data`
     """
     start = 0 if name in _ARRAYS else 4
     count = int.from_bytes(data[start : start + 4], "little")
@@ -126,7 +129,7 @@ def split(name: str, data: bytes) -> list[bytes]:
 
 
 def decode(name: str, data: bytes) -> Any:
-    """Return a Pillow image, opened but not decoded, or a list of such images.
+    """Return a Pillow image, or a list of Pillow images. Pixels are decoded on first access.
 
     raises  ValueFitError for invalid bytes
     """
@@ -136,7 +139,7 @@ def decode(name: str, data: bytes) -> Any:
 
 
 def _open_image(name: str, data: bytes) -> Any:
-    """Open an image; Pillow decodes its pixels on first access."""
+    """Open an image file with Pillow, as JPEG or PNG if possible."""
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -150,7 +153,7 @@ def _open_image(name: str, data: bytes) -> Any:
 
 @cache
 def _other_formats() -> tuple[str, ...]:
-    """Return the formats that Pillow decodes without running an external program."""
+    """Return the file formats that Pillow decodes without an external program."""
     from PIL import Image
 
     from flarecli.media import FORMATS

@@ -1,4 +1,4 @@
-"""Choose the default encoding of a column by its type and the bytes of its first value."""
+"""Choose the default encoding of a column by the column's type and the bytes of the first value."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flarecli.media import kind_of, sniff
 __all__ = ["infer_encoding"]
 
 _SCALARS = {
-    pa.int64(): "int",  # `int` is the original's name for int64
+    pa.int64(): "int",  # `int` is MDS's name for int64
     pa.int8(): "int8",
     pa.int16(): "int16",
     pa.int32(): "int32",
@@ -22,7 +22,7 @@ _SCALARS = {
     pa.float16(): "float16",
     pa.float32(): "float32",
     pa.float64(): "float64",
-    pa.bool_(): "uint8",  # MDS has no booleans, so they are stored as 0 and 1
+    pa.bool_(): "uint8",  # MDS has no boolean encoding; uint8 stores 0 and 1
 }
 _DTYPES = {
     kind: "int64" if name == "int" else name
@@ -36,10 +36,11 @@ def infer_encoding(field: pa.Field, first: bytes | None = None, extension: str =
 
     Lists of text, numbers or bytes become `X[]`; other nested types become JSON.
 
-    first      bytes of the first value in a binary column; images and video are detected by content
-    extension  file extension in the first value's address, in lower case; empty to use the
-               extension in the column's name. Files with the extension `txt` or `json` are text if
-               they are UTF-8
+    first      bytes of the first value in a binary column. The content determines whether the
+               column contains images or videos
+    extension  extension of the file from which the first value was read, in lower case; empty if
+               unknown. A file with the extension `txt` or `json` becomes text if it is UTF-8. To
+               distinguish audio from video, an extension in the column's name is a fallback
     raises     UsageError for a column that contains only nulls
     """
     kind = value_type(field.type)
@@ -69,7 +70,7 @@ def _extension(
 ) -> str:
     """Return the encoding for an Arrow extension type.
 
-    Except for tensors and JSON, the result is the encoding for the storage type.
+    Tensors and JSON have their own encodings; other extension types use their storage type.
     """
     if (
         isinstance(kind, pa.FixedShapeTensorType)
@@ -86,7 +87,7 @@ def _extension(
 def _list(item: pa.DataType) -> str:
     """Return the encoding for lists with items of this type.
 
-    Lists of booleans, dates, decimals and nested values become JSON, which preserves their type.
+    Lists of booleans, dates, decimals and nested values become JSON.
     """
     item = value_type(item)
     if is_text(item):
@@ -107,12 +108,12 @@ def _list(item: pa.DataType) -> str:
 def _by_content(data: bytes, extension: str, name: str) -> str:
     """Return the encoding for a binary column: jpeg, png, mp4, webm, json, str or bytes.
 
-    Other media files, and arrays in numpy's file formats, are stored as bytes.
+    All other files, such as audio files and npy files, are stored as bytes.
     """
     found = sniff(data[:512])
     if found in ("jpeg", "png"):
         return found
-    # Audio files and mov files may have the same magic numbers as mp4 and webm files.
+    # An audio file or mov file may have the same magic number as an mp4 or webm file.
     declared = kind_of(f".{extension}") or kind_of(f".{name}")
     if found in ("mp4", "webm") and declared in (None, found):
         return found

@@ -1,11 +1,11 @@
-"""MessagePack as Granular stores it: values, arrays, trees of arrays, and columns of floats.
+"""MessagePack encodings of Granular: values, arrays, trees of arrays, and floats.
 
     msgpack        one value: null, true, false, number, text, bytes, list, map with text keys
     array          [dtype, [dimensions], bytes]
-    tree           lists and maps that may contain arrays: ["_", dtype, [dimensions], bytes]
-    msgpack_float  one number; written as the byte CB, then 8 bytes, big-endian
+    tree           a `msgpack` value in which a list ["_", dtype, [dimensions], bytes] is an array
+    msgpack_float  one number; written as the byte CB and a big-endian float64
 
-As in the original, integers and lengths have their shortest form, and floats have 64 bits.
+As in Granular, integers and lengths have their shortest form, and floats have 64 bits.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ __all__ = [
     "unpack_float",
 ]
 
-MAX_DEPTH = 511  # maximum nesting that msgpack's packer supports; its unpacker supports 1024
+MAX_DEPTH = 511  # maximum depth of the library's packer; the unpacker's maximum is 1024
 _DOUBLE = b"\xcb"
 
 
 def pack(value: Any, tree: bool = False) -> bytes:
     """Return a value as MessagePack.
 
-    tree    also pack numpy arrays, and reject a list that would be read as an array
+    tree    True: also pack numpy arrays, and reject a list that `unpack` would return as an array
     raises  ValueFitError for unsupported types, integers of more than 64 bits, keys that are not
             text, or deep nesting
     """
@@ -96,16 +96,15 @@ def pack_array(array: Any) -> bytes:
 
 
 def unpack(data: bytes, tree: bool = False) -> Any:
-    """Parse a value from MessagePack bytes, with arrays as lists and extensions as ExtType.
+    """Parse one MessagePack value. A MessagePack extension becomes an ExtType.
 
-    tree    build numpy arrays
+    tree    True: return each list in the form of `tree` as a numpy array
     raises  ValueFitError for bytes that are not exactly one value, for a key that is not text, or
             for deep nesting
     """
     try:
-        # The library allocates every list, even a nested list, with its declared length. The value
-        # is skipped first, because `skip` allocates no lists and raises an error if the bytes are
-        # too short.
+        # `unpack` allocates each list with the length that its header declares, which may be false.
+        # `skip` runs first: it allocates no lists, and raises an error if the bytes are too short.
         skipper = Unpacker(max_buffer_size=len(data))
         skipper.feed(data)
         skipper.skip()
@@ -128,7 +127,7 @@ def unpack(data: bytes, tree: bool = False) -> Any:
 
 
 def _extension(code: int, data: bytes) -> ExtType:
-    return ExtType._make((code, data))  # the constructor rejects negative codes
+    return ExtType._make((code, data))  # `ExtType(…)` rejects the valid negative codes
 
 
 def _build_array(items: list[Any]) -> Any:
@@ -136,7 +135,7 @@ def _build_array(items: list[Any]) -> Any:
 
 
 def unpack_array(data: bytes) -> Any:
-    """Return a read-only array from stored bytes. Raises ValueFitError for invalid bytes."""
+    """Return the array in stored bytes, read-only. Raises ValueFitError for invalid bytes."""
     parts = unpack(data)
     if not isinstance(parts, list) or len(parts) != 3:
         raise ValueFitError("expected the dtype, the shape and the bytes of an array")
@@ -154,7 +153,7 @@ def unpack_float(data: bytes) -> float:
 
 
 def float_bytes(array: pa.Array) -> pa.Array:
-    """Convert a float64 array [n] to stored bytes, large_binary [n]; nulls remain null."""
+    """Convert float64 [n] to stored bytes, large_binary [n]; nulls remain null."""
     data = np.empty((len(array), 9), np.uint8)
     data[:, 0] = _DOUBLE[0]
     data[:, 1:] = (
@@ -189,7 +188,7 @@ def parse_float_column(raw: pa.Array) -> pa.Array:
 
 
 def parse_double_column(raw: pa.Array) -> pa.Array | None:
-    """Convert 64-bit floats like `parse_float_column`; return None if there are other values."""
+    """Convert a column like `parse_float_column`; return None unless all values are float64."""
     if raw.null_count or not pc.all(pc.equal(pc.binary_length(raw), 9), min_count=0).as_py():
         return None
     if not pc.all(pc.starts_with(raw, _DOUBLE), min_count=0).as_py():

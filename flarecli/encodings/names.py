@@ -1,10 +1,10 @@
 """The names of all encodings, with the value size and the Arrow type of each encoding.
 
 - The 28 encodings of MDS, under the same names as in MDS.
-- The encodings of Granular: `varint`, `msgpack`, `array`, `tree`, `mp4` and `webm`, and also
-  `msgpack_float`, a number in MessagePack, so that columns of floats keep their type.
+- The encodings of Granular: `varint`, `msgpack`, `array`, `tree`, `mp4` and `webm`. `msgpack_float`
+  is a `msgpack` value that is always a number, so its columns have the Arrow type float64.
 - JSON text, for the values in JSON shards: `json_str`, `json_int`, `json_float`, and `json_json`, a
-  JSON string that contains JSON.
+  JSON string whose text is JSON.
 - `X[]`, a list of values with the encoding X.
 """
 
@@ -38,14 +38,14 @@ __all__ = [
     "register",
 ]
 
-# dtype -> Arrow's name for the type, if it differs from the name of the pyarrow function
+# name of a pyarrow function that returns a type -> Arrow's name for this type, if it differs
 _ARROW_NAMES = {"float16": "halffloat", "float32": "float", "float64": "double"}
 _TEXT, _BINARY = (
     "large_string",
     "large_binary",
-)  # only names, so that `lookup` does not import Arrow
-TEXT: Any  # large_string, created on first access
-BINARY: Any  # large_binary, created on first access
+)  # names of types, so that `lookup` does not import Arrow
+TEXT: Any  # the Arrow type large_string, created on first access
+BINARY: Any  # the Arrow type large_binary, created on first access
 
 _SCALARS = {  # encoding -> size in bytes
     "int": 8,
@@ -77,7 +77,7 @@ _BINARIES = (
 )
 _JSON_TEXTS = ("json_str", "json_int", "json_float", "json_json")
 _RECORDS = ("msgpack", "array", "tree", "mp4", "webm")
-_NUMBERS = {"varint": "int64", "msgpack_float": "float64"}  # numbers of variable size
+_NUMBERS = {"varint": "int64", "msgpack_float": "float64"}  # variable-size numbers -> Arrow type
 _ALIASES = {
     "string": "str",
     "text": "str",
@@ -96,7 +96,7 @@ NAMES = (
     *_NUMBERS,
     *_RECORDS,
     *_JSON_TEXTS,
-)  # all built-in encodings except `ndarray:…` and lists
+)  # all built-in encodings except `ndarray:DTYPE` and `X[]`
 
 NDARRAY_CODES = {
     "uint8": 8,
@@ -113,7 +113,7 @@ NDARRAY_CODES = {
 }
 NDARRAY_CODES_SIZE = {dtype: int(re.sub(r"\D", "", dtype)) // 8 for dtype in NDARRAY_CODES}
 _NDARRAY = r"(?a)ndarray:([a-z]+\d+)(?::( *\d+ *(?:, *\d+ *)*))?"
-MAX_NDARRAY_BYTES = 1 << 32  # limited, because sample offsets in MDS shards are uint32
+MAX_NDARRAY_BYTES = 1 << 32  # sample offsets in MDS shards are uint32
 _CUSTOM_NAME = r"(?a)[A-Za-z_][\w.-]{0,63}"
 
 
@@ -121,8 +121,9 @@ _CUSTOM_NAME = r"(?a)[A-Za-z_][\w.-]{0,63}"
 class Encoding:
     """A named way to store the values of a column as bytes.
 
-    size   size of every value in bytes; None if sizes differ
-    kind   Arrow's name for the column type; `int64[]` for a list
+    size   size of each value in bytes; None if the sizes of values differ
+    kind   name of the pyarrow function that returns the column's type; for a list, the item type
+           and `[]`, such as `int64[]`
     dtype  dtype of an ndarray; empty for other encodings
     shape  shape of an ndarray with a fixed shape; empty for other encodings
     item   encoding of the items in a list; None for other encodings
@@ -142,7 +143,7 @@ class Encoding:
 
     @property
     def arrow_name(self) -> str:
-        """Arrow's name for the type of a column; Arrow is not imported."""
+        """Arrow's name for the type of a column in a batch. This property does not import Arrow."""
         return (
             f"large_list<item: {self.item.arrow_name}>"
             if self.item is not None
@@ -176,7 +177,7 @@ def __getattr__(name: str) -> Any:
 def lookup(name: str) -> Encoding:
     """Return an encoding by name.
 
-    raises  UsageError for an unknown name, an invalid dtype or shape of an ndarray, or a list of
+    raises  UsageError for an unknown name, an ndarray with an invalid dtype or shape, or a list of
             lists
     """
     if name in _SCALARS:
@@ -206,7 +207,7 @@ def lookup(name: str) -> Encoding:
 
 
 class CustomEncoding(NamedTuple):
-    """The functions of a custom encoding: value to bytes, and bytes to value."""
+    """The functions of a custom encoding: from a value to bytes, and from bytes to a value."""
 
     encode: Callable[[Any], bytes]
     decode: Callable[[bytes], Any]
@@ -217,10 +218,12 @@ CUSTOM: dict[str, CustomEncoding] = {}  # the custom encodings of this process
 
 @checked
 def register(name: str, encode: Callable[[Any], bytes], decode: Callable[[bytes], Any]) -> None:
-    """Register a custom encoding in this process, so that columns can use NAME and `NAME[]`.
+    """Register a custom encoding in this process. Columns can then use `NAME` and `NAME[]`.
 
-    encode  function from a value to bytes; any thread may call it
-    decode  function from bytes to a value; any thread may call it
+    Any thread may call the two functions.
+
+    encode  function that converts a value to bytes
+    decode  function that converts bytes to a value
     raises  UsageError for the name of a built-in encoding, or an invalid name
     """
     if name in NAMES or name.startswith("ndarray"):
@@ -229,7 +232,7 @@ def register(name: str, encode: Callable[[Any], bytes], decode: Callable[[bytes]
 
 
 def add_custom(name: str, custom: CustomEncoding) -> None:
-    """Register a custom encoding, replacing any encoding with the same name.
+    """Register a custom encoding. It replaces a custom encoding with the same name.
 
     raises  UsageError for an invalid name
     """
@@ -242,11 +245,10 @@ def add_custom(name: str, custom: CustomEncoding) -> None:
 
 
 def column(name: str, encoding: str, extension: str = "") -> Column:
-    """Return a column with an encoding, and with the size of the encoding's values.
+    """Return a column with the given encoding.
 
-    The extension is ignored for numbers and lists, because it describes the contents of a file.
-
-    Raises UsageError for an unknown encoding.
+    extension  extension of the files in the column; ignored for numbers and lists
+    raises     UsageError for an unknown encoding
     """
     found = lookup(encoding)
     is_file = found.item is None and found.kind in (_TEXT, _BINARY)

@@ -3,9 +3,10 @@
 Text: Arrow's kernels convert all values for which Arrow and Python return equal results. Python
 converts the few other values one by one.
 
-Varint (Granular's `int`): a little-endian integer in two's complement, in the fewest bytes that can
-represent the integer, but at least one byte. The original cannot write negative numbers, or numbers
-that need an extra byte for the sign, such as 128 (`80 00`). Its reader accepts 0 to 16 bytes.
+Varint (Granular's `int`): a little-endian integer in two's complement. It has the fewest bytes that
+can represent the integer, but at least one byte. Granular's writer does not support negative
+numbers, or numbers that need an extra byte for the sign, such as 128 (`80 00`). Granular's reader
+accepts 0 to 16 bytes.
 """
 
 from __future__ import annotations
@@ -45,20 +46,20 @@ JSON_INT = r"^(?:0|-?[1-9][0-9]*)$"
 JSON_FLOAT = r"^-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?$"
 _INT = r"^-?[0-9]{1,18}$"
 _FLOAT = r"^-?(?:[0-9][0-9.eE+-]*|nan|inf|NaN|Infinity)$"
-_PLAIN = r'^"[^"\\\x00-\x1f]*"$'  # JSON text without an escape
+_PLAIN = r'^"[^"\\\x00-\x1f]*"$'  # a JSON string without escapes
 _ESCAPED = r"[^ !#-\[\]-~]"  # characters that json.dumps escapes
 _INT64 = pa.int64()
-# limit for one value, because its text and the value are both in memory
+# maximum size of the JSON text of one value; the text and the value are in memory together
 MAX_JSON_TEXT_BYTES = 300_000_000
-_LARGE_TEXT_BYTES = 1 << 20  # values above this size are escaped in chunks of this size
+_LARGE_TEXT_BYTES = 1 << 20  # larger values are escaped in chunks of this size
 
 
 def _json_widths() -> ByteArray:
-    """Return the bytes per character in `json.dumps` output, by first UTF-8 byte: uint8 [256]."""
+    """Return the size of a character in JSON text, by its first UTF-8 byte: uint8 [256]."""
     widths = np.full(256, 6, np.uint8)  # an escape such as \u00e9
     widths[32:127] = 1
     widths[list(b'"\\\b\f\n\r\t')] = 2
-    widths[128:192] = 0  # continuation bytes of a character are not counted
+    widths[128:192] = 0  # UTF-8 continuation bytes: the first byte counts the whole character
     widths[240:] = 12  # a surrogate pair
     return widths
 
@@ -70,7 +71,7 @@ Failures = list[tuple[int, str]]
 
 @cache
 def _scalar(text: str) -> pa.Scalar:
-    """Return an Arrow scalar; created on first use because the first scalar imports pandas."""
+    """Return an Arrow scalar, created on first use, because the first scalar imports pandas."""
     return pa.scalar(text, TEXT)
 
 
@@ -84,13 +85,14 @@ def patched(
     fast: Callable[[pa.Array], pa.Array],
     convert_one: Callable[[Any], Any],
 ) -> tuple[pa.Array, list[int]]:
-    """Convert a column with `fast`, and values for which `fast` is not exact with `convert_one`.
+    """Convert a column: most values with `fast`, and the other values one by one.
 
-    fits         boolean [rows]: True if `fast` is exact for the value; null for a null
-    fast         function that converts a column; values for which it is not exact are null
-    convert_one  Python value -> Python value; raises ValueError, OverflowError or RecursionError
-                 for an invalid value
-    return       the converted column, with null for invalid values; and the invalid rows, in order
+    fits         boolean [rows]: True if `fast` converts the value exactly; null for a null
+    fast         function that converts a column, in which the other values are replaced with nulls
+    convert_one  function that converts another value, from Python object to Python object; raises
+                 ValueError, OverflowError or RecursionError for an invalid value
+    return       the converted column, with nulls in the invalid rows; and the invalid rows, in
+                 order
     """
     if pc.all(fits, min_count=0).as_py():
         return fast(array), []
@@ -129,7 +131,7 @@ def _matches(array: pa.Array, pattern: str) -> pa.Array:
 def ints(
     array: pa.Array, parse: Callable[[str], int] = int, kind: pa.DataType = _INT64
 ) -> tuple[pa.Array, list[int]]:
-    """Parse text as integers of a type; also return the rows that are invalid or out of range."""
+    """Parse text as integers; also return the rows with invalid text or a value out of range."""
     if kind.equals(_INT64):
         return patched(array, _matches(array, _INT), lambda some: some.cast(kind), parse)
     try:
@@ -143,7 +145,7 @@ def ints(
 
 
 def floats(array: pa.Array, parse: Callable[[str], float] = float) -> tuple[pa.Array, list[int]]:
-    """Parse text as float64; also return the rows that are invalid."""
+    """Parse text as float64; also return the rows with invalid text."""
     if pc.all(_matches(array, _FLOAT), min_count=0).as_py():
         try:
             return array.cast(pa.float64()), []
@@ -176,7 +178,7 @@ def _decimal_text(array: pa.Array) -> pa.Array:
 
 
 def escape_json(array: pa.Array) -> tuple[pa.Array, list[int]]:
-    """Return text as JSON strings in ASCII; also return the rows above MAX_JSON_TEXT_BYTES."""
+    """Convert text to JSON strings in ASCII; also return the rows with too large strings."""
     longest = pc.max(pc.binary_length(array)).as_py() or 0
     if longest > _LARGE_TEXT_BYTES:
         return _escape_large(array)
@@ -184,7 +186,7 @@ def escape_json(array: pa.Array) -> tuple[pa.Array, list[int]]:
 
 
 def _escape_large(array: pa.Array) -> tuple[pa.Array, list[int]]:
-    """Return the result of `escape_json` without copying complete values to Python strings."""
+    """Return the result of `escape_json`. Large values are converted in chunks to save memory."""
     _, ends, data = array.buffers()
     bounds = np.frombuffer(ends, np.int64, len(array) + 1, 8 * array.offset).tolist()
     values = [memoryview(data)[start:stop] for start, stop in pairwise(bounds)]
@@ -207,14 +209,14 @@ def _escape_large(array: pa.Array) -> tuple[pa.Array, list[int]]:
 
 
 def _json_text_size(value: memoryview) -> int:
-    """Return the size in bytes of UTF-8 text after escaping it as a JSON string."""
+    """Return the size in bytes of the JSON string for UTF-8 text."""
     data = np.frombuffer(value, np.uint8)
     steps = range(0, len(data), _LARGE_TEXT_BYTES)
     return 2 + sum(int(_JSON_WIDTHS[data[i : i + _LARGE_TEXT_BYTES]].sum()) for i in steps)
 
 
 def _json_text_parts(value: memoryview) -> Iterator[bytes]:
-    """Yield UTF-8 text as a JSON string, in chunks."""
+    """Yield the JSON string for UTF-8 text in chunks."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     yield b'"'
     for start in range(0, len(value), _LARGE_TEXT_BYTES):
@@ -224,7 +226,7 @@ def _json_text_parts(value: memoryview) -> Iterator[bytes]:
 
 
 def parse_json_text(array: pa.Array) -> tuple[pa.Array, list[int]]:
-    """Parse JSON strings to text; also return the rows that are invalid or not UTF-8."""
+    """Parse JSON strings to text; also return the rows with an invalid string."""
     return patched(
         array,
         _matches(array, _PLAIN),
@@ -240,13 +242,13 @@ def _text(value: str) -> str:
     return out
 
 
-MAX_VARINT_BYTES = 16  # the limit in the original's reader
-# The largest values that 1 to 7 bytes can represent.
+MAX_VARINT_BYTES = 16  # the maximum size that Granular's reader accepts
+# the largest integers that fit in 1 to 7 bytes
 _VARINT_LIMITS = np.array([(1 << 8 * k - 1) - 1 for k in range(1, 8)], np.int64)
 
 
 def varint_widths(values: IntArray) -> IntArray:
-    """Return the number of bytes of each value as a varint: int64 [n] -> int64 [n]."""
+    """Return the size in bytes of each integer as a varint: int64 [n] -> int64 [n]."""
     return np.searchsorted(_VARINT_LIMITS, values ^ (values >> 63)).astype(np.int64) + 1
 
 
@@ -266,7 +268,8 @@ def varint_bytes(array: pa.Array) -> pa.Array:
 def parse_varints(raw: pa.Array) -> pa.Array:
     """Convert varints, large_binary [n], to int64 [n]; nulls remain null.
 
-    raises  ValueFitError with the row of the first value that exceeds 16 bytes or int64
+    raises  ValueFitError with the row of the first varint that is longer than 16 bytes, or that
+            int64 cannot represent
     """
     offsets = (
         np.frombuffer(raw.buffers()[1], np.int64, len(raw) + 1, raw.offset * 8)

@@ -1,7 +1,8 @@
-"""Convert decoded values to the Python values that Arrow returns for the packed table.
+"""Convert decoded values to the Python values of the packed table.
 
-An encoding may store a value as another type: a timestamp as text, a boolean as 0 or 1. The results
-are equal to the results of `restore` and `as_py`, but no Arrow array is created for each value.
+An encoding may store a value as another type: a timestamp as text, a boolean as 0 or 1. The
+conversion to a Python value of the original type returns the same values as `restore` and Arrow's
+`as_py`. For most types, it creates no Arrow array.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ Convert = Callable[[Any], Any]
 
 
 def python_values(array: pa.Array) -> list[Any]:
-    """Return the values of a column as the Python values to which Arrow converts them.
+    """Convert the values of a column to Python objects with Arrow's `to_pylist`.
 
-    The class of the values depends only on the type of the column: values in nanoseconds have the
-    classes of pandas; without pandas, they have the classes of `datetime`.
+    For types with the unit nanosecond, Arrow returns objects of pandas, or objects of `datetime` if
+    pandas is not installed.
 
-    raises  ValueFitError with the row of the first value that these classes cannot represent
+    raises  ValueFitError with the row of the first value that Python's classes cannot represent
     """
 
     def failure(start: int, stop: int) -> Exception | None:
@@ -61,9 +62,9 @@ def python_values(array: pa.Array) -> list[Any]:
 
 @lru_cache(maxsize=1024)
 def packed_value(encoding: Encoding, kind: pa.DataType) -> Convert | None:
-    """Return a function that converts a decoded value to the Python value of a type.
+    """Return a function that converts a decoded value to a Python value of an Arrow type.
 
-    The result is None if both values are the same, or if flare does not store the type in this
+    The result is None if no conversion is needed, or if flare does not store the type in this
     encoding. The function does not accept None. It raises ValueError or TypeError for a value that
     is not valid for the type.
     """
@@ -72,7 +73,7 @@ def packed_value(encoding: Encoding, kind: pa.DataType) -> Convert | None:
         names: tuple[str, ...] = ("str", "json_str")
     elif pa.types.is_boolean(value):
         names = ("uint8", "int", "varint", "str_int", "json_int")
-    else:  # a decoded array already has its dtype and shape
+    else:  # `ndarray` and `array` are missing: a decoded array already has its dtype and shape
         names = ("json", "json_json", "msgpack", "tree")
     return _converter(value, is_nested=False) if encoding.name in names else None
 
@@ -121,7 +122,7 @@ def _temporal(kind: pa.DataType, is_nested: bool) -> Convert:
     if pa.types.is_date(kind):
         return date.fromisoformat
     if kind == pa.time64("ns") or (pa.types.is_timestamp(kind) and kind.unit == "ns"):
-        return lambda text: _from_arrow(text, kind)  # Python's classes have no nanoseconds
+        return lambda text: _from_arrow(text, kind)  # `fromisoformat` drops nanoseconds
     if pa.types.is_time(kind):
         return time.fromisoformat
     if kind.tz is None:
@@ -137,7 +138,8 @@ def _from_arrow(text: str, kind: pa.DataType) -> Any:
 def _duration(kind: pa.DataType, is_nested: bool) -> Convert:
     """Return a function that converts text to a duration.
 
-    is_nested  the text is a timedelta from a JSON document; otherwise, an integer
+    is_nested  True: the duration is in a document, in the form of `str(timedelta)`; False: the text
+               is an integer in the unit of `kind`
     """
     nanoseconds = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}[kind.unit]
     if kind.unit == "ns":

@@ -48,18 +48,18 @@ _IMAGES = (
     "list[jpeg]",
     "list[png]",
 )
-_ARRAY_STEP = 1 << 20  # number of array values that are Python objects at the same time
+_ARRAY_STEP = 1 << 20  # maximum number of array values to convert to Python objects at a time
 _ERRORS = (struct.error, ValueError, InvalidOperation, RecursionError, OverflowError)
 
 
 def encode(encoding: Encoding, value: Any) -> Any:
-    """Return the stored bytes of one value; for a list encoding, the bytes of each item.
+    """Return the stored bytes of a value; for a list encoding, a list with the bytes of each item.
 
-    As in MDS, a bytes value that is valid for the encoding is stored unchanged. Only `msgpack` and
-    `tree` pack bytes.
+    As in MDS, a value of type `bytes` is already encoded and is returned unchanged. Only `msgpack`,
+    `tree` and custom encodings encode it.
 
-    raises  ValueFitError if the encoding cannot store the value; UnsafeError for a value that would
-            have to be pickled
+    raises  ValueFitError if the encoding cannot store the value; UnsafeError for a `pkl` value that
+            is not bytes, because flare does not write pickles
     """
     name = encoding.name
     if encoding.item is not None:
@@ -69,7 +69,7 @@ def encode(encoding: Encoding, value: Any) -> Any:
                 if isinstance(value, (str, bytes, bytearray, memoryview, dict))
                 else iter(value)
             )
-        except TypeError:  # raised by `__iter__` of an array without dimensions
+        except TypeError:  # the value is not iterable, for example an array without dimensions
             items = None
         if items is None:
             raise ValueFitError(f"{_describe(value)} cannot be stored as {name}")
@@ -85,7 +85,7 @@ def encode(encoding: Encoding, value: Any) -> Any:
         if encoding.is_text and not is_utf8(data):
             raise ValueFitError(f"{_describe(data)} cannot be stored as {name}: not UTF-8")
         if name in ("varint", "msgpack_float"):
-            decode(encoding, data)  # raises an error for bytes that could not be read back
+            decode(encoding, data)  # raises ValueFitError for invalid bytes
         return data
     try:
         if name in _PACKERS:
@@ -109,7 +109,7 @@ def encode(encoding: Encoding, value: Any) -> Any:
 
 
 def _encode_custom(name: str, value: Any) -> bytes:
-    """Encode a value with a custom encoder. Raises ValueFitError if the encoder raises an error."""
+    """Encode a value with a custom encoding. Raises ValueFitError if the encoder fails."""
     try:
         data = CUSTOM[name].encode(value)
     except MemoryError:
@@ -139,12 +139,15 @@ def _describe(value: Any) -> str:
 
 
 def _as_scalar(value: Any) -> Any:
-    """Convert a numpy scalar, or an array of one item, to a Python number."""
+    """Convert a numpy scalar or a one-item array to a Python number; keep other values."""
     return value.item() if hasattr(value, "item") else value
 
 
 def _number(name: str, value: Any) -> bytes:
-    """Return the stored bytes of a number. As in the original, an integer may be passed as text.
+    """Return the stored bytes of a number.
+
+    `int` accepts only integers. As in MDS, the other integer encodings also accept text and whole
+    floats.
 
     raises  OverflowError or struct.error for a number that is out of range; TypeError or ValueError
             for other values
@@ -172,22 +175,22 @@ def _text(value: Any) -> bytes:
 
 
 def as_json(value: Any, default: Callable[[Any], Any] | None = None) -> str:
-    """Return a value as ASCII JSON text, with keys in their original order and NaN as `NaN`.
+    """Return a value as ASCII JSON text. Keys keep their order, and NaN becomes `NaN`.
 
     raises  OverflowError for an array whose text would exceed MAX_JSON_TEXT_BYTES
     """
     if isinstance(value, np.ndarray):
-        if value.size > MAX_JSON_TEXT_BYTES // 3:  # each value has a digit, a comma and a space
+        if value.size > MAX_JSON_TEXT_BYTES // 3:  # a value needs a digit, a comma and a space
             raise OverflowError
         return _array_text(value, default)
     return json.dumps(value.tolist() if hasattr(value, "tolist") else value, default=default)
 
 
 def _array_text(array: np.ndarray, default: Callable[[Any], Any] | None) -> str:
-    """Return an array as JSON text; only some of its values are Python objects at any time."""
+    """Return an array as JSON text. To save memory, convert about _ARRAY_STEP values at a time."""
     if array.size <= _ARRAY_STEP:
         return json.dumps(array.tolist(), default=default)
-    rows = max(1, _ARRAY_STEP // (array.size // len(array)))  # one row may exceed the step
+    rows = max(1, _ARRAY_STEP // (array.size // len(array)))  # a row may exceed _ARRAY_STEP
     if array.ndim > 1 and rows == 1:
         return f"[{', '.join(_array_text(row, default) for row in array)}]"
     parts = (array[i : i + rows] for i in range(0, len(array), rows))
@@ -256,11 +259,11 @@ def _ndarray(value: Any) -> Any:
 
 
 def decode(encoding: Encoding, data: bytes | Sequence[bytes], allow_pickle: bool = False) -> Any:
-    """Convert stored bytes to a number, text, a JSON value, an array or a Pillow image.
+    """Return the Python value of stored bytes, such as a number, text, an array or a Pillow image.
 
-    Images are opened, but not decoded.
+    Pillow decodes the pixels of an image on first access.
 
-    data    stored bytes; for a list encoding, the bytes of each item
+    data    stored bytes; for a list encoding, a list with the bytes of each item
     raises  ValueFitError for invalid bytes; UnsafeError for a pickle, unless `allow_pickle` is True
     """
     name = encoding.name
@@ -286,9 +289,10 @@ def decode(encoding: Encoding, data: bytes | Sequence[bytes], allow_pickle: bool
 
 
 def decoder(encoding: Encoding, allow_pickle: bool = False) -> Callable[[Any], Any] | None:
-    """Return a faster version of `decode` for valid values; None if values are stored unchanged.
+    """Return a function that decodes the values of an encoding faster than `decode`.
 
-    The function may raise any error for an invalid value.
+    The result is None for `bytes`, whose values need no decoding. For an invalid value, the
+    function may raise any error.
     """
     name = encoding.name
     if name == "bytes":
@@ -332,7 +336,7 @@ _DECODERS: dict[str, Callable[[bytes], Any]] = {
     "mp4": bytes,
     "webm": bytes,
     "str": bytes.decode,
-    # Bytes are decoded first, because json.loads accepts UTF-16 and lone surrogates in bytes.
+    # for bytes, `json.loads` would also accept UTF-16 and lone surrogates; `decode` does not
     "json": lambda data: json.loads(data.decode()),
     "str_int": lambda data: int(data.decode()),
     "str_float": lambda data: float(data.decode()),

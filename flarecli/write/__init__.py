@@ -1,4 +1,4 @@
-"""Dataset writing: prefetch links, write rows as shards, and record finished shards in a journal."""
+"""Dataset writing: download links, write rows as shards, and record shards in a journal."""
 
 from __future__ import annotations
 

@@ -1,19 +1,20 @@
-"""A target in a bucket. A lease locks it, a journal records progress, and the playlist commits it.
+"""A folder in a bucket as the target of a pack, with a lease, a journal and a playlist.
 
-    OUT/.flare/lock            the owner: process id, host, start time, a random token, and a counter
-    OUT/.flare/journal/…       completed steps, one object each (`storage/append_log.py`)
+    OUT/.flare/lock            the owner: process id, host, start time, random token, renewal count
+    OUT/.flare/journal/…       completed steps, one object for each step (`storage/append_log.py`)
     OUT/.flare/failed.jsonl/…  failed rows
-    OUT/.flare/new/…           with `overwrite`: the new dataset with its own journal, which
-                               `finish` copies to OUT
-    OUT/.flare/done            marks a complete copy, after which `.flare` can be deleted
+    OUT/.flare/new/…           with `overwrite`: the new dataset and its journal; `finish` copies
+                               the dataset to OUT
+    OUT/.flare/done            exists after this copy is complete; `.flare` can then be deleted
 
-Objects cannot be renamed, so the playlist is the commit. If the playlist exists, all listed files
-are complete, regardless of the contents of `.flare`.
+Objects cannot be renamed, so the creation of the playlist commits the dataset. If the playlist
+exists, all listed files are complete, regardless of the contents of `.flare`.
 
-The lock is a lease: an object that its owner renews regularly. The object is created and taken over
-by conditional puts, so only one process succeeds. The clocks of other machines are not used. A
-process that finds an existing lock checks whether the object changes within DEAD_S. If the owner is
-on the same machine, the process checks whether the owner is running instead.
+The lock is a lease: an object that its owner renews regularly. A process creates or takes over the
+object with a conditional put, so only one process succeeds. A process that finds an existing lock
+may wait for DEAD_S, and take over the lock if the object has not changed. The clocks of other
+machines are not compared. If the owner is on the same machine, the process checks whether the owner
+is running, instead of waiting.
 """
 
 from __future__ import annotations
@@ -39,17 +40,17 @@ from flarecli.write.target import DatasetContents, Target, check_dataset
 __all__ = ["BucketTarget", "DEAD_S", "Lease"]
 
 _DELETED = "the lock of this pack was deleted"
-BEAT_S = 5.0  # interval between renewals
-_MAX_ATTEMPTS = 9  # attempts to acquire a free lock, in about five seconds
+BEAT_S = 5.0  # interval between renewals of the lock
+_MAX_ATTEMPTS = 9  # maximum attempts to acquire a free lock; they take about five seconds
 DEAD_S = 60.0  # a lock that has not changed for this time is taken over
-_PARALLEL_REQUESTS = 32  # parallel requests for small objects
+_PARALLEL_REQUESTS = 32  # maximum number of objects to delete in parallel
 
 
 class Lease:
     """A lock on a folder in a bucket. It expires if its process ends or cannot reach the bucket.
 
-    waits   True: wait for DEAD_S to detect whether the owner of an existing lock is dead; False:
-            assume that the owner is alive
+    waits   True: wait for DEAD_S to find out whether the owner of an existing lock is alive; False:
+            assume that an owner on another machine is alive
     raises  BusyError with the owner if another process has the lock; ReachError if the thread that
             renews the lock cannot be started
     """
@@ -133,7 +134,7 @@ class Lease:
 
     def _renew_until_ended(self) -> None:
         while not self._ended.wait(BEAT_S):
-            with contextlib.suppress(FlareError):  # `check` reports a permanent error
+            with contextlib.suppress(FlareError):  # `check` raises a permanent error again
                 self._renew()
             if self._lost:
                 return
@@ -154,7 +155,7 @@ class Lease:
     def check(self, now: bool = False) -> None:
         """Raise BusyError if another process has the lock, or ReachError if the lock cannot be read.
 
-        now  True: renew the lock first; False: rely on a recent renewal
+        now  True: renew the lock first; False: only if the last renewal is not recent
         """
         if now or _now() - self._last > BEAT_S * 1.5:
             self._renew()
@@ -165,11 +166,11 @@ class Lease:
             raise BusyError(self._lost, where=self._where, hint=hint)
 
     def expire(self) -> None:
-        """Stop renewing the lock, so that it expires. Sends no request."""
+        """Stop renewing the lock, so that it expires. This method sends no request."""
         self._ended.set()
 
     def release(self) -> None:
-        """Release the lock, unless another process has taken it over."""
+        """Delete the lock object if this process still owns the lock."""
         self._ended.set()
         with self._mutex, contextlib.suppress(FlareError):
             now = None if self._lost else snapshot(self._at)
@@ -186,12 +187,12 @@ def _parsed(data: bytes) -> dict[str, Any]:
 
 
 def _now() -> float:
-    """Return a monotonic time in seconds, including the time for which the machine was suspended."""
+    """Return a monotonic time in seconds. On Linux, it includes the time of machine sleep."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def _machine() -> str:
-    """Return the boot id and the process namespace as a machine id; empty if unknown."""
+    """Return an id of this machine: the boot id and the PID namespace; empty if unknown."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
@@ -202,14 +203,14 @@ def _machine() -> str:
 def _is_alive(pid: object, ticks: object) -> bool | None:
     """Return whether a process on this machine is running; None if unknown.
 
-    ticks  start time of the process, which is compared because process ids are reused
+    ticks  start time of the process; another process may have the same process id later
     """
     if not isinstance(pid, int) or pid < 1:
         return None
     if os.path.exists(f"/proc/{pid}"):
         return _start_ticks(pid) == ticks
     try:
-        os.kill(pid, 0)  # raises OSError if the process has ended or is hidden
+        os.kill(pid, 0)  # succeeds for a process that /proc hides from this user
     except ProcessLookupError:
         return False
     except OSError:
@@ -218,7 +219,7 @@ def _is_alive(pid: object, ticks: object) -> bool | None:
 
 
 def _start_ticks(pid: object) -> int | None:
-    """Return the start time of a process in ticks since boot; None if the process has ended."""
+    """Return the start time of a process in clock ticks since boot; None if it is not running."""
     try:
         with open(f"/proc/{int(str(pid))}/stat", encoding="utf-8", errors="replace") as file:
             state, *rest = file.read().rpartition(")")[2].split()
@@ -228,7 +229,7 @@ def _start_ticks(pid: object) -> int | None:
 
 
 class BucketTarget(Target):
-    """A pack target that is a folder in a bucket."""
+    """A folder in a bucket as the target of a pack."""
 
     def __init__(self, out: Location, *, resume: bool = False, overwrite: bool = False) -> None:
         self.contents = DatasetContents()
@@ -240,7 +241,7 @@ class BucketTarget(Target):
             try:
                 self._admit(resume, overwrite)
             except UsageError:
-                # if scratch objects of another pack exist, the lease below reports that pack
+                # another pack may have started since; `Lease` then reports that pack
                 if not _has_objects(out / SCRATCH):
                     raise
             if self.is_done:
@@ -266,7 +267,7 @@ class BucketTarget(Target):
         self.contents.check_replaceable(self._out, names, self.shown, is_begun)
 
     def _admit(self, resume: bool, overwrite: bool) -> None:
-        """Check that the folder is empty, or is finished output that may be resumed or replaced.
+        """Check that the folder is empty, or contains finished output that the options accept.
 
         raises  UsageError if the folder has any other contents
         """
@@ -280,14 +281,14 @@ class BucketTarget(Target):
             self.is_done = True
 
     def _begin(self, resume: bool, overwrite: bool) -> None:
-        """Continue from the state of an earlier process, which may have been killed at any time."""
+        """Continue or remove the output of an earlier process, which may have been killed."""
         if _has_objects(self._new):
             if not resume and not overwrite:
                 raise self._unfinished()
             if self._done.exists():
                 self._clear()
             elif (self._new / PLAYLIST).exists() and self._is_new_complete():
-                # the old playlist exists until `_replace` deletes it
+                # an interrupted `_replace` deleted the old playlist; the check passed before that
                 if (self._out / PLAYLIST).exists():
                     self._check_replaceable()
                 self._replace()
@@ -312,7 +313,7 @@ class BucketTarget(Target):
     def _is_new_complete(self) -> bool:
         """Return whether all files of the new dataset exist.
 
-        If a file is missing, delete the playlist, so that the new dataset is unfinished again.
+        If a file is missing, delete the new playlist, so that the new dataset counts as unfinished.
         """
         try:
             check_dataset(self._new)
@@ -328,7 +329,8 @@ class BucketTarget(Target):
     def _clear(self) -> None:
         """Delete all scratch objects except the lock.
 
-        `done` is deleted last, because it indicates that the other objects can be deleted.
+        `done` is deleted last: if the deletion is interrupted, it shows that the deletion may
+        continue.
         """
         inside = self._out / SCRATCH
         with contextlib.suppress(MissingError):
@@ -338,9 +340,9 @@ class BucketTarget(Target):
         self._done.delete()
 
     def _replace(self) -> None:
-        """Replace the old dataset with a copy of the new dataset, and write the playlist last.
+        """Replace the old dataset with a copy of the new dataset. The playlist is written last.
 
-        A second call completes an interrupted replacement.
+        If a call is interrupted, another call completes the replacement.
         """
         fresh = [
             entry.name for entry in self._new.list() if not entry.name.startswith(f"{SCRATCH}/")
@@ -360,7 +362,7 @@ class BucketTarget(Target):
     def finish(self) -> None:
         try:
             if self.at is self._new:
-                self._check_replaceable()  # check again, because objects may have been added
+                self._check_replaceable()  # again: during the pack, objects may have been added
                 self._replace()
             self._clear()
         finally:
@@ -381,9 +383,9 @@ class BucketTarget(Target):
             self.release()
 
     def run_finalizer(self, call: Callable[[], None]) -> None:
-        """Run `call` in a thread, because the interrupted code may hold locks that a request needs.
+        """Run `call` in a thread: its requests may need a lock that the interrupted code holds.
 
-        If no thread can be started, let the lease expire.
+        If no thread can be started, stop the renewals, so that the lease expires.
         """
         try:
             start_thread(threading.Thread(target=call, name="flare-dropped", daemon=True))
@@ -402,7 +404,10 @@ def _has_objects(at: Location) -> bool:
 
 
 def _remove(at: Location, entries: Iterable[Entry]) -> None:
-    """Delete objects in parallel, last first, so that an interruption leaves the lowest numbers."""
+    """Delete objects in parallel, in reverse order.
+
+    If the deletion is interrupted, the first objects of a numbered list remain.
+    """
     names = [entry.name for entry in entries][::-1]
     for i in range(0, len(names), _PARALLEL_REQUESTS):
         some = names[i : i + _PARALLEL_REQUESTS]

@@ -1,4 +1,4 @@
-"""Typed columns: choose the encodings once, and convert every batch to these encodings."""
+"""Typed columns: choose an encoding for each column, and convert each batch to these encodings."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ __all__ = [
     "table_encodings",
 ]
 
-MAX_READER_NOTES = 8  # columns that notes about the original's readers name
+MAX_READER_NOTES = 8  # maximum number of columns that `reader_notes` names
 _EMPTY, _NAN = "is empty; keys must not be empty", "is NaN; keys must not be NaN"
-_NULL_ITEM = "contains a null"  # the reason of `encodings.coerce` for a list
+_NULL_ITEM = "contains a null"  # the reason that `encodings.coerce` returns for a list with a null
 _INTEGER_TEXTS = ("str_int", "json_int")
 _ADDRESS = "(?i)^(?:https?|s3|gs|az|hf|file)://"
 
@@ -52,21 +52,25 @@ def chosen_encodings(
     types: Mapping[str, pa.DataType] = MappingProxyType({}),
     holds_null: bool = False,
 ) -> dict[str, str]:
-    """Return the encoding of each column: chosen by the user, used in the source, or inferred.
+    """Return the encoding of each column: column -> encoding.
 
-    batch       first batch; for byte columns, only the first row is used, so that the result
+    The user's choice comes first, then the encoding in the source dataset, then the default
+    encoding.
+
+    batch       first batch; in a column of bytes, only the first value is read, so that the result
                 does not depend on the batch size
-    encode      column -> encoding chosen by the user
-    extensions  column -> extension of the first row's link
+    encode      column -> encoding that the user chose
+    extensions  column -> file extension in the link of the first row
     stored      column -> encoding in the source dataset
-    types       column -> Arrow type in the source dataset; a column of this type keeps its encoding
+    types       column -> Arrow type in the source dataset; a column that still has this type keeps
+                its encoding
     holds_null  whether the format can store nulls; a column of only nulls then becomes `str`
-    raises      UsageError for an unknown encoding, or a type that has no encoding
+    raises      UsageError for an unknown encoding, or a type that no encoding can store
     """
     out = {}
     for name in names:
         field = batch.schema.field(name)
-        source = encodings.source_of(field)  # None for a column that a query created
+        source = encodings.source_of(field)  # None for a column that a query computed
         encoding = encode.get(name) or (stored.get(name, source.name) if source else None)
         if encoding is None and name in types and _is_same_type(types[name], field.type):
             encoding = stored.get(name)
@@ -82,8 +86,7 @@ def chosen_encodings(
         if name not in encode and pa.types.is_uint64(
             encodings.value_type(types.get(name, field.type))
         ):
-            # in other formats, an integer stored as text becomes an int, which may be too small for
-            # the value
+            # other formats store integer text as `int`, which cannot represent all uint64 values
             encoding = "uint64" if encoding in _INTEGER_TEXTS else encoding
         out[name] = encoding
     return out
@@ -95,12 +98,12 @@ def source_types(
     encode: Mapping[str, str],
     types: Mapping[str, pa.DataType],
 ) -> dict[str, pa.DataType]:
-    """Return the Arrow type of each column to keep in the playlist, in the order of `chosen`.
+    """Return the Arrow types for the playlist: column -> type, in the order of `chosen`.
 
     chosen  column -> encoding
     encode  columns whose encoding the user chose; these columns get the type of the encoding
-    types   column -> type to keep if the schema has a different type: a dictionary type, or the
-            type that an already packed dataset lists for its own source
+    types   column -> type to prefer to the type in the schema: a dictionary type, or a type in the
+            playlist of the source dataset
     """
     out = {}
     for name, encoding in chosen.items():
@@ -112,7 +115,7 @@ def source_types(
             kept = types.get(name, kind)
             if _is_same_type(encodings.without_dictionaries(kept), kind):
                 kind = kept
-        else:  # a stored column of a dataset
+        else:  # a column of stored values from a dataset
             kind = types.get(name, _natural(encoding).arrow)
         out[name] = encodings.without_variants(kind)
     return out
@@ -125,12 +128,12 @@ def _is_same_type(one: pa.DataType, other: pa.DataType) -> bool:
 def reader_notes(
     format: Format, columns: Columns, types: Mapping[str, pa.DataType]
 ) -> Iterator[str]:
-    """Yield a note for each column whose values the original's readers return as another type.
+    """Yield a note for each column whose values have another type in the format's original library.
 
-    At most MAX_READER_NOTES columns are named; a last note counts the other columns.
+    At most MAX_READER_NOTES notes name a column; one more note counts the other columns.
 
-    columns  columns as the format stores them
-    types    column -> Arrow type, in the order of the source
+    columns  columns in the order of the format
+    types    column -> Arrow type in the packed table, in the order of that table
     """
     stored = {column.name: column.encoding for column in columns}
     losses = [
@@ -148,9 +151,11 @@ def reader_notes(
 
 
 def _original_value(kind: pa.DataType, value: OriginalValue) -> str:
-    """Describe the values that the original's readers return for a type; empty if unchanged.
+    """Describe the values that the original library returns for a column of an Arrow type.
 
-    value  the form of the values that these readers return
+    The result is empty if the original library and flare return values of the same type.
+
+    value  form in which the original library returns the values
     """
     kind = encodings.value_type(kind)
     if pa.types.is_temporal(kind):
@@ -177,7 +182,7 @@ def _is_text_in_documents(kind: pa.DataType) -> bool:
 
 
 def _leaves(kind: pa.DataType) -> Iterator[pa.DataType]:
-    """Yield the types of the values in a nested type."""
+    """Yield the types in a nested type that are not nested themselves."""
     kind = encodings.value_type(kind)
     if not pa.types.is_nested(kind):
         yield kind
@@ -189,11 +194,13 @@ def _leaves(kind: pa.DataType) -> Iterator[pa.DataType]:
 def schema_header(
     columns: Columns, types: Mapping[str, pa.DataType], key: str
 ) -> dict[str, Any] | None:
-    """Return the playlist header that lists the source's columns in order, with their types.
+    """Return the playlist header that lists the columns of the packed table and their Arrow types.
 
-    `key` is the key column of the format, whose type remains text. A type that cannot be restored
-    from the encoding is replaced by the type of the encoding. The result is None if the format has
-    the same columns in the same order, and their encodings have the same types.
+    The result is None if the format stores the columns in the same order, and the encodings already
+    determine the types. If the type of a column cannot be restored from its encoding, the header
+    lists the type of the encoding.
+
+    key  key column of the format; its type is always the type of the encoding
     """
     stored = {column.name: _natural(column.encoding) for column in columns}
     kept = {
@@ -210,7 +217,7 @@ def schema_header(
 
 
 def _natural(encoding: str) -> encodings.Encoding:
-    """Return the encoding that a column has in batches if the playlist lists no type for it."""
+    """Return the encoding that a column has in batches if the playlist lists no Arrow type."""
     stored = encodings.lookup(encoding)
     return encodings.plain(pa.nulls(0, stored.arrow), stored)[1]
 
@@ -218,9 +225,10 @@ def _natural(encoding: str) -> encodings.Encoding:
 def table_encodings(
     format: Format, chosen: Mapping[str, str], types: Mapping[str, pa.DataType]
 ) -> dict[str, str]:
-    """Return the encodings of columns; in a typed format, the encodings that match the Arrow types.
+    """Return the encodings to store; a typed format replaces encodings that do not match the types.
 
-    For example, a dataset may store lists as `json`, but the lists of a table are `str[]`.
+    For example, an MDS dataset may store lists as `json`, but a Parquet file stores them as
+    `str[]`.
 
     chosen  column -> encoding
     types   column -> Arrow type in the table
@@ -241,8 +249,9 @@ def table_encodings(
 def stored_schema(format: Format, columns: Columns, types: Mapping[str, pa.DataType]) -> pa.Schema:
     """Return the schema of the batches that a format stores.
 
-    In a typed format, a column with the default encoding of its Arrow type has this type, without a
-    dictionary and without metadata. All other columns have the types of their encodings.
+    In a typed format, a column with the default encoding of its Arrow type keeps this type, except
+    for a dictionary, and its field has no metadata. All other columns have the types of their
+    encodings.
 
     types  column -> Arrow type in the table
     """
@@ -259,7 +268,7 @@ def stored_schema(format: Format, columns: Columns, types: Mapping[str, pa.DataT
 def restored_batch(
     batch: pa.RecordBatch, columns: Columns, types: Mapping[str, pa.DataType]
 ) -> pa.RecordBatch:
-    """Return a batch in the Arrow types of the table, for formats that store these types."""
+    """Convert a batch to the Arrow types of the packed table, for a typed format."""
     arrays, fields = [], []
     for column, array in zip(columns, batch.columns, strict=True):
         kind = types[column.name]
@@ -276,8 +285,8 @@ def restored_batch(
 class ColumnConverter:
     """Converter from batches to the encodings of `columns`.
 
-    Rows that cannot be encoded become failures. Rows with nulls also become failures, unless
-    `allows_nulls` is set.
+    A row that cannot be encoded becomes a failure. A row with a null also becomes a failure if
+    `allows_nulls` is False.
 
     schema  result of `stored_schema`; None: all columns have the types of their encodings
     """
@@ -292,7 +301,7 @@ class ColumnConverter:
         self._columns, self._key, self._allows_nulls = columns, key, allows_nulls
         self._encodings = [encodings.lookup(column.encoding) for column in columns]
         self._schema = schema or pa.schema([encodings.field(column) for column in columns])
-        # schema and encodings of the previous batch, because most batches have the same schema
+        # (schema, encodings) of the previous batch; most batches have the same schema
         self._source: tuple[pa.Schema, list[encodings.Encoding | None]] | None = None
 
     def convert(
@@ -301,8 +310,8 @@ class ColumnConverter:
         """Convert a batch to typed columns.
 
         rows    int64 [rows of the batch]: the position of each row in the selection
-        return  typed columns of the encoded rows, the positions of these rows, and the failures in
-                row order
+        return  a batch of the encoded rows, the positions of these rows in the selection, and the
+                failures in row order
         """
         typed, reasons = self.cast(batch)
         if not reasons:
@@ -320,9 +329,9 @@ class ColumnConverter:
         return *drop_rows(typed, rows, reasons), out
 
     def cast(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, tuple[str, str]]]:
-        """Return all rows as typed columns, and failed rows as position -> (column, reason).
+        """Return a batch of all rows, and the failures: row in the batch -> (column, reason).
 
-        raises  UsageError for an Arrow type that the encoding of the column cannot store
+        raises  UsageError for a column whose Arrow type the encoding cannot store
         """
         arrays, reasons = [], self._unnamed(batch)
         for field, encoding, source in zip(
@@ -355,14 +364,14 @@ class ColumnConverter:
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema), reasons
 
     def _encodings_of(self, schema: pa.Schema) -> list[encodings.Encoding | None]:
-        """Return the encodings that the columns of a batch already have."""
+        """Return the encodings that the metadata of a batch lists for its columns."""
         if self._source is None or not self._source[0].equals(schema, check_metadata=True):
             source = [encodings.source_of(schema.field(column.name)) for column in self._columns]
             self._source = schema, source
         return self._source[1]
 
     def _unnamed(self, batch: pa.RecordBatch) -> dict[int, tuple[str, str]]:
-        """Return the rows with a null, empty or NaN key: position -> (column, reason)."""
+        """Return the rows with a null, empty or NaN key: row in the batch -> (column, reason)."""
         wrong = (
             ()
             if self._key is None
@@ -380,9 +389,11 @@ class ColumnConverter:
 def _in_type(
     array: pa.Array, kind: pa.DataType, source: encodings.Encoding
 ) -> tuple[pa.Array, list[tuple[int, str]]]:
-    """Convert a column to an Arrow type; return null, and (row, reason), for each invalid value.
+    """Convert a column to an Arrow type; return the column and the failures as (row, reason).
 
-    source  encoding of the column, if the column has its type
+    An invalid value becomes null.
+
+    source  encoding of the column; ignored if the column does not have the type of this encoding
     """
     array = without_storage_variants(array)
 
@@ -409,7 +420,10 @@ def _in_type(
 
 
 class Unstorable(NamedTuple):
-    """A row that the encodings can store but the format cannot: its number in the batch, and the error."""
+    """A row that the format cannot store, although the encodings can.
+
+    row  number of the row in the batch
+    """
 
     row: int
     error: FlareError
@@ -428,10 +442,10 @@ def measured(
 
 
 def record_batches(data: pa.RecordBatch | pa.Table) -> list[pa.RecordBatch]:
-    """Return the batches of a table, or a single batch as a list, after validating the buffers.
+    """Validate a batch or a table, and return its batches.
 
-    raises  UsageError for data of any other class; ValueFitError for buffers that are invalid for
-            their types: offsets outside the data, invalid UTF-8, dictionary indices out of range
+    raises  UsageError for data of any other class; ValueFitError for invalid Arrow data, such as
+            offsets outside the data, invalid UTF-8, or dictionary indices out of range
     """
     if not isinstance(data, (pa.RecordBatch, pa.Table)):
         raise UsageError(
@@ -448,9 +462,10 @@ def record_batches(data: pa.RecordBatch | pa.Table) -> list[pa.RecordBatch]:
 
 
 def convert_all(typed: ColumnConverter, batch: pa.RecordBatch, rows: IntArray) -> pa.RecordBatch:
-    """Return a batch as typed columns.
+    """Convert a batch to typed columns.
 
-    raises  ValueFitError with row, column and Arrow type for the first row that cannot be converted
+    raises  ValueFitError with the row, the column and its Arrow type for the first row that cannot
+            be converted
     """
     out, reasons = typed.cast(batch)
     if reasons:
@@ -462,7 +477,7 @@ def convert_all(typed: ColumnConverter, batch: pa.RecordBatch, rows: IntArray) -
 
 
 def check_columns(names: Sequence[str], expected: Sequence[str]) -> None:
-    """Raise UsageError unless a batch has exactly the expected columns, each once."""
+    """Raise UsageError for a missing, an unknown or a repeated column name in a batch."""
     for name in names:
         if names.count(name) > 1:
             raise UsageError(
@@ -474,7 +489,7 @@ def check_columns(names: Sequence[str], expected: Sequence[str]) -> None:
 
 
 def address_columns(batch: pa.RecordBatch) -> list[str]:
-    """Return the text columns whose first values are all addresses."""
+    """Return the text columns in which all of the first 16 values are URLs or nulls."""
     out = []
     for name in batch.schema.names:
         column = batch.column(name)
@@ -486,7 +501,10 @@ def address_columns(batch: pa.RecordBatch) -> list[str]:
 
 
 def check_names(schema: pa.Schema, names: Sequence[str], option: str) -> None:
-    """Raise UsageError for the first unknown column name. `option` is the option that lists the names."""
+    """Raise UsageError for the first unknown column name.
+
+    option  the option with which the user passed the names
+    """
     known = set(schema.names)
     for name in names:
         if name not in known:

@@ -15,7 +15,7 @@ __all__ = ["ENGINES", "check", "joined", "run"]
 
 ENGINES = ("local", "ray")
 
-_TASKS_PER_CPU = 4  # tasks per CPU that are submitted to the cluster at a time
+_TASKS_PER_CPU = 4  # maximum number of submitted tasks per CPU of the cluster
 # options for a new local cluster that listens only on the loopback interface
 _LOCAL_CLUSTER = {
     "address": "local",
@@ -29,12 +29,12 @@ B = TypeVar("B")
 
 
 def run(engine: str, work: Callable[[A], B], items: Iterable[A]) -> Iterator[tuple[int, B]]:
-    """Run `work` on each item; yield (position of the item, result) as tasks finish.
+    """Call `work` with each item, and yield (position of the item, result) when the call returns.
 
-    engine  `local`: in this process, in order; `ray`: on the cluster at RAY_ADDRESS, or on a new
-            cluster that is started on this machine
+    engine  `local`: call `work` in this process, in order; `ray`: call `work` on the cluster at
+            RAY_ADDRESS, or on a new cluster on this machine
     raises  MissingLibraryError if ray is not installed; ReachError if the cluster cannot be reached
-            or repeatedly loses a task; errors that `work` raises
+            or loses a task repeatedly; the errors of `work`
     """
     return (
         _on_ray(work, items)
@@ -51,9 +51,9 @@ def check(engine: str) -> None:
 
 @contextlib.contextmanager
 def joined(engine: str) -> Iterator[None]:
-    """Keep one connection to the cluster for all `run` calls in the block.
+    """Keep one connection to the cluster for all calls of `run` in the `with` block.
 
-    raises  the same errors as `run`
+    raises  the errors of `run`
     """
     if engine != "ray":
         yield
@@ -71,7 +71,7 @@ def joined(engine: str) -> Iterator[None]:
 
 def _ray() -> Any:
     try:
-        return importlib.import_module("ray")  # untyped, because the types differ between versions
+        return importlib.import_module("ray")  # untyped: type hints differ between versions of ray
     except ImportError:
         raise MissingLibraryError(
             "--engine ray requires ray", hint="Run `pip install 'flarecli[ray]'`."
@@ -80,9 +80,9 @@ def _ray() -> Any:
 
 def _connect(ray: Any) -> None:
     address = os.environ.get("RAY_ADDRESS")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage statistics over the network
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # ray sends usage statistics by default
     inner: Any = importlib.import_module("ray._private.worker")
-    # by default, ray reports lost workers on stdout, even with log_to_driver=False
+    # otherwise, ray writes reports of lost workers to stdout, even with log_to_driver=False
     inner._worker_logs_enabled = False
     try:
         ray.init(

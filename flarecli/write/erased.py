@@ -1,13 +1,13 @@
-"""Keys of erased rows: a later append must not add rows with these keys again.
+"""Keys of erased rows. A later append must not add rows with these keys again.
 
     OUT/.flare-erased    JSON: {"key": HEX, "columns": {COLUMN: [HASH, …]}}
 
-A hash is the keyed BLAKE2b (RFC 7693) of an erased key in hexadecimal digits. The random key of the
-hashes is stored in the same file. The file therefore contains no erased key, and hashes from two
-datasets cannot be compared. A key that can be guessed is not protected: anyone who can read the
-file can test whether a given key was erased.
+HASH is the keyed BLAKE2b (RFC 7693) of the key of an erased row, in hexadecimal digits. HEX is the
+random secret of this hash function. Therefore, the file contains no key of an erased row, and
+hashes in the files of two datasets cannot be compared. Keys that can be guessed are not protected:
+anyone who can read the file can test whether a given key was erased.
 
-The file is changed only by the owner of the commit lock, before the rows are erased.
+Only the owner of the commit lock changes the file, before the rows are erased.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _KEY_BYTES, _HASH_BYTES = 32, 16
 
 @dataclass(frozen=True)
 class ErasedKeys:
-    """The keys of erased rows; false if no key was erased.
+    """The keys of erased rows. The object is false if no key was erased.
 
-    key     random key of the hashes; empty before the first erased key
-    hashes  column -> hashes of its erased keys
+    key     random secret of the hash function; empty before the first erasure
+    hashes  column -> hashes of the erased keys in this column
     """
 
     key: bytes = field(default=b"", repr=False)
@@ -54,7 +54,7 @@ class ErasedKeys:
     @classmethod
     def read(cls, at: Location) -> ErasedKeys:
         """Read the erased keys of a dataset. Raises FormatError if the file is invalid."""
-        # a store pins the version of a file that it has read, but this file changes
+        # the file may have changed, but a store only reads the version that it read first
         where = replace(at, store=copy.copy(at.store)) / ERASED
         try:
             data = where.read_whole(_MAX_BYTES)
@@ -75,7 +75,7 @@ class ErasedKeys:
             ) from None
 
     def write(self, at: Location) -> None:
-        """Write the erased keys of a dataset. The commit lock must be held."""
+        """Write the erased keys of a dataset. The caller must hold the commit lock."""
         columns = {name: sorted(map(bytes.hex, own)) for name, own in sorted(self.hashes.items())}
         text = json.dumps({"key": self.key.hex(), "columns": columns})
         (at / ERASED).write([f"{text}\n".encode()])
@@ -90,7 +90,7 @@ class ErasedKeys:
         return digest(repr(every).encode()) if self else ""
 
     def added(self, name: str, keys: Sequence[pa.Array]) -> ErasedKeys:
-        """Return a copy to which more erased keys of a column are added; empty keys are ignored."""
+        """Return a copy that also contains the given keys of a column. Empty keys are ignored."""
         if not keys:
             return self
         own = self if self.key else ErasedKeys(secrets.token_bytes(_KEY_BYTES))
@@ -98,7 +98,7 @@ class ErasedKeys:
         for batch in keys:
             known = batch.filter(pa.array(~is_empty_key(batch)))
             found.update(map(own._hash, key_bytes(known).to_pylist()))
-            # failed.jsonl contains keys in this form
+            # `failed.jsonl` lists keys as text
             found.update(own._hash(key_text(key).encode()) for key in known)
         return ErasedKeys(own.key, {**own.hashes, name: frozenset(found)})
 
@@ -112,7 +112,7 @@ class ErasedKeys:
         return np.fromiter(found, bool, len(values))
 
     def contains_text(self, text: str) -> bool:
-        """Return whether a key in `failed.jsonl` is an erased key of any column."""
+        """Return whether a key from `failed.jsonl` was erased, in any column."""
         if not text or not self:
             return False
         one = self._hash(text.encode())
@@ -129,16 +129,16 @@ def _checked_key(key: bytes) -> bytes:
 
 
 def failed_names(names: Iterable[str]) -> set[str]:
-    """Return the names of `failed.jsonl` files, and of their copies without erased keys."""
+    """Return the names of the `failed.jsonl` files, and of copies from which keys were erased."""
     return {name for name in names if name.rpartition("/")[2] == FAILED or is_failed_copy(name)}
 
 
 def failures_without(
     at: Location, names: Iterable[str], erased: ErasedKeys
 ) -> dict[str, list[bytes]]:
-    """Return the lines to keep of each `failed.jsonl` that lists erased keys: name -> lines.
+    """Find the `failed.jsonl` files that list erased keys: name -> the lines without erased keys.
 
-    names   files in the folder `at`; missing files are ignored
+    names   names of files in the folder `at`; missing files are ignored
     raises  FormatError for an invalid line
     """
     found = {}
@@ -159,11 +159,12 @@ def failures_without(
 
 @dataclass(frozen=True)
 class WithoutFailures(Change):
-    """A change that also lists copies of `failed.jsonl` files without the lines of erased keys.
+    """A change that also replaces `failed.jsonl` files with copies that do not list erased keys.
 
+    change   the change to the rows
     lines    name of each replaced file -> lines of its copy
     scanned  names of all `failed.jsonl` files that were searched for erased keys
-    erases   names of the files that are deleted after the commit, which include the replaced files
+    erases   names of all files to delete after the commit, including the replaced files
     """
 
     at: Location

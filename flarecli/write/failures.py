@@ -1,6 +1,6 @@
-"""Failed rows. `failed.jsonl` lists them in row order, each with the reason.
+"""Failed rows. `failed.jsonl` lists the failed rows in row order, with the reason of each failure.
 
-The file is part of the output, so it contains no secrets, and repeated packs write the same bytes.
+The file is part of the dataset: secrets are redacted, and repeated packs write the same bytes.
 """
 
 from __future__ import annotations
@@ -45,11 +45,13 @@ SKIP_HINT = "Use --on-error skip to omit such rows and list them in failed.jsonl
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A failed row: its position in the selection, key, column, kind of failure, and reason.
+    """A failed row.
 
+    row             position of the row in the selection
+    column          column that caused the failure; empty if unknown
     file, file_row  source file that contains the row, and the row number in that file; None if a
-                    query created the row
-    hint            names an option with which the row can be packed; not written to `failed.jsonl`
+                    query computed the row
+    hint            how to pack the row, such as an option; not written to `failed.jsonl`
     names_key       whether the reason begins with the key
     """
 
@@ -65,11 +67,11 @@ class Failure:
 
     @property
     def where(self) -> str:
-        """Address of the row for messages, including the source file if the file is known."""
+        """Source file and row number for messages; if the file is unknown, the row position."""
         return f"row {self.row}" if self.file is None else f"{self.file}[{self.file_row}]"
 
     def redacted(self) -> Failure:
-        """Return a copy for output files, in which secrets in addresses are redacted."""
+        """Return a copy in which secrets in URLs are redacted."""
         key = redact(self.key) if is_url(self.key) else redact_text(self.key)
         return replace(self, key=key, reason=redact_text(self.reason))
 
@@ -114,7 +116,7 @@ def count_failed(file: Location) -> Counter[str]:
 def drop_rows(
     batch: pa.RecordBatch, rows: IntArray, dropped: Iterable[int]
 ) -> tuple[pa.RecordBatch, IntArray]:
-    """Return a batch and its row positions, both without the rows at the indices `dropped`."""
+    """Remove rows from a batch and from its row positions. `dropped` lists rows of the batch."""
     keep = np.ones(len(rows), bool)
     keep[list(dropped)] = False
     return batch.filter(pa.array(keep)), rows[keep]
@@ -123,7 +125,7 @@ def drop_rows(
 def too_large(
     batch: pa.RecordBatch, rows: IntArray, key: str | None, max_bytes: int
 ) -> dict[int, Failure]:
-    """Return a failure for each row with a value above `max_bytes`: row in the batch -> failure.
+    """Find values of more than `max_bytes`: row in the batch -> failure.
 
     rows  int64 [rows]: the position of each row in the selection
     key   column that contains the keys of the rows
@@ -162,10 +164,10 @@ _COLUMNS_HINT = (
 
 
 def error_of(failure: Failure, address: object, hint: str = SKIP_HINT) -> FlareError:
-    """Return the error that ends a run at its first failed row.
+    """Return the error that ends a command at the first failed row.
 
-    address  address of the source, for a row without a file
-    hint     how to continue without failed rows
+    address  address of the source, for a row whose file is unknown
+    hint     default hint, for failures without a hint of their own
     """
     named = f"{failure.key}: " if failure.key and not failure.names_key else ""
     if failure.kind == "robots" or (failure.kind == "unsafe" and "--allow-" in failure.hint):
@@ -185,11 +187,11 @@ def error_of(failure: Failure, address: object, hint: str = SKIP_HINT) -> FlareE
 
 
 class Failed:
-    """The list of failed rows of one output.
+    """The failed rows of one dataset that is being written, in `failed.jsonl`.
 
-    state       bytes and counts that the journal of an interrupted run lists
+    state       state of `failed.jsonl` in the journal of an interrupted pack
     counts      kind of failure -> number of rows
-    unrecorded  failures that are not in the journal yet
+    unrecorded  failures that the journal does not cover yet
     """
 
     def __init__(self, at: Location, state: Mapping[str, Any] | None = None) -> None:
@@ -207,7 +209,7 @@ class Failed:
         return self.counts.total()
 
     def _truncate(self, size: int) -> None:
-        """Truncate the list to the size in the journal, because all later rows are processed again."""
+        """Truncate the file to the size in the journal. Later rows are packed again."""
         if self._list.size < size:
             raise FormatError(
                 f"file is {self._list.size} bytes; the journal lists {size}",
@@ -225,12 +227,12 @@ class Failed:
         self.counts[failure.kind] += 1
 
     def forget(self, until: int) -> None:
-        """Remove failures of rows before `until`, which the journal covers, from `unrecorded`."""
+        """Remove failures from `unrecorded` after the journal covers all rows before `until`."""
         while self.unrecorded and self.unrecorded[0].row < until:
             self.unrecorded.popleft()
 
     def settle(self, until: int) -> dict[str, Any]:
-        """Write the failures of rows before `until`, and return the state for the journal."""
+        """Write the failures of rows before `until`; return the file's state for the journal."""
         ready = [one for one in self._pending if one.row < until]
         self._pending = self._pending[len(ready) :]
         if ready:
@@ -241,7 +243,7 @@ class Failed:
         return {"bytes": self._sums.size, "kinds": dict(sorted(written.items()))}
 
     def files(self) -> dict[str, File]:
-        """Publish the list, and return its entry for the playlist; empty if no row failed."""
+        """Publish `failed.jsonl`; return it as name -> file, or an empty dict if no row failed."""
         self._list.publish()
         return {FAILED: File(FAILED, self._sums.size, self._sums.hex())} if self._sums.size else {}
 

@@ -1,8 +1,8 @@
-"""Link downloads: prefetch the addresses in link columns, and yield the bytes in row order.
+"""Link downloads: download the links in a batch ahead of their rows, and yield rows in order.
 
     batches -> slices of rows -> requests for the next slices -> engine -> rows in order -> Fetched
 
-A row fails if the response for its link is truncated, is an error page or has an empty body.
+A row fails if a response for one of its links is truncated, is a web page or has an empty body.
 """
 
 from __future__ import annotations
@@ -45,41 +45,41 @@ from flarecli.write.spool import FetchedLink, Spool, address_digest
 __all__ = ["BytesColumnBuilder", "Fetched", "Link", "fetch"]
 
 MAX_SLICE_ROWS = 1024
-MAX_ROWS_AHEAD = 4096  # maximum rows whose links are requested in advance
-MAX_RUN_ROWS = 128  # maximum rows to process in one step if all links are plain bytes
-# hints for a failed link if no earlier link was fetched
+MAX_ROWS_AHEAD = 4096  # maximum number of rows in slices whose links have been requested
+MAX_RUN_ROWS = 128  # maximum number of rows that `_take_run` copies in one call
+# hints for a missing link if no link was fetched before
 _GONE_HINT = "Check whether the links still exist."
 _NO_LINK_HINT = (
     "Check that --fetch names a column of URLs, or of paths relative to the folder of the source."
 )
-MAX_SHOWN_HINTS = 3  # maximum notes about private addresses, each with a different hint
-# Approximate downloaded bytes per output batch. A batch is in memory twice during its conversion,
-# and the last batch of a shard remains in memory.
+MAX_SHOWN_HINTS = 3  # maximum number of notes about private addresses
+# Approximate downloaded bytes per output batch. During its conversion, a batch is in memory twice.
 _BATCH_BYTES = 4 << 20
-# freed memory is reported in these steps, because each report wakes the engine
+# minimum number of freed bytes to report to the engine, because each report wakes the engine
 _RELEASE_BYTES = 1 << 20
-CHECK_S = 0.2  # interval at which a wait for a link saves the spool and reports progress
-# Maximum duration of the first wait for a link, which also ends when a much later link arrives. To
-# wake up for each response would be slower.
+CHECK_S = 0.2  # during a wait for a link, the interval between reports of progress
+# Maximum duration of the first wait for a link. This wait ends when a link MAX_RUN_ROWS later
+# arrives, because it would be slower to wake up for each response.
 _FIRST_WAIT_S = 0.003
-# kinds of files for which a web page is a valid value
+# kinds of files that may look like a web page
 _TEXT_KINDS = frozenset({"html", "xml", "json", "str"})
 _MARKUP_STARTS = frozenset(b"<\xef\t\n\v\f\r ")  # first bytes of a body that may be a web page
-# A column that fills less than 1/_MIN_FILL of its buffer is copied, so that it does not keep the
-# whole buffer in memory.
+# If a column fills less than 1/_MIN_FILL of a buffer, the bytes are copied, so that the column does
+# not keep the whole buffer in memory.
 _MIN_FILL = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Rows with the bytes of their links, in order.
+    """A batch in which the linked bytes have replaced the links.
 
     rows        int64 [rows of batch]: the position of each row in the selection
-    failures    failed rows, in order
-    until       all rows before this row are in this or an earlier Fetched, as data or as failures
-    extensions  column -> extension of the first row's link in lower case; empty if the link has
-                none
-    names       column -> link of each row, as written in the index
+    failures    failed rows, in row order
+    until       position in the selection: this and earlier Fetched objects contain all rows before
+                it, as data or as failures
+    extensions  column -> file extension in the link of the first row, in lower case; empty if that
+                link has no extension
+    names       column -> link of each row, in the form of the index
     """
 
     batch: pa.RecordBatch
@@ -90,9 +90,9 @@ class Fetched:
     names: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def without(self, failures: Mapping[int, Failure]) -> Fetched:
-        """Return a copy in which the given rows are failures.
+        """Return a copy without the rows that failed, and with their failures.
 
-        failures  row number in the batch -> failure
+        failures  row of the batch -> failure
         """
         if not failures:
             return self
@@ -107,7 +107,7 @@ class Fetched:
         )
 
 
-_CONSUMED = LinkFailure("", "")  # replaces bytes that were copied to a column, to free memory
+_CONSUMED = LinkFailure("", "")  # replaces downloaded bytes after they were copied to a column
 
 
 def fetch(
@@ -124,15 +124,15 @@ def fetch(
     progress: Progress,
     spool: Spool | None = None,
 ) -> Generator[Fetched, None, None]:
-    """Yield the batches with the linked bytes in place of each source column.
+    """Download the links in each batch, and yield batches with the bytes in place of the links.
 
-    Batches are in row order. Closing the iterator ends all transfers.
+    Rows keep their order. To stop all transfers, close the iterator.
 
-    at         folder of the index, to which links are relative
-    first_row  position of the first row in the selection
-    spool      provides the downloads of an earlier run, and saves the downloads of this run
-    ignore_robots_tag  also download objects whose X-Robots-Tag disallows their use
-    raises     UsageError if a source column is not text
+    at         folder of the index; relative links are relative to this folder
+    first_row  position in the selection of the first row of `batches`
+    spool      contains the downloads of an interrupted pack, and saves the downloads of this pack
+    ignore_robots_tag  True: also download objects whose X-Robots-Tag disallows their use
+    raises     UsageError if a link column is not text
     """
     if not links:
         for batch in batches:
@@ -173,8 +173,8 @@ def _slices(batches: Iterable[pa.RecordBatch], first: int) -> Iterator[tuple[pa.
 class _Slice:
     """Rows whose links have been requested.
 
-    first        position of the first row in the selection
-    texts        for each link column, the addresses of all rows
+    first        position in the selection of the first row
+    texts        one list for each link column: the links of all rows
     outcomes     outcome of each link, row by row; None until the outcome is known
     request      the request that was passed to the engine
     has_objects  True if a link names an object of a bucket
@@ -189,7 +189,7 @@ class _Slice:
 
 
 class _Fetcher:
-    """Fetcher that requests links ahead of their rows, and copies the responses to columns."""
+    """Fetcher that requests links in advance, and copies the downloaded bytes to columns."""
 
     def __init__(
         self,
@@ -204,8 +204,8 @@ class _Fetcher:
         progress: Progress,
     ) -> None:
         self._progress = progress
-        self._finished_rows = 0  # rows of the slices that are no longer in `slices`
-        self._reported_rows = self._reported_bytes = 0  # counts that were reported to `progress`
+        self._finished_rows = 0  # number of rows in the slices before `slices`
+        self._reported_rows = self._reported_bytes = 0  # rows and bytes reported to `progress`
         self._links, self._key, self._allow_empty = links, key, allow_empty
         self._obeys_robots_tag, self._robots_hint = not ignore_robots_tag, ""
         self._guard, self._limits, self._spool = guard, limits, spool
@@ -218,22 +218,25 @@ class _Fetcher:
         # the engine puts None into this queue when an awaited link arrives
         self._arrived = SimpleQueue[None]()
         self.slices = deque[_Slice]()
-        self._taken_rows: list[int] = []  # rows of the first slice that are in the builders
+        self._taken_rows: list[int] = []  # rows of the first slice whose bytes are in the builders
         self._builders = [BytesColumnBuilder(_BATCH_BYTES + _RELEASE_BYTES) for _ in links]
         self._yielded = deque[Fetched]()  # batches that may not have reached the Writer yet
         self._saved: dict[tuple[int, int], FetchedLink] = {}
         if spool is not None:
             spool.arrived, self._saved = self._fetched_links, spool.kept
         self._hints: dict[str, None] = {}  # distinct hints about private addresses, in order
-        self._next_order = 0  # order number of the next row's first link
+        self._next_order = 0  # number of all links before the next slice
         self._requested = self._fetched = self._fetched_bytes = 0
-        self._freed_bytes = 0  # freed bytes that were not reported to the engine yet
+        self._freed_bytes = 0  # number of freed bytes that were not reported to the engine yet
         self._release_bytes = min(_RELEASE_BYTES, limits.ahead_bytes // 8)
 
     # -- requests
 
     def start(self, batch: pa.RecordBatch, first: int) -> None:
-        """Request the links of a slice. `first` is the position of the slice's first row."""
+        """Request the links in a batch, and append a slice.
+
+        first  position in the selection of the first row
+        """
         texts = [address_texts(batch, link.source) for link in self._links]
         flat = (
             texts[0]
@@ -279,7 +282,7 @@ class _Fetcher:
     def _use_saved(
         self, texts: Sequence[str | None], outcomes: list[Outcome], first: int
     ) -> Iterator[int]:
-        """Set the outcomes of links that an earlier run downloaded, and yield their positions."""
+        """Use the downloads of an interrupted pack as outcomes; yield the index of each outcome."""
         for i, text in enumerate(texts):
             row, link = divmod(i, len(self._links))
             saved = self._saved.pop((first + row, link), None)
@@ -292,7 +295,7 @@ class _Fetcher:
     # -- reports
 
     def report_buckets(self, progress: Progress) -> None:
-        """Report each bucket to which a local index refers, once per bucket."""
+        """Report the new buckets to which a local index refers."""
         buckets = self._resolver.buckets
         new = [bucket for bucket, is_reported in buckets.items() if not is_reported]
         if new:
@@ -300,7 +303,7 @@ class _Fetcher:
             buckets.update(dict.fromkeys(new, True))
 
     def notes(self) -> Iterator[str]:
-        """Yield the notes about all transfers."""
+        """Yield notes that apply to all transfers."""
         for hint in self._hints:
             yield f"rows failed because of a private address: {hint[:1].lower()}{hint[1:]}"
         if hint := self._robots_hint:
@@ -312,13 +315,13 @@ class _Fetcher:
             yield f"{count} without a length: flare cannot detect whether the objects are truncated"
 
     def summary(self) -> str:
-        """Return one line with the numbers of fetched links and bytes."""
+        """Return a line with the number of fetched links and their size."""
         web = f", {self._requested} of them over HTTP" if self._requested else ""
         count, size = format_count(self._fetched, "link"), format_size(self._fetched_bytes)
         return f"fetched {count}, {size}{web}"
 
     def close(self) -> None:
-        """End all transfers."""
+        """Stop all transfers."""
         if self._engine is not None:
             self._engine.close()
         self._objects.close()
@@ -326,7 +329,7 @@ class _Fetcher:
     # -- rows
 
     def finish(self) -> Iterator[Fetched]:
-        """Wait for the rows of the first slice and yield them in batches."""
+        """Wait for the links of the first slice, and yield its rows in batches."""
         part = self.slices[0]
         keys = part.batch.column(self._key) if self._key is not None else None
         taken = self._taken_rows = []
@@ -342,7 +345,7 @@ class _Fetcher:
                     failures.append(_failure(part.first + row, key, *failed))
                 row += 1
             self._report(self._finished_rows + row, self._fetched_bytes)
-            # report a failed row before the wait for the next row
+            # yield a failure before a wait for the links of the next row
             is_due = bool(failures) and None in part.outcomes[row * width : (row + 1) * width]
             if is_due or self._fetched_bytes - bytes_before >= _BATCH_BYTES:
                 yield from self._yield(self._batch(part, taken, failures, row))
@@ -353,7 +356,7 @@ class _Fetcher:
             yield from self._yield(last)
 
     def _yield(self, fetched: Fetched) -> Iterator[Fetched]:
-        """Yield a batch, and keep the batch for the spool until the Writer has recorded its rows."""
+        """Yield a batch. Keep it for the spool until the spool reports that the Writer has it."""
         if self._spool is not None:
             self._yielded.append(fetched)
         self._taken_rows = []
@@ -366,7 +369,7 @@ class _Fetcher:
             self._yielded.popleft()
 
     def _fetched_links(self) -> Iterator[FetchedLink]:
-        """Yield all fetched links that may not have reached the Writer yet."""
+        """Yield the downloads of all rows that the Writer may not have received yet."""
         for fetched in self._yielded:
             for i, link in enumerate(self._links):
                 column, names = fetched.batch.column(link.name), fetched.names[link.name]
@@ -389,10 +392,11 @@ class _Fetcher:
                     yield FetchedLink(part.first + row, i, address, data, is_page)
 
     def _take_run(self, part: _Slice, row: int, max_bytes: int) -> int:
-        """Move the next rows whose links are plain bytes to the builders; return the row count.
+        """Copy the links of the next rows to the builders; return the number of copied rows.
 
-        Stop before a link that has not arrived, has failed, is empty or may be a web page, or when
-        the size of the rows reaches `max_bytes`.
+        This method copies only complete rows, and stops at a link that needs a check or a wait: a
+        link that has not arrived, has failed, is empty or may be a web page. It also stops when the
+        size of the copied links reaches `max_bytes`.
         """
         width, begin = len(self._links), row * len(self._links)
         outcomes = part.outcomes[begin : begin + MAX_RUN_ROWS * width]
@@ -412,8 +416,9 @@ class _Fetcher:
             taken: Any = outcomes[: rows * width]
             for i, builder in enumerate(self._builders):
                 builder.add(taken[i::width])
-            # An interrupt may occur between any two lines. The spool saves `_taken_rows` and the
-            # outcomes, so the outcomes must keep the bytes until `_taken_rows` contains the rows.
+            # An interrupt may occur after any line, and the spool then saves the links of
+            # `_taken_rows` and all outcomes. Therefore, `_taken_rows` must contain the rows before
+            # the outcomes are replaced.
             self._taken_rows += range(row, row + rows)
             part.outcomes[begin : begin + len(taken)] = [_CONSUMED] * len(taken)
             size = size if count == len(taken) else sum(map(len, taken))
@@ -425,9 +430,9 @@ class _Fetcher:
         return rows
 
     def _take_row(self, part: _Slice, row: int) -> tuple[str, LinkFailure] | None:
-        """Wait for the links of a row and move their bytes to the builders.
+        """Wait for the links of a row, and copy their bytes to the builders.
 
-        If a link has failed, move no bytes, and return the column and the failure.
+        If a link has failed, copy nothing, and return (column, failure).
         """
         width = len(self._links)
         values: list[bytes] = []
@@ -445,7 +450,7 @@ class _Fetcher:
             for builder, value in zip(self._builders, values, strict=True):
                 builder.add((value,))
             self._taken_rows.append(row)
-        part.outcomes[row * width : (row + 1) * width] = [_CONSUMED] * width  # to free memory
+        part.outcomes[row * width : (row + 1) * width] = [_CONSUMED] * width  # frees the bytes
         return failed
 
     def _value(self, part: _Slice, place: int, text: str, may_be_page: bool) -> bytes | LinkFailure:
@@ -473,7 +478,7 @@ class _Fetcher:
         else:
             try:
                 data = self._objects.read(outcome, text)
-            except CredentialsError:  # all later reads would fail too
+            except CredentialsError:  # all other reads from the bucket would fail too
                 raise
             except FlareError as error:
                 message = f"{redact(text)}: {error.message}"
@@ -509,8 +514,9 @@ class _Fetcher:
             request.awaited = min(place + MAX_RUN_ROWS, len(part.outcomes) - 1)
             with contextlib.suppress(Empty):
                 self._arrived.get(timeout=_FIRST_WAIT_S)
-            # The engine writes the outcome and then reads `awaited`; this code uses the reverse
-            # order, so no arrival is missed.
+            # The engine writes the outcome before it reads `awaited`, and this code writes
+            # `awaited` before it reads the outcome, so one of them always sees the change of the
+            # other.
             request.awaited = place
             while (outcome := part.outcomes[place]) is None:
                 with contextlib.suppress(Empty):
@@ -522,7 +528,7 @@ class _Fetcher:
         return outcome
 
     def _report_arrived(self) -> None:
-        """Report the rows that have arrived while `finish` waits for an earlier row."""
+        """Report all rows whose links have arrived, although `finish` waits for an earlier row."""
         width, rows, size = len(self._links), self._finished_rows, self._fetched_bytes
         for part in self.slices:
             waiting = set[int]()
@@ -535,7 +541,10 @@ class _Fetcher:
         self._report(rows, size)
 
     def _report(self, rows: int, size: int) -> None:
-        """Report the number of arrived rows and bytes, unless more were already reported."""
+        """Report the increase since the last report.
+
+        rows, size  total number of rows whose links have arrived, and the bytes of these links
+        """
         more_rows, more_bytes = rows - self._reported_rows, size - self._reported_bytes
         if more_rows > 0 or more_bytes > 0:
             self._reported_rows = max(rows, self._reported_rows)
@@ -543,7 +552,7 @@ class _Fetcher:
             self._progress.advance(max(0, more_rows), max(0, more_bytes))
 
     def _release(self, part: _Slice, place: int) -> None:
-        """Report the freed bytes and the next needed link to the engine."""
+        """Report to the engine how many bytes were freed, and which link is needed next."""
         if self._engine is not None:
             self._engine.release(self._freed_bytes, part.request.first + place)
             self._freed_bytes = 0
@@ -551,7 +560,7 @@ class _Fetcher:
     def _check_body(
         self, body: bytes, is_page: bool, text: str, may_be_page: bool
     ) -> LinkFailure | None:
-        """Return a failure if a body is empty or is an unexpected web page."""
+        """Return a failure for an empty body or an unexpected web page; otherwise None."""
         if not body:
             reason = f"{redact(text)}: no data (0 bytes)"
             return None if self._allow_empty else LinkFailure("empty", reason)
@@ -568,7 +577,10 @@ class _Fetcher:
     def _batch(
         self, part: _Slice, taken: list[int], failures: list[Failure], until: int
     ) -> Fetched:
-        """Return the rows in the builders as a batch."""
+        """Return the rows in the builders as a batch, with the failures.
+
+        until  row of the slice after the last processed row
+        """
         is_contiguous = bool(taken) and taken[-1] - taken[0] + 1 == len(taken)
         whole = (
             part.batch.slice(taken[0], len(taken))
@@ -600,7 +612,10 @@ class _Fetcher:
 
 
 def _fetched_bytes(outcome: Outcome) -> tuple[bytes | None, bool]:
-    """Return the downloaded bytes of a link, if any, and whether their Content-Type is HTML."""
+    """Return the downloaded bytes, and whether the server declared them as HTML.
+
+    The bytes are None if the download has failed or is not complete.
+    """
     if isinstance(outcome, FetchedLink):
         return outcome.data, outcome.is_page
     if isinstance(outcome, Page):
@@ -615,12 +630,12 @@ def _failure(row: int, key: str, column: str, failure: LinkFailure) -> Failure:
 
 
 class BytesColumnBuilder:
-    """Builder for large_binary columns that copies each value once. It is not thread-safe.
+    """Builder for large_binary columns. It is not thread-safe.
 
-    Arrow's allocator provides the buffer, because it neither clears memory nor returns memory to
-    the system between columns.
+    It copies each value once, to a buffer from Arrow's allocator. Unlike `bytearray`, that
+    allocator does not clear memory, and keeps freed memory for the next column.
 
-    max_bytes  size of the buffer; the values of a larger column are copied twice
+    max_bytes  size of the buffer; in a larger column, the values are copied twice
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -630,8 +645,8 @@ class BytesColumnBuilder:
 
     def _reset(self) -> None:
         self._size, self._offsets = 0, [0]
-        self._overflow: list[bytes] = []  # values for which the buffer had no space
-        self._used = 0  # number of used bytes in the buffer
+        self._overflow: list[bytes] = []  # values that did not fit in the buffer
+        self._used = 0  # number of bytes in the buffer that contain values
 
     def add(self, values: Sequence[bytes]) -> None:
         """Append values."""
@@ -649,7 +664,7 @@ class BytesColumnBuilder:
         self._size = size
 
     def peek(self, row: int) -> bytes | memoryview:
-        """Return the value at a position of the unfinished column."""
+        """Return the value of a row in the unfinished column."""
         in_buffer = len(self._offsets) - 1 - len(self._overflow)
         if row >= in_buffer:
             return self._overflow[row - in_buffer]
@@ -661,7 +676,7 @@ class BytesColumnBuilder:
         return len(self._offsets) - 1
 
     def finish(self) -> pa.Array:
-        """Return the finished column, and start the next column."""
+        """Return the column, and start the next column."""
         used = self._buffer[: self._used]
         if self._overflow:
             data = pa.py_buffer(b"".join((used, *self._overflow)))

@@ -1,15 +1,13 @@
 """A local folder as the target of a pack or an unpack, with a lock and a journal.
 
-`claim` also claims folders in buckets.
-
     OUT/.flare/          locked with flock while a process writes; the lock ends with the process;
                          Windows locks .OUT.flare-lock instead, because it cannot lock a folder
     OUT/.flare/lock      the owner: process id, host, start time
     OUT/.flare/journal   completed steps; while the journal exists, readers reject OUT
     OUT/.flare/*.part    files that are being written
 
-With `overwrite`, new files are written to the folder `.NAME.flare-new` next to OUT. `finish`
-renames this folder to OUT.
+With `overwrite`, new files are written to the folder `.OUT.flare-new` next to OUT. `finish` renames
+this folder to OUT.
 """
 
 from __future__ import annotations
@@ -43,15 +41,15 @@ __all__ = ["FolderTarget", "bucket_of", "check_target", "claim", "remove_unfinis
 
 _NO_LOCKS_HINT = "Write to a local disk or a bucket, then copy the result to this folder."
 _LOCK = os.O_WRONLY | descriptors.CREATE
-_claimed: dict[int, str] = {}  # file descriptor of a lock -> path of the locked scratch folder
+_claimed: dict[int, str] = {}  # file descriptor of a lock -> path of the scratch folder
 
 
 class FolderTarget(Target):
     """A target that is a local folder.
 
-    folder  folder to which files are written
-    final   folder that contains the files after `finish`
-    locks   True: create and lock the folder; False: only check it
+    folder  path of the folder to which files are written
+    final   path of this folder after `finish`
+    locks   True: create and lock the folder; False: only check the folder
     """
 
     def __init__(
@@ -71,7 +69,7 @@ class FolderTarget(Target):
                 where=redact(out),
                 hint="Name a folder; `flare pack` also writes to buckets.",
             )
-        if not local_path(out):  # an unset shell variable must not select the root folder
+        if not local_path(out):  # an empty shell variable must not select the root folder
             raise UsageError("the name of the output folder is empty", hint="Name a folder.")
         self.shown = local_path(out).rstrip("/") or "/"
         self.final = os.path.realpath(whole_path(self.shown))
@@ -84,13 +82,13 @@ class FolderTarget(Target):
         if overwrite:
             self.hint = f"Name another folder: --overwrite replaces only output of `flare {noun}`."
         final = Location(LocalStore(self.final, self.shown, maps=False))
-        is_begun = self._is_begun()  # unfinished output is removed in place, after locking
+        is_begun = self._is_begun()  # unfinished output is not replaced, but removed after locking
         self._replaces = (
             overwrite
             and not is_begun
             and (self.contents.is_finished(final) or os.path.isdir(self._sibling("new")))
         )
-        # the output is complete, but the process was killed before it removed the scratch folder
+        # an earlier process wrote all files, but was killed before it removed the scratch folder
         self._is_replaced = is_begun and os.path.isfile(os.path.join(self.final, PLAYLIST))
         if self._replaces or (is_begun and overwrite and not resume):
             self._check_replaceable()
@@ -121,7 +119,11 @@ class FolderTarget(Target):
             self.contents.check_replaceable(at, names, self.shown, self._is_begun())
 
     def _claim(self, resume: bool, overwrite: bool) -> None:
-        """Try once to lock the folder; return if another process has finished or removed it."""
+        """Try once to lock the folder.
+
+        If another process finishes or removes the folder at the same time, this method returns
+        without the lock.
+        """
         scratch, created = os.path.join(self.folder, SCRATCH), list[str]()
         if not os.path.isdir(scratch):
             if self._has_files():
@@ -140,7 +142,7 @@ class FolderTarget(Target):
             self._lock(fd, scratch, created)
             with contextlib.suppress(FileNotFoundError):
                 self._store.pin()
-            # check after `pin`, so that the lock and the store refer to the same folder
+            # compare after `pin`, so that the lock and the store refer to the same folder
             if not _is_same(fd, scratch):
                 return
             self._check_contents(resume, overwrite)
@@ -179,19 +181,19 @@ class FolderTarget(Target):
             ) from None
         except ReachError:
             for folder in created:
-                with contextlib.suppress(OSError):  # a folder that is not empty is in use
+                with contextlib.suppress(OSError):  # another process may use the folder
                     os.rmdir(folder)
             raise
 
     def _has_files(self) -> bool:
-        """Return whether the folder contains files that no running pack has written.
+        """Return whether the folder contains files but no scratch folder.
 
-        A pack creates its scratch folder first. If the scratch folder exists now, a pack
-        that started after the caller's check wrote the files.
+        The caller found no scratch folder. If one exists now, another process has created it since,
+        and has written the files after that.
         """
         try:
             names = os.listdir(self.folder)
-        except (FileNotFoundError, NotADirectoryError):  # `made_folder` reports a file at this path
+        except (FileNotFoundError, NotADirectoryError):  # for a file, `made_folder` raises an error
             return False
         return bool(names) and not os.path.isdir(os.path.join(self.folder, SCRATCH))
 
@@ -203,7 +205,7 @@ class FolderTarget(Target):
         }
         path = os.path.join(scratch, "lock")
         try:
-            if os.path.lexists(path):  # a copied folder may contain a link or a pipe at this path
+            if os.path.lexists(path):  # writing to a link or a pipe at this path would be unsafe
                 os.unlink(path)
             with open(os.open(path, _LOCK, 0o666), "w", encoding="utf-8") as file:
                 json.dump(owner, file)
@@ -211,7 +213,7 @@ class FolderTarget(Target):
             raise self._store.error(error, f"{SCRATCH}/lock") from None
 
     def check(self, now: bool = False) -> None:
-        """Raise ReachError if the folder is no longer the locked folder (device and inode)."""
+        """Raise ReachError if another folder is at the path of the locked folder."""
         self._store.check_root()
         if not _is_same(self._fd, os.path.join(self.folder, SCRATCH)):
             raise ReachError(
@@ -224,7 +226,7 @@ class FolderTarget(Target):
         try:
             self.check()
             if self._replaces:
-                self._check_replaceable()  # check again, because files may have been added
+                self._check_replaceable()  # again: during the pack, files may have been added
                 self._replace()
             elif self._is_replaced:
                 shutil.rmtree(self._sibling("old"), ignore_errors=True)
@@ -237,12 +239,12 @@ class FolderTarget(Target):
             self.release()
 
     def _replace(self) -> None:
-        """Rename the new folder to the final name.
+        """Rename the new folder to the final path, and remove the old folder.
 
-        With `overwrite` and `resume`, this method completes an interrupted rename.
+        If an earlier call was interrupted, this call completes the replacement.
         """
         old = self._sibling("old")
-        # a killed process may have left the old folder
+        # an interrupted call may have kept an old folder
         if os.path.isdir(old) and os.path.isdir(self.final):
             shutil.rmtree(old)
         if os.path.isdir(self.final):
@@ -264,7 +266,7 @@ class FolderTarget(Target):
     def abandon(self, keep: bool) -> None:
         with contextlib.suppress(OSError, UsageError):
             if not keep:
-                self.check()  # a folder that has replaced the locked folder must be kept
+                self.check()  # if another folder is at this path, it must not be removed
                 if not self._replaces:
                     self._check_replaceable()
                 self.contents.remove_begun(self.at, self.folder, self.shown)
@@ -285,12 +287,12 @@ class FolderTarget(Target):
     def _close_lock(self, fd: int) -> None:
         os.close(fd)
         if not descriptors.HAS_OPENAT:
-            with contextlib.suppress(OSError):  # Windows keeps a file that another process has open
+            with contextlib.suppress(OSError):  # Windows cannot delete an open file
                 os.unlink(self._sibling("lock"))
 
 
 def remove_unfinished_files() -> None:
-    """Remove unfinished files. Called before an exit that does not wait for the threads."""
+    """Remove the unfinished files of this process before an exit that does not wait for threads."""
     for fd, scratch in list(_claimed.items()):
         _remove_parts(fd, scratch)
 
@@ -298,8 +300,7 @@ def remove_unfinished_files() -> None:
 def _owner(scratch: str) -> str:
     """Return the owner of a lock, for messages.
 
-    The owner writes the lock file shortly after it locks the folder, so reading is retried for a
-    second.
+    The owner locks the folder before it writes the lock file, so reading is retried for a second.
     """
     for _ in range(20):
         with (
@@ -313,7 +314,7 @@ def _owner(scratch: str) -> str:
 
 
 def _missing_folders(path: str) -> list[str]:
-    """Return the folders in a path that do not exist yet, the deepest folder first."""
+    """Return a folder and its parent folders that do not exist, with the deepest folder first."""
     out = list[str]()
     while not os.path.lexists(path):
         out.append(path)
@@ -322,12 +323,15 @@ def _missing_folders(path: str) -> list[str]:
 
 
 def _open_scratch(fd: int, path: str) -> OpenFolder:
-    """Return the locked scratch folder. On Windows, the locked file `fd` is next to the output folder."""
+    """Return the scratch folder for use with `descriptors.in_folder`.
+
+    On Windows, `fd` is not the scratch folder but a lock file, so the result is the path.
+    """
     return fd if descriptors.HAS_OPENAT else path
 
 
 def _remove_parts(fd: int, path: str) -> None:
-    """Remove unfinished files from the scratch folder `path`, whose lock is `fd`."""
+    """Remove unfinished files from the scratch folder at `path`; `fd` is the lock."""
     scratch = _open_scratch(fd, path)
     with contextlib.suppress(OSError):
         for name in os.listdir(scratch):
@@ -337,7 +341,7 @@ def _remove_parts(fd: int, path: str) -> None:
 
 
 def _is_same(fd: int, path: str) -> bool:
-    """Return whether an open scratch folder is still at its path."""
+    """Return whether the open folder `fd` is the folder at `path`."""
     if not descriptors.HAS_OPENAT:
         return os.path.isdir(path)
     try:
@@ -349,9 +353,9 @@ def _is_same(fd: int, path: str) -> bool:
 def claim(
     out: Address, *, resume: bool = False, overwrite: bool = False, guard: Guard | None = None
 ) -> Target:
-    """Claim a folder, on a disk or in a bucket, for a pack.
+    """Lock a folder, on a disk or in a bucket, for a pack.
 
-    raises  UsageError if `out` cannot be written to; the errors of `Target`; for a finished
+    raises  UsageError if flare cannot write to `out`; the errors of `Target`; for a finished
             dataset, also the errors of `check_files`
     """
     out = address_text(out)
@@ -361,7 +365,7 @@ def claim(
     if at is None:
         target = FolderTarget(out, resume=resume, overwrite=overwrite)
     else:
-        # imported late, because the imported module loads a bucket client
+        # imported late, because this module loads a bucket client
         from flarecli.write.bucket_target import BucketTarget
 
         target = BucketTarget(at, resume=resume, overwrite=overwrite)
@@ -373,7 +377,7 @@ def claim(
 def check_target(
     out: Address, *, resume: bool = False, overwrite: bool = False, guard: Guard | None = None
 ) -> None:
-    """Check a target like `claim`, without a lock and without writing. A bucket is not read.
+    """Check a target like `claim`, but write nothing. For a bucket, check only the address.
 
     raises  the errors of `claim`
     """
@@ -388,7 +392,7 @@ def check_target(
 def bucket_of(out: str, guard: Guard | None = None) -> Location | None:
     """Return the location of a target in a bucket; None for a local folder.
 
-    raises  UsageError if `out` cannot be written to
+    raises  UsageError if flare cannot write to `out`
     """
     if not is_url(out) or scheme_of(out) == "file":
         return None

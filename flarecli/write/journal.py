@@ -1,17 +1,18 @@
 """The journal of a pack, with one JSON line per step. Each line is durable before the next step.
 
-    {"flare": VERSION, "format": …, "source": …, "options": …}     source and options, and `parts`:
-                                                                   N of `--part K/N`
-    {"columns": [[name, encoding], …], "schema": {…}, "extensions": {…}}  once known
-    {"shard": …, "rows": …, "next": …, "files": […], "failed": …}  a durable shard
+    {"flare": VERSION, "format": …, "source": …, "options": …}     the first line, the head; for
+                                                                   `--part K/N`, `parts` is N
+    {"columns": [[name, encoding], …], "schema": {…}, "extensions": {…}}  when the columns are known
+    {"shard": …, "rows": …, "next": …, "files": […], "failed": …}  for each durable shard
 
-`schema` and `extensions` are the playlist headers of the same names, and are missing if the playlist
-has no such header.
-`next` is the first row of the next shard in the selection; `failed` is the state of `failed.jsonl`.
-If the checksum of the source is computed while the source is read, `source` in the first line is
-the checksum of the source's sizes and footers. Each later line then has a key `source` with the
-number of bytes read so far and their checksum. A resumed pack raises UsageError if its source
-starts with different bytes. An incomplete last line is ignored.
+`schema` and `extensions` are the playlist headers of the same names. A line does not contain them
+if the playlist has no such header. `next` is the position in the selection of the next shard's
+first row. `failed` is the state of `failed.jsonl`. An incomplete last line is ignored.
+
+The checksum of the source may be computed while a pack reads the source. In this case, `source` in
+the head is the checksum of file sizes and footers, and each later line has a key `source` with the
+number of bytes that were read so far and their checksum. A resumed pack raises UsageError if the
+source starts with different bytes.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ _CHANGED = "another source, or before the source was changed"
 class Journal:
     """The journal of one target.
 
-    head      source and options, which must equal the head of an existing journal
-    checksum  checksum of the source, computed while the source is read; a journal may
-              contain the checksum of the complete source instead
+    head      source and options; they must equal the head of an existing journal
+    checksum  checksum of the source that is computed while the source is read; None if `head`
+              contains the checksum of the complete source
     columns   (name, encoding) of each column; None if unknown
     schema    playlist header with the Arrow types of the packed table; None without such a header
     extensions  playlist header with the file extensions of the columns
-    shards    one entry for each finished shard, in order
+    shards    journal lines of the durable shards, in order
     raises    UsageError if a different pack wrote the journal; FormatError if the journal is
               damaged; ReachError if the journal cannot be written
     """
@@ -58,7 +59,7 @@ class Journal:
         self.schema: Mapping[str, Any] | None = None
         self.extensions: Mapping[str, str] = {}
         self.shards: list[dict[str, Any]] = []
-        self.is_kept = False  # True keeps the folder for a resume even without a finished shard
+        self.is_kept = False  # True: an abandoned pack can be resumed even without a durable shard
         try:
             self._load(dict(head))
         except BaseException:
@@ -75,7 +76,7 @@ class Journal:
             return
         first, *rest = _checked(lines, self._at)
         head = json.loads(json.dumps(head))
-        # A journal of an earlier version of flare contains the checksum of the complete source.
+        # earlier versions of flare wrote the checksum of the complete source to the head
         if self._checksum is not None and first != head == {**first, "source": head["source"]}:
             head["source"], self._checksum = self._checksum.total(), None
         if first != head:
@@ -98,7 +99,7 @@ class Journal:
             and not self._checksum.matches(state)
         ):
             raise self._of_another(_CHANGED)
-        if good < stop:  # the rows in later lines are written again
+        if good < stop:  # the files of the next line are missing, so its rows are packed again
             self._log.cut(good)
 
     def _of_another(self, difference: str) -> UsageError:
@@ -109,14 +110,14 @@ class Journal:
         )
 
     def source_state(self) -> list[Any] | None:
-        """Return the number of source bytes read so far, and their checksum.
+        """Return the number of bytes that were read from the source so far, and their checksum.
 
-        Return None if the checksum was known before the pack started.
+        The result is None if the checksum of the source was known before the pack started.
         """
         return None if self._checksum is None else self._checksum.state()
 
     def source_matches(self, state: Any) -> bool:
-        """Return whether the source starts with the bytes of a `source_state` result."""
+        """Return whether the source starts with the bytes that a `source_state` describes."""
         return state is None if self._checksum is None else self._checksum.matches(state)
 
     def record_columns(
@@ -125,7 +126,7 @@ class Journal:
         schema: Mapping[str, Any] | None = None,
         extensions: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Record the columns, and the playlist headers with their Arrow types and extensions."""
+        """Record the columns, and the playlist headers `schema` and `extensions`."""
         self.columns, self.schema, self.extensions = columns, schema, extensions
         entry: dict[str, Any] = {"columns": columns}
         if schema is not None:
@@ -137,7 +138,11 @@ class Journal:
     def record_shard(
         self, rows: int, next: int, files: tuple[File, ...], failed: Mapping[str, Any]
     ) -> None:
-        """Record a durable shard, the next shard's first row, and the state of `failed.jsonl`."""
+        """Record a durable shard.
+
+        next    position in the selection of the next shard's first row
+        failed  state of `failed.jsonl`
+        """
         entry = {
             "shard": files[0].name,
             "rows": rows,
@@ -155,14 +160,14 @@ class Journal:
             "failed": dict(failed),
         }
         self._note(entry)
-        self.shards.append(entry)  # only after the journal line was written
+        self.shards.append(entry)  # last, because `_note` may raise an error
 
     def _note(self, entry: dict[str, Any]) -> None:
         source = {} if self._checksum is None else {"source": self._checksum.state()}
         self._log.append(format_line({**entry, **source}))
 
     def close(self) -> None:
-        """Close the journal file. The file exists until the target is finished."""
+        """Close the journal. `Target.finish` deletes it."""
         self._log.close()
 
 
@@ -177,16 +182,16 @@ def _checked(lines: list[LogLine], at: Location) -> list[dict[str, Any]]:
 
 
 def _start_again_hint(at: Location) -> str:
-    """Return the hint for a journal that cannot be continued.
+    """Return the hint for a pack that cannot be resumed.
 
-    For parts by `--part`, the hint does not name --overwrite, which would remove the parts of other
-    jobs.
+    For a pack with `--part K/N`, the hint does not name --overwrite, which would remove the parts
+    of other jobs.
     """
     return parts_hint(at) or "Use --overwrite to start again."
 
 
 def _are_columns(value: Any) -> bool:
-    """Return whether a value is a list of (name, encoding) pairs of strings."""
+    """Return whether a value from JSON is a list of pairs of strings."""
     return isinstance(value, list) and all(
         isinstance(one, list) and len(one) == 2 and all(isinstance(text, str) for text in one)
         for one in value
@@ -194,7 +199,7 @@ def _are_columns(value: Any) -> bool:
 
 
 def _has_files(entry: dict[str, Any], sizes: Mapping[str, int]) -> bool:
-    """Return whether the files of a shard exist with the listed sizes."""
+    """Return whether the files in a journal line for a shard exist with the listed sizes."""
     with contextlib.suppress(Exception):
         files = [File(**file) for file in entry["files"]]
         is_valid = all(isinstance(entry[name], int) for name in ("rows", "next")) and isinstance(
@@ -212,7 +217,7 @@ def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
             continue
         if isinstance(one, dict) and isinstance(two, dict):
             return _difference(one, two)
-        if key == "source":  # checksums would not help the user
+        if key == "source":  # two checksums would not help the user
             return _CHANGED
         if key == "parts":
             wanted = "" if two is None else f", not --part K/{two}"

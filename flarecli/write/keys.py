@@ -1,9 +1,10 @@
 """Detection of duplicate keys in bounded memory.
 
-Each distinct key has a record: its 64-bit hash, its first row, and the position of its bytes in a
-log. Records are kept in runs that are sorted by hash and merged as they grow. Large runs and the
-log are temporary files. A Bloom filter with 2 bytes per key finds almost all new keys, so few keys are
-searched in the runs. Keys with equal hashes are compared byte by byte.
+Each distinct key has a record: the 64-bit hash of the key, its first row, and the position of its
+bytes in a log. A sorted run is a list of records in hash order. Each batch adds a small sorted run,
+and small runs are merged into larger runs, as in a merge sort. Large runs and the log are temporary
+files. A Bloom filter with 2 bytes per key recognizes almost all new keys, so few keys are searched
+in the runs. Keys with equal hashes are compared byte by byte.
 """
 
 from __future__ import annotations
@@ -30,21 +31,22 @@ from flarecli.storage.local import temporary_file_error
 __all__ = ["Keys", "is_empty_key", "key_bytes", "key_text"]
 
 Hashes = npt.NDArray[np.uint64]
-Records = npt.NDArray[np.void]  # with the fields of _RECORD
+Records = npt.NDArray[np.void]  # array of dtype _RECORD
 
 _RECORD = np.dtype([("hash", "<u8"), ("row", "<i8"), ("start", "<i8"), ("length", "<i8")])
-_PAGE_RECORDS = 128  # records that are read together: 4 KiB
-_MEMORY_RECORDS = 1 << 17  # maximum records of a run in memory
-_LOG_MEMORY_BYTES = 4 << 20  # key bytes that are kept in memory before they are written
-_FAN_IN = 8  # runs that are merged into one
-_SEARCHED_KEYS = 1024  # maximum keys that are searched together, with one page for each
-_MIN_FILTER_BITS, _MAX_FILTER_BITS = 10, 27  # log2 of the words of the Bloom filter: 8 kB, 1 GiB
+_PAGE_RECORDS = 128  # number of records in a page of a file: 4 KiB
+_MEMORY_RECORDS = 1 << 17  # maximum number of records of a run in memory
+_LOG_MEMORY_BYTES = 4 << 20  # size of the keys in memory at which they are written to the log file
+_FAN_IN = 8  # number of runs to merge into one run
+_SEARCHED_KEYS = 1024  # maximum number of keys to search at a time; a search reads a page per key
+# log2 of the minimum (8 kB) and the maximum (1 GiB) number of words in the Bloom filter
+_MIN_FILTER_BITS, _MAX_FILTER_BITS = 10, 27
 _WORD_KEYS = 4  # maximum average number of keys per word of the Bloom filter
 _HASH_BITS = 64
 
 
 class _MemoryRun:
-    """Records in memory, sorted by hash."""
+    """A sorted run in memory."""
 
     def __init__(self, records: Records) -> None:
         self.records = records
@@ -66,11 +68,11 @@ class _MemoryRun:
         return queries, self.records[positions]
 
     def close(self) -> None:
-        """Release nothing, because the memory is released with the object."""
+        """Do nothing, because this run has no file."""
 
 
 class _FileRun:
-    """Records in a temporary file, sorted by hash. The first hash of each page is in memory."""
+    """A sorted run in a temporary file. `_fences` contains the first hash of each page."""
 
     def __init__(self, parts: Iterable[Records]) -> None:
         self._file = tempfile.TemporaryFile(prefix="flare-", buffering=0)  # noqa: SIM115 - closed by `close`
@@ -80,7 +82,7 @@ class _FileRun:
             for part in parts:
                 _write(self._file, part.view(np.uint8))
                 fence = part["hash"][-self._count % _PAGE_RECORDS :: _PAGE_RECORDS]
-                fences.append(fence.copy())  # a view would keep all records in memory
+                fences.append(fence.copy())  # a view would keep all records of `part` in memory
                 self._count += len(part)
         except BaseException:
             self.close()
@@ -91,14 +93,14 @@ class _FileRun:
         return self._count
 
     def read(self, start: int, stop: int) -> Records:
-        """Return the records in a range of positions; the range may exceed the end."""
+        """Return the records in a range of positions. `stop` may exceed the number of records."""
         size = (stop - start) * _RECORD.itemsize
         data = descriptors.pread(self._file.fileno(), size, start * _RECORD.itemsize)
         return np.frombuffer(data, _RECORD)
 
     def find(self, hashes: Hashes) -> tuple[IntArray, Records]:
         """For each record with a given hash, return the position of the hash, and the record."""
-        # Records with the first hash of a page may begin on the previous page.
+        # If a page starts with a given hash, the previous page may end with the same hash.
         queries, pages = _ranges(
             np.maximum(np.searchsorted(self._fences, hashes, "left") - 1, 0),
             np.searchsorted(self._fences, hashes, "right"),
@@ -115,7 +117,7 @@ class _FileRun:
         return queries[at], records[which[at], position]
 
     def close(self) -> None:
-        """Remove the file."""
+        """Close and remove the temporary file."""
         self._file.close()
 
 
@@ -123,9 +125,9 @@ _Run = _MemoryRun | _FileRun
 
 
 def _ranges(starts: IntArray, stops: IntArray) -> tuple[IntArray, IntArray]:
-    """Return the numbers in all ranges, each with the position of its range.
+    """List the integers in several ranges; return (index of the range, integer) for each integer.
 
-    starts, stops  int64 [ranges]; a range is empty if its start is not below its stop
+    starts, stops  int64 [ranges]; a range is empty if its start is at or above its stop
     """
     counts = np.maximum(stops - starts, 0)
     ranges = np.repeat(np.arange(len(counts)), counts)
@@ -140,7 +142,10 @@ def _write(file: IO[bytes], data: Any) -> None:
 
 
 def _merged(runs: Sequence[_Run], step: int) -> Iterator[Records]:
-    """Yield the records of several runs, sorted by hash; read `step` records at once."""
+    """Merge sorted runs: yield their records in hash order, in several arrays.
+
+    step  number of records to read from a run at a time
+    """
     ends = [0] * len(runs)
     unmerged = [np.zeros(0, _RECORD)] * len(runs)
     while True:
@@ -148,7 +153,8 @@ def _merged(runs: Sequence[_Run], step: int) -> Iterator[Records]:
             if not len(unmerged[i]) and ends[i] < len(run):
                 unmerged[i] = run.read(ends[i], ends[i] + step)
                 ends[i] += len(unmerged[i])
-        # The hash of an unread record is not lower than the last hash that was read from its run.
+        # `limits` has the last hash that was read from each unfinished run. The unread records of a
+        # run have this hash or a higher hash.
         limits = [
             one["hash"][-1]
             for one, end, run in zip(unmerged, ends, runs, strict=True)
@@ -162,17 +168,17 @@ def _merged(runs: Sequence[_Run], step: int) -> Iterator[Records]:
         if not len(part):
             return
         unmerged = [one[count:] for one, count in zip(unmerged, counts, strict=True)]
-        yield part.take(np.argsort(part["hash"]))  # `take` is faster than indexing
+        yield part.take(np.argsort(part["hash"]))  # for records, `take` is faster than `[]`
 
 
 def _joined(parts: Iterable[Records]) -> Records:
-    """Concatenate records as bytes, because numpy would copy one field after the other."""
+    """Concatenate records as bytes. Otherwise, numpy would copy field by field, which is slower."""
     raw = f"V{_RECORD.itemsize}"
     return np.concatenate([part.view(raw) for part in parts]).view(_RECORD)
 
 
 class _Log:
-    """The bytes of all keys, in a temporary file except for the last bytes."""
+    """The bytes of all keys. The last keys are in memory, and all others in a temporary file."""
 
     def __init__(self) -> None:
         self._file: IO[bytes] | None = None
@@ -180,7 +186,7 @@ class _Log:
         self._tail = bytearray()
 
     def append(self, data: bytes) -> int:
-        """Add bytes; return their position."""
+        """Append bytes; return the position of the first byte."""
         start = self._written + len(self._tail)
         self._tail += data
         if len(self._tail) > _LOG_MEMORY_BYTES:
@@ -199,15 +205,15 @@ class _Log:
         return descriptors.pread(self._file.fileno(), length, start)
 
     def close(self) -> None:
-        """Remove the file."""
+        """Close and remove the temporary file."""
         if self._file is not None:
             self._file.close()
 
 
 class _BloomFilter:
-    """Approximate set of hashes: a search may return True for a hash that was not added.
+    """Bloom filter: approximate set of hashes.
 
-    Each hash sets six bits of one 64-bit word (Putze, Sanders, Singler: "Cache-, Hash- and
+    Each hash sets up to six bits of one 64-bit word (Putze, Sanders, Singler: "Cache-, Hash- and
     Space-Efficient Bloom Filters", 2007).
 
     bits  log2 of the number of words
@@ -226,7 +232,10 @@ class _BloomFilter:
         self._words[words[firsts]] |= np.bitwise_or.reduceat(_word_bits(hashes), firsts)
 
     def contains(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
-        """Return whether each hash may have been added; False means that it was not added."""
+        """Return False for each hash that was not added, and True for each other hash.
+
+        For a few hashes that were not added, the result is also True.
+        """
         bits = _word_bits(hashes)
         found: npt.NDArray[np.bool_] = self._words[hashes >> self._shift] & bits == bits
         return found
@@ -241,9 +250,9 @@ def _word_bits(hashes: Hashes) -> Hashes:
 
 
 def key_text(key: pa.Scalar) -> str:
-    """Return a key as text for reports.
+    """Return a key as text for messages and `failed.jsonl`.
 
-    Secrets in addresses are redacted, invalid UTF-8 is escaped, and a null is an empty string.
+    Secrets in URLs are redacted, invalid UTF-8 is escaped, and a null becomes empty text.
     """
     if not key.is_valid:
         return ""
@@ -254,9 +263,9 @@ def key_text(key: pa.Scalar) -> str:
 
 
 def key_bytes(keys: pa.Array) -> pa.Array:
-    """Return keys as large_binary [rows]: text in UTF-8, and numbers as decimal text.
+    """Convert keys to large_binary [rows], so that keys of different types can be compared.
 
-    Keys of different types can then be compared.
+    Text is UTF-8, and numbers are decimal text.
     """
     if pa.types.is_dictionary(keys.type):
         keys = keys.dictionary_decode()
@@ -266,10 +275,7 @@ def key_bytes(keys: pa.Array) -> pa.Array:
 
 
 def is_empty_key(keys: pa.Array) -> npt.NDArray[np.bool_]:
-    """Return whether each key is null, empty or NaN. A NaN is not equal to any key.
-
-    return  bool [rows]
-    """
+    """Return whether each key is null, empty or NaN: bool [rows]."""
     null = (
         keys.is_null().to_numpy(zero_copy_only=False)
         if keys.null_count
@@ -284,13 +290,13 @@ def is_empty_key(keys: pa.Array) -> npt.NDArray[np.bool_]:
 
 
 class Keys:
-    """Index that finds each row whose key occurs in an earlier row.
+    """Index of all keys so far. It finds rows whose key occurs in an earlier row.
 
-    `close` removes the temporary files, which have no names.
+    `close` removes the temporary files. They have no names, so none remains after a crash.
     """
 
     def __init__(self) -> None:
-        # A run in tier k was merged from _FAN_IN**k batches.
+        # list of the runs in each tier; a run in tier k contains the keys of _FAN_IN**k batches
         self._tiers: list[list[_Run]] = []
         self._log = _Log()
         self._count, self._filter_bits = 0, _MIN_FILTER_BITS
@@ -312,10 +318,10 @@ class Keys:
         """Add a batch of keys; return the first row with each key, or -1 for a new key.
 
         keys    text, bytes or numbers [rows], of the same type in all batches; a null is always new
-        rows    int64 [rows]: the number of each row; an int is the number of the first row if the
-                rows are consecutive
+        rows    int64 [rows]: the number of each row; for consecutive rows, the number of the first
+                row as an int
         return  int64 [rows]
-        raises  ReachError if the temporary files cannot be written
+        raises  ReachError if the temporary files cannot be read or written
         """
         if isinstance(rows, int):
             rows = np.arange(rows, rows + len(keys), dtype=np.int64)
@@ -346,10 +352,9 @@ class Keys:
         return out
 
     def find(self, keys: pa.Array) -> IntArray:
-        """Return the first row with each key, or -1 for an unknown key or a null. No key is added.
+        """Return the first row with each key, or -1 for an unknown key or a null: int64 [rows].
 
-        keys    of the same type as in `seen` [rows]
-        return  int64 [rows]
+        keys    keys to find [rows], of the same type as the keys in `seen`; they are not added
         raises  ReachError if the temporary files cannot be read
         """
         if pa.types.is_dictionary(keys.type):
@@ -368,11 +373,14 @@ class Keys:
         return out
 
     def _runs(self) -> list[_Run]:
-        """Return all runs, the largest first."""
+        """Return the runs of all tiers, the highest tier first."""
         return list(chain.from_iterable(reversed(self._tiers)))
 
     def _find(self, hashes: Hashes, values: npt.NDArray[np.object_] | None) -> IntArray:
-        """Return the first row of each key, or -1 for an unknown key."""
+        """Return the first row of each key, or -1 for an unknown key: int64 [keys].
+
+        values  bytes of the keys; None if equal hashes imply equal keys
+        """
         rows = np.full(len(hashes), -1, np.int64)
         for run in self._runs():
             unknown = np.flatnonzero(rows < 0)
@@ -393,7 +401,7 @@ class Keys:
         return rows
 
     def _add(self, hashes: Hashes, rows: IntArray, values: npt.NDArray[np.object_] | None) -> None:
-        """Add keys that are new, sorted by hash."""
+        """Add new keys. The arguments are in the order of the hashes."""
         if not len(hashes):
             return
         records = np.zeros(len(hashes), _RECORD)
@@ -410,7 +418,7 @@ class Keys:
         if bits == self._filter_bits:
             self._filter.add(hashes)
             return
-        del self._filter  # before the memory of the next filter is allocated
+        del self._filter  # frees its memory before the next filter is allocated
         self._filter_bits, self._filter = bits, _BloomFilter(bits)
         for run in self._runs():
             for begin in range(0, len(run), _MEMORY_RECORDS):
@@ -418,7 +426,7 @@ class Keys:
                 self._filter.add(np.ascontiguousarray(part["hash"]))
 
     def _add_run(self, run: _Run) -> None:
-        """Add a run to the first tier, and merge the runs of each full tier."""
+        """Add a run to the first tier. Merge a full tier into one run of the next tier."""
         for tier in self._tiers:
             tier.append(run)
             if len(tier) < _FAN_IN:
@@ -433,16 +441,16 @@ class Keys:
 
 
 def _new_run(parts: Iterable[Records], size: int) -> _Run:
-    """Return a run with sorted records, in memory if it is small enough."""
+    """Return a sorted run with `size` records: in memory if it is small, otherwise in a file."""
     if size > _MEMORY_RECORDS:
         return _FileRun(parts)
     return _MemoryRun(_joined(parts))
 
 
 def _hashed(keys: pa.Array) -> tuple[Hashes, npt.NDArray[np.object_] | None]:
-    """Return the hashes of keys without nulls, and their bytes.
+    """Return the hashes and the bytes of all keys that are not null.
 
-    The bytes are None if different keys have different hashes.
+    For integers, the bytes are None, because different integers have different hashes.
     """
     if pa.types.is_integer(keys.type):
         return mix64(keys.drop_null().to_numpy().astype(np.uint64)), None
@@ -456,9 +464,10 @@ def _hashed(keys: pa.Array) -> tuple[Hashes, npt.NDArray[np.object_] | None]:
 
 
 def _first_positions(hashes: Hashes, values: npt.NDArray[np.object_] | None) -> IntArray:
-    """Return the position of the first equal key for each key.
+    """Return for each key the position of the first key that is equal: int64 [keys].
 
-    hashes  sorted; keys with equal hashes are in the order of their rows
+    hashes  sorted hashes of the keys; keys with equal hashes are in row order
+    values  bytes of the keys; None if equal hashes imply equal keys
     """
     firsts = np.arange(len(hashes))
     is_repeated = np.zeros(len(hashes), bool)

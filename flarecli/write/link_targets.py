@@ -1,8 +1,8 @@
 """Link targets: resolve the addresses in an index, and read files and bucket objects.
 
-Any index may refer to public web addresses; private addresses require an option. A local index may
-also refer to files in its own folder, and to bucket objects, which are read with the user's
-credentials.
+An index may refer to public web servers; servers with private addresses require an option. A local
+index may also refer to files in the folder of the index, and to bucket objects. Bucket objects are
+read with the user's credentials.
 """
 
 from __future__ import annotations
@@ -38,12 +38,17 @@ __all__ = [
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 _HTTP = re.compile(r" *https?:", re.IGNORECASE)
 _EXTENSION = re.compile(r"[a-z0-9]{1,12}")
-_READ_AHEAD = 16  # maximum number of bucket objects to read in parallel
+_READ_AHEAD = 16  # maximum number of bucket objects to read in advance
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Column of addresses (`source`), and column for the bytes (`name`) with an optional encoding."""
+    """A link column.
+
+    source    name of the column with the addresses
+    name      name of the packed column with the downloaded bytes
+    encoding  encoding of the packed column; None for the default encoding
+    """
 
     source: str
     name: str
@@ -52,14 +57,15 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class LinkFailure:
-    """A failed link: the kind of failure, the reason, and an optional hint."""
+    """The failure of a link. The fields have the same meaning as in `Failure`."""
 
     kind: str
     reason: str
     hint: str = ""
 
 
-# Outcome of a link; None during a download, a Location or Future for a file that is not read yet
+# Outcome of a link: None during a download; a Location for a file or bucket object before the read;
+# a Future for a bucket object during the read.
 Outcome: TypeAlias = (
     "bytes | FetchedLink | Page | Fault | LinkFailure | Location"
     " | Future[bytes | LinkFailure | None] | None"
@@ -69,7 +75,7 @@ Outcome: TypeAlias = (
 class LinkResolver:
     """Resolver for the addresses in an index. Relative addresses are relative to `index_folder`.
 
-    buckets  bucket to which a local index refers -> True if the bucket was already reported
+    buckets  bucket to which a local index refers -> whether the bucket was reported to the user
     """
 
     def __init__(self, index_folder: Location, guard: Guard) -> None:
@@ -78,7 +84,11 @@ class LinkResolver:
         self.buckets: dict[str, bool] = {}
 
     def resolve(self, text: str | None, source: str) -> Address | Location | LinkFailure:
-        """Return the target of the address in column `source`, or a failure."""
+        """Return the target of an address, or a failure.
+
+        text    address in the index
+        source  name of the column with the address, for the failure
+        """
         if not text:
             return LinkFailure("null", f"{source} is {'null' if text is None else 'empty'}")
         try:
@@ -105,7 +115,7 @@ class LinkResolver:
         target = self._at.join(text)
         if self._is_local and not target.is_local and (bucket := bucket_in(text)):
             self.buckets.setdefault(bucket, False)
-        # In a remote index, the key of a bucket object may be a web address.
+        # compare `str(target)`, because the path of a bucket object may look like a web address
         if self._is_local or target.is_local or not _HTTP.match(str(target)):
             return target
         return parse(target.path)
@@ -114,7 +124,7 @@ class LinkResolver:
 class ObjectReader:
     """Reader of linked files and bucket objects. Relative links are relative to `index_folder`.
 
-    Small objects are read ahead on threads; large objects are read when their row is processed.
+    Threads read small bucket objects in advance. A large object is read when its row is processed.
     """
 
     def __init__(self, index_folder: Location, limits: Limits) -> None:
@@ -122,7 +132,10 @@ class ObjectReader:
         self._in_flight = set[Future[bytes | LinkFailure | None]]()
 
     def read_ahead(self, outcomes: list[Outcome], start: int) -> None:
-        """Start reading the next bucket objects, and replace their Locations with Futures."""
+        """Start to read the bucket objects among the next outcomes.
+
+        Each Location of a bucket object is replaced with a Future.
+        """
         for i in range(start, min(start + _READ_AHEAD, len(outcomes))):
             target = outcomes[i]
             if isinstance(target, Location) and not target.is_local:
@@ -131,7 +144,7 @@ class ObjectReader:
                 future.add_done_callback(self._in_flight.discard)
 
     def _read_small(self, at: Location) -> bytes | LinkFailure | None:
-        """Return the bytes of an object; None if the object is too large to be read ahead."""
+        """Return the bytes of an object; None if the object is too large to be read in advance."""
         size = _size(at)
         if self._limits.ahead_bytes // _READ_AHEAD < size <= self._limits.max_bytes:
             return None
@@ -153,15 +166,15 @@ class ObjectReader:
         return at.read(0, size)
 
     def close(self) -> None:
-        """Wait for the reads in flight."""
+        """Wait for all reads in flight."""
         wait(list(self._in_flight))
 
 
 def _size(at: Location) -> int:
-    """Return the size of a file or an object.
+    """Return the size in bytes of a file or a bucket object.
 
-    If the HEAD request is denied, read one byte, because the error response to a GET request
-    contains the reason, unlike the response to a HEAD request.
+    If the HEAD request for a bucket object fails, a GET request for one byte is sent: unlike the
+    response to a HEAD request, its response contains the reason of the failure.
     """
     try:
         return at.size()
@@ -174,7 +187,7 @@ def _size(at: Location) -> int:
 
 
 def address_texts(batch: pa.RecordBatch, source: str) -> list[str | None]:
-    """Return the addresses in a text column, with invalid UTF-8 as surrogate escapes.
+    """Return the addresses in a text column. Invalid UTF-8 becomes surrogate escapes.
 
     raises  UsageError if the column is not text
     """
@@ -191,7 +204,7 @@ def address_texts(batch: pa.RecordBatch, source: str) -> list[str | None]:
         )
     try:
         texts: list[str | None] = column.to_pylist()
-    except UnicodeDecodeError:  # invalid UTF-8 in Parquet must fail only the affected rows
+    except UnicodeDecodeError:  # only the rows with invalid UTF-8 must fail
         texts = [
             value.as_buffer().to_pybytes().decode("utf-8", "surrogateescape")
             if value.is_valid
@@ -202,7 +215,7 @@ def address_texts(batch: pa.RecordBatch, source: str) -> list[str | None]:
 
 
 def extension_of(text: str) -> str:
-    """Return the extension of an address in lower case; empty if the address has none."""
+    """Return the file extension of an address in lower case; empty if it has no extension."""
     path = text.partition("#")[0].partition("?")[0] if is_url(text) else text
     _, dot, extension = path.rpartition("/")[2].rpartition(".")
     extension = extension.lower()

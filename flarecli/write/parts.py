@@ -1,6 +1,7 @@
-"""Parts of a pack: datasets in `00000/`, `00001/`, …, joined by one index and one playlist.
+"""Parts of a pack: datasets in the folders `00000/`, `00001/`, …, and their join into one dataset.
 
-Parts are packed independently and in any order. Joining reads only the playlists of the parts.
+Parts are packed independently and in any order. The joined dataset has one index and one playlist
+that list the shards of all parts. No shard is read to join the parts.
 """
 
 from __future__ import annotations
@@ -26,32 +27,32 @@ from flarecli.write.target import check_streams
 
 __all__ = ["join", "part_name", "recorded_parts", "rows_of_first", "span"]
 
-_HEX = 32  # length of the default checksum in hexadecimal digits
+_HEX = 32  # number of hexadecimal digits of the default checksum
 _COUNTS = ("rows", "sizes", "raw_sizes")
 
 
 def part_name(number: int) -> str:
-    """Return the folder name of a part: at least five digits."""
+    """Return the folder name of a part: its number with at least five digits."""
     return f"{number:05d}"
 
 
 def span(number: int, part_rows: int, rows: int) -> tuple[int, int]:
-    """Return the first row of a part, and the row after the part's last row."""
+    """Return the range of rows in a part: the first row, and the row after the last row."""
     return number * part_rows, min((number + 1) * part_rows, rows)
 
 
 class _Files(Mapping[str, File]):
-    """File entries of many parts, stored as columns that use about 60 bytes per file."""
+    """The files of many parts, name -> file. A file takes about 60 bytes of memory."""
 
     def __init__(self) -> None:
-        self._names: list[str] = []  # distinct file names, relative to the parts; usually few
+        self._names: list[str] = []  # distinct file names in the folders of the parts; usually few
         self._folders: list[str] = []
         self._name_indexes, self._folder_indexes = array("H"), array("q")
         self._sizes, self._sums = array("q"), bytearray()
-        self._others: dict[str, File] = {}  # files outside parts, or with additional checksums
+        self._others: dict[str, File] = {}  # files that do not fit in the arrays
 
     def add(self, folder: str, file: File) -> None:
-        """Add a file of a part; `file.name` is relative to the folder of the part."""
+        """Add a file of a part. `file.name` is relative to `folder`, the folder of the part."""
         checksum = file.hashes.get(DEFAULT, "")
         if (
             set(file.hashes) != {DEFAULT}
@@ -72,7 +73,7 @@ class _Files(Mapping[str, File]):
         self._sums += checksum.encode("ascii")
 
     def put(self, file: File) -> None:
-        """Add a file whose name is relative to the folder of the dataset."""
+        """Add a file whose name is relative to the folder of the joined dataset."""
         self._others[file.name] = file
 
     def _at(self, i: int) -> File:
@@ -101,7 +102,7 @@ class _Files(Mapping[str, File]):
 
 
 class _Shards:
-    """The concatenated shards of many parts, as the columns of one stream."""
+    """The shards of many parts, which `stream` returns as one stream."""
 
     def __init__(self, at: Location) -> None:
         self._at = at
@@ -110,11 +111,14 @@ class _Shards:
         self._counts: dict[str, array[int]] = {name: array("q") for name in _COUNTS}
         self._hashes: dict[str, list[str]] = {}
         self._companions: list[tuple[File, ...]] = []
-        self._schema: Any = None  # types of the source; None if a part lists different types
+        self._schema: Any = None  # playlist header `schema`; None if it differs between parts
         self.format = ""
 
     def add(self, name: str, part: Stream) -> None:
-        """Append the shards of a part. Raises FormatError if earlier parts have different columns."""
+        """Append the shards of a part.
+
+        raises  FormatError if the columns, format or hashes differ from those of earlier parts
+        """
         if self._first is None or not self._urls:
             self._first, self._hashes = part, {key: [] for key in part.hashes}
             self._schema = part.headers.get(playlists.SCHEMA)
@@ -178,10 +182,11 @@ class _Shards:
 
 
 def join(at: Location, names: Iterable[str], headers: Mapping[str, Any]) -> Stream:
-    """Write the index and then the playlist for all parts in a folder; return the joined stream.
+    """Join the parts in a folder: write their index, then their playlist; return the joined stream.
 
-    names   folders of the parts, in the order of the rows
-    raises  FormatError for an invalid playlist, or if parts have different columns
+    names   folder names of the parts, in row order
+    raises  FormatError for an invalid playlist, or if parts have different columns; NoRowsError if
+            no part contains rows
     """
     shards, files, failures = _Shards(at), _Files(), _Failures(at)
     with_rows: list[str] = []
@@ -214,13 +219,13 @@ def join(at: Location, names: Iterable[str], headers: Mapping[str, Any]) -> Stre
 
 
 def recorded_parts(at: Location) -> int | None:
-    """Return N of the unfinished pack by `--part K/N` in a folder; None if there is no such pack."""
+    """Return N if a folder contains an unfinished pack with `--part K/N`; otherwise None."""
     count = first_entry(at / f"{SCRATCH}/journal").get("parts")
     return count if type(count) is int and count > 0 else None
 
 
 def rows_of_first(at: Location, joined: Stream) -> int:
-    """Return the number of rows from which the first part of a joined dataset was packed."""
+    """Return the number of source rows of the first part: packed rows and failed rows."""
     folder = f"{part_name(0)}/"
     rows = () if joined.rows is None else joined.rows.tolist()
     written: int = sum(
@@ -231,15 +236,19 @@ def rows_of_first(at: Location, joined: Stream) -> int:
 
 
 class _Failures:
-    """The failed rows of all parts. Rows without a source file are numbered across all parts."""
+    """The failed rows of all parts.
+
+    The failure of a row without a source file lists the row's position in the part. In the joined
+    dataset, it lists the position in the whole selection.
+    """
 
     def __init__(self, at: Location) -> None:
         self._at, self._before = at, 0
-        # (name, number of selected rows before the part) of each part with failed rows
+        # (folder name, number of source rows in earlier parts) of each part with failed rows
         self.parts: list[tuple[str, int]] = []
 
     def add(self, name: str, part: Stream) -> None:
-        """Count the rows and the failed rows of a part."""
+        """Add a part, whose failed rows are listed in `failed.jsonl`."""
         count = 0
         if FAILED in part.files:
             self.parts.append((name, self._before))
@@ -247,7 +256,7 @@ class _Failures:
         self._before += count + (0 if part.rows is None else int(part.rows.sum()))
 
     def lines(self) -> Iterator[bytes]:
-        """Yield the lines of `failed.jsonl`, in order."""
+        """Yield the lines of `failed.jsonl` for the joined dataset."""
         for name, before in self.parts:
             for entry in read_failed(self._at / f"{name}/{FAILED}"):
                 if entry["file"] is None:

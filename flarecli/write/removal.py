@@ -1,10 +1,10 @@
 """Deletion of versions, and of the files that no remaining playlist lists.
 
-    OUT/.flare-removal    JSON lines: the names of the files to delete, written before any
-                          playlist is deleted, so that a killed removal continues
+    OUT/.flare-removal    JSON lines: the names of the files to delete. The file is written before
+                          the first deletion, so that an interrupted removal can be completed
 
-The playlists are deleted first, so that all files of every existing playlist exist. All functions
-need the commit lock.
+Playlists are deleted before files, so that all files in each remaining playlist exist. The
+functions that delete files must be called with the commit lock.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """The playlists and the files that a removal deletes.
+    """The playlists and the other files to delete.
 
     lists  names of the playlists
-    files  (name, size) of each file that no remaining playlist lists; the size is None if unknown
+    files  (name, size in bytes) of each other file; the size is None if unknown
     """
 
     lists: tuple[str, ...]
@@ -74,9 +74,10 @@ class Removal:
 
 
 def plan_removal(at: Location, lists: Sequence[str]) -> Removal:
-    """Return the playlists and the files that the removal of playlists deletes.
+    """Plan the removal of playlists, and of the files that only these playlists list.
 
-    raises  the error of a remaining playlist that cannot be read, because its files are unknown
+    raises  the error of a remaining playlist that cannot be read: its files must be kept, but are
+            unknown
     """
     kept = listed_in_versions(at, lists)
     named: dict[str, int | None] = {}
@@ -90,13 +91,13 @@ def plan_removal(at: Location, lists: Sequence[str]) -> Removal:
 
 
 def lists_of(at: Location, files: Collection[str], newest: int) -> tuple[list[str], list[str]]:
-    """Return the numbered playlists and the pins that list one of the files.
+    """Return the playlists that list any of the files: the numbered playlists, and the pins.
 
-    newest  number of the version that no longer lists the files; its playlist is not returned
+    newest  number of the newest version; its playlists are not searched
     """
     kept, found = (PLAYLIST, version_name(newest)), list[str]()
     for name in list_names(at):
-        with contextlib.suppress(MissingError):  # another process has pruned the version
+        with contextlib.suppress(MissingError):  # another process may have pruned the version
             if name not in kept and not listed_files(at, name).keys().isdisjoint(files):
                 found.append(name)
     numbered = [name for name in found if version_number(name) is not None]
@@ -104,7 +105,7 @@ def lists_of(at: Location, files: Collection[str], newest: int) -> tuple[list[st
 
 
 def refuse_pins(at: Location, files: Collection[str], newest: int) -> None:
-    """Raise UsageError if a pin lists one of the files; see `lists_of`."""
+    """Raise UsageError if a pin lists any of the files; the arguments are those of `lists_of`."""
     _, pins = lists_of(at, files, newest)
     if pins:
         raise UsageError(
@@ -115,16 +116,16 @@ def refuse_pins(at: Location, files: Collection[str], newest: int) -> None:
 
 
 def copies(at: Location, lists: Sequence[str], files: Collection[str]) -> set[str]:
-    """Return the files that may contain rows of `files`, including earlier and later copies.
+    """Return `files` and all files to which or from which their rows may have been copied.
 
-    If two consecutive playlists differ, any file that only the first playlist lists may have been
-    rewritten as any file that only the second playlist lists.
+    A change may copy rows from any file that it removes to any file that it adds. The removed files
+    are only in the playlist before the change, and the added files only in the playlist after it.
 
     lists  names of all playlists, in the order of their versions
     """
     named = []
     for name in lists:
-        with contextlib.suppress(MissingError):  # another process has pruned the version
+        with contextlib.suppress(MissingError):  # another process may have pruned the version
             named.append(listed_files(at, name).keys())
     pairs = [(old - new, new - old) for old, new in itertools.pairwise(named)]
     out, count = set(files), 0
@@ -139,13 +140,13 @@ def copies(at: Location, lists: Sequence[str], files: Collection[str]) -> set[st
 def erase(
     at: Location, files: Collection[str], newest: int, breaks_pins: bool, lock: CommitLock
 ) -> tuple[int, list[str]]:
-    """Delete files, and all playlists that list one of the files.
+    """Delete files, and all playlists that list any of these files.
 
     newest  number of the newest version, which must not list the files
-    return  the number of deleted files, and the fragments that another process is writing, which
-            may contain copies of the rows
-    raises  UsageError if a pin lists a file, unless `breaks_pins` is set; BusyError if the newest
-            version lists a file; ReachError if a file still exists afterwards
+    return  the number of deleted files; and the names of the fragments that another process is
+            writing: these fragments are kept, and may contain copies of the erased rows
+    raises  UsageError if `breaks_pins` is False and a pin lists a file; BusyError if the newest
+            version lists a file; ReachError if a file still exists after its deletion
     """
     at = confined(at)
     if not listed_files(at, version_name(newest)).keys().isdisjoint(files):
@@ -172,9 +173,9 @@ def erase(
 
 
 def remove(at: Location, removal: Removal, lock: CommitLock) -> list[str]:
-    """Delete playlists, and then the files that only they listed; see `finish_removal`."""
+    """Delete the playlists and files of a removal; return the result of `finish_removal`."""
     at = confined(at)
-    # an interrupted removal may have deleted the only playlist that listed some of its files
+    # include the files of an interrupted removal, because its playlists may be deleted already
     names = dict.fromkeys((*files_to_remove(at), *(name for name, _ in removal.files)))
     if removal.files:
         (at / REMOVAL).write([(json.dumps(name) + "\n").encode() for name in names])
@@ -185,11 +186,11 @@ def remove(at: Location, removal: Removal, lock: CommitLock) -> list[str]:
 
 
 def finish_removal(at: Location, lock: CommitLock) -> list[str]:
-    """Delete the files of a removal whose playlists are deleted, and all unlisted fragments.
+    """Delete the files in `.flare-removal`, and all fragments that no playlist lists.
 
-    return  names of the fragments that another process is writing, which are kept
-    raises  the error of a playlist that cannot be read; then no file is deleted; BusyError if this
-            process has lost the lock: another process may list a file again
+    return  names of the fragments that another process is writing; these fragments are kept
+    raises  the error of a playlist that cannot be read; in this case, no file is deleted. BusyError
+            if this process has lost the commit lock, because another process may now list a file
     """
     at = confined(at)
     lists = list_names(at)
@@ -200,7 +201,7 @@ def finish_removal(at: Location, lock: CommitLock) -> list[str]:
             lock.check(now=False)
             (at / name).delete()
     (at / REMOVAL).delete()
-    for name in at.names():  # delete the copies that an erasure made before it was interrupted
+    for name in at.names():  # an interrupted erasure may have written copies of `failed.jsonl`
         if is_failed_copy(name) and name not in kept:
             (at / name).delete()
     used, busy = _folders(kept), list[str]()
@@ -210,7 +211,7 @@ def finish_removal(at: Location, lock: CommitLock) -> list[str]:
         lock.check(now=False)
         try:
             with _lock(at / name):
-                if (now := list_names(at)) != lists:  # a process may have committed this fragment
+                if (now := list_names(at)) != lists:  # a new version may list this fragment
                     lists, used = now, _folders(listed_in_versions(at))
                 if name not in used:
                     _delete_fragment(at / name)
@@ -243,7 +244,10 @@ def _delete_fragment(at: Location) -> None:
 
 @contextlib.contextmanager
 def _lock(at: Location) -> Iterator[None]:
-    """Hold the lock of a pack on a fragment. Raises BusyError if another process holds the lock."""
+    """Hold the lock that a pack holds on a fragment while it writes.
+
+    raises  BusyError if another process holds the lock
+    """
     store = at.store
     if not isinstance(store, LocalStore):
         from flarecli.write.bucket_target import Lease  # imported late: it loads a bucket client
@@ -258,7 +262,7 @@ def _lock(at: Location) -> Iterator[None]:
     try:
         fd = os.open(scratch, descriptors.FOLDER)
     except OSError:
-        yield  # the fragment is finished
+        yield  # no scratch folder, so no pack is writing
         return
     try:
         descriptors.lock_or_fail(fd, str(at), "")

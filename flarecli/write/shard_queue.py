@@ -1,4 +1,4 @@
-"""Queue that compresses, hashes and writes shards on threads, and records the shards in order."""
+"""Queue of shards: threads compress, hash and write shards; the queue records them in order."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from flarecli.prefetch import OrderedQueue
 __all__ = ["ShardQueue", "rows_lost_error"]
 
 Record: TypeAlias = "Callable[[Chunk, int], None]"
-_MAX_BYTES = 256 << 20  # maximum bytes of rows in shards that are being written
+_MAX_BYTES = 256 << 20  # maximum total size of the rows in unrecorded shards
 
 
 class _Task(NamedTuple):
     """A shard to write.
 
     write  function that writes the shard
-    next   first row of the next shard
-    size   size of the shard's rows in bytes
+    next   position in the selection of the next shard's first row
+    size   total size in bytes of the rows in the shard
     """
 
     write: Callable[[], Chunk]
@@ -31,12 +31,16 @@ class _Task(NamedTuple):
 class ShardQueue:
     """Queue that writes shards on threads. Its length is the number of unrecorded shards.
 
-    jobs  maximum number of shards written at a time; with 1, the calling thread writes the shards
+    `add` and `close` call `record` for each written shard, in order, with the shard and the
+    position of the next shard's first row. `record` is a method of the Writer. The queue does not
+    store it, because a reference to the Writer would prevent the garbage collection of an unused
+    Writer.
 
-    `add` and `close` call `record` for each shard, in order, with the first row of the next shard.
-    `record` is an argument of each call, because a stored reference to the Writer would prevent the
-    garbage collection of an unused Writer. After a shard has failed, all later calls raise an
-    error, so that no dataset is finished without the rows of that shard.
+    After a shard has failed, all later calls raise an error, so that no dataset is finished without
+    the rows of that shard.
+
+    jobs  maximum number of shards to write in parallel; with 1, the calling thread writes the
+          shards
     """
 
     def __init__(self, jobs: int) -> None:
@@ -53,15 +57,15 @@ class ShardQueue:
         return len(self._queue)
 
     def add(self, write: Callable[[], Chunk], next: int, size: int, record: Record) -> None:
-        """Write a shard of `size` bytes, and record the finished shards.
+        """Queue a shard to write, and record all written shards.
 
-        raises  the error of this or an earlier shard; no later shard is then recorded; UsageError
-                if an earlier call raised an error
+        raises  the error of a shard that could not be written; later shards are not recorded.
+                UsageError if an earlier call raised an error
         """
         self._run(lambda: self._queue.put(_Task(write, next, size)), record)
 
     def close(self, record: Record) -> None:
-        """Wait for all shards and record them. Raises the same errors as `add`."""
+        """Wait until all shards are written, and record them. Raises the same errors as `add`."""
         self._run(self._queue.drain, record)
         self._queue.close(wait=True)
 
@@ -73,12 +77,12 @@ class ShardQueue:
                 record(chunk, next)
         except BaseException:
             self._is_broken = True
-            self._queue.close(wait=True)  # afterwards no shard is being written
+            self._queue.close(wait=True)  # wait for the threads, which may still write shards
             raise
 
 
 def rows_lost_error() -> UsageError:
-    """Return the error for calls to a Writer whose earlier rows were lost."""
+    """Return the error for a call to a Writer after a shard could not be written."""
     hint = "Open another Writer with resume=True, and continue after its `rows`."
     return UsageError("an earlier shard could not be written, so later rows are refused", hint=hint)
 

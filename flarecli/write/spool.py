@@ -1,9 +1,9 @@
-"""The spool: saved downloads that are not in a finished shard yet, for reuse by a resumed pack.
+"""The spool: downloads that are not in a durable shard yet. A resumed pack uses them.
 
     OUT/.flare/fetched.00000 …
 
-A file contains a line of JSON, the bytes whose sizes the line lists, and the xxh3_128 of both in
-hex:
+A spool file contains a line of JSON, then data blocks whose sizes the line lists, then the xxh3_128
+of the line and the data blocks in hexadecimal digits:
 
     {"kind": "rows", "first": …, "next": …, "source": …, "failures": […], "batches": [[[row, …],
     size], …]}
@@ -11,8 +11,9 @@ hex:
     {"kind": "links", "links": [[row, column, digest of the address, is a page, size], …]}
         downloads of later rows
 
-Each download is saved once. A file is deleted when its rows are in shards that the journal lists. A
-file is ignored, and its rows are fetched again, if it is damaged or does not continue earlier rows.
+Each download is saved once. A spool file is deleted when its rows are in shards that the journal
+lists. A spool file is ignored if it is damaged, or if rows are missing between its rows and the
+earlier rows. The links of its rows are then downloaded again.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ if TYPE_CHECKING:
 
 __all__ = ["FetchedLink", "Spool", "address_digest"]
 
-SAVE_S = 30.0  # interval between saves of the spool
+SAVE_S = 30.0  # minimum interval between two saves
 _NAME = re.compile(r"fetched\.(\d{5,9})", re.ASCII)
-_HEX = 32  # length of the checksum in hexadecimal digits
+_HEX = 32  # number of hexadecimal digits of the checksum
 
 
 def address_digest(address: str) -> str:
-    """Return the digest that replaces an address, which may contain secrets, in a spool file."""
+    """Return a digest to store in place of an address, because addresses may contain secrets."""
     return digest(address.encode("utf-8", "surrogatepass"))
 
 
@@ -58,10 +59,10 @@ class FetchedLink:
     """A downloaded link.
 
     row      position of the row in the selection
-    link     position of the link column
+    link     index of the link column among all link columns
     address  digest of the link's address
-    data     downloaded bytes, or a buffer that contains them
-    is_page  True if the server declared the download to be HTML
+    data     downloaded bytes, or a buffer of these bytes
+    is_page  True if the server declared the downloaded bytes as HTML
     """
 
     row: int
@@ -73,7 +74,10 @@ class FetchedLink:
 
 @dataclass(frozen=True, slots=True)
 class _Saved:
-    """A saved spool file, whose rows are all before `until`."""
+    """A spool file.
+
+    until  position in the selection; all rows in the file are before it
+    """
 
     number: int
     until: int
@@ -82,10 +86,10 @@ class _Saved:
 class Spool:
     """The spool of one Writer.
 
-    kept       (row, link) -> download from an earlier run; the fetcher removes used downloads
-    arrived    function that returns the downloads for rows that were not passed to the Writer yet
-    until      first row that has neither been passed to the Writer nor failed
-    is_remote  True if any link is remote; without remote links, nothing is saved
+    kept       (row, link) -> download of an interrupted pack; the fetcher removes used downloads
+    arrived    function that returns the downloads of the rows that the Writer has not received yet
+    until      position in the selection; all rows before it have failed or are in the Writer
+    is_remote  True if a link is remote; without remote links, nothing is saved
     """
 
     def __init__(self, writer: Writer) -> None:
@@ -95,7 +99,7 @@ class Spool:
         self._files: list[_Saved] = []
         self._number = 0
         self._next = self.until = writer.next  # rows before `_next` are in shards or spool files
-        self._links: set[tuple[int, int]] = set()  # (row, link) of the downloads in spool files
+        self._links: set[tuple[int, int]] = set()  # (row, link) of each download in a spool file
         self.kept: dict[tuple[int, int], FetchedLink] = {}
         self.arrived: Callable[[], Iterable[FetchedLink]] = tuple
         self.is_remote = False
@@ -107,9 +111,10 @@ class Spool:
     # -- reading
 
     def restore(self) -> int:
-        """Pass the rows of an earlier run to the Writer, and load all other downloads of that run.
+        """Read the spool files of an interrupted pack; return the number of restored rows.
 
-        Return the number of rows. The next row to fetch is `until`.
+        Complete rows are passed to the Writer. The downloads of all other rows are added to `kept`.
+        The pack continues with row `until`.
         """
         names: list[str] = []
         with contextlib.suppress(MissingError):
@@ -135,7 +140,7 @@ class Spool:
             batches = list(_batches(self._writer, head["batches"], body, first, stop))
             failures = [Failure(**one) for one in head["failures"]]
         except (FlareError, pa.ArrowException, ValueError, KeyError, TypeError, IndexError):
-            return 0  # the file is damaged, or was written by another version
+            return 0  # a damaged file, or a file of another version of flare
         if not (first <= self.until < stop and self._writer.source_matches(head["source"])):
             return 0
         rows = 0
@@ -157,7 +162,7 @@ class Spool:
         self._files.append(_Saved(number, max(one.row for one in links) + 1))
 
     def _drop(self, numbers: Iterable[int]) -> None:
-        """Delete the spool files among `numbers` that are no longer needed."""
+        """Delete the spool files with these numbers, except for files that are still needed."""
         needed = {one.number for one in self._files}
         for number in numbers:
             if number not in needed:
@@ -166,9 +171,9 @@ class Spool:
     # -- writing
 
     def save(self, now: bool = False) -> None:
-        """Save the rows and downloads that are not in a spool file or a shard yet.
+        """Save the rows and downloads that are in no spool file and in no durable shard.
 
-        now  False: save at most once every SAVE_S seconds
+        now  False: do nothing if the last save was less than SAVE_S seconds ago
         """
         if not self.is_remote or (not now and time.monotonic() < self._due):
             return
@@ -189,7 +194,7 @@ class Spool:
         self._due = time.monotonic() + SAVE_S
 
     def saved_rows(self, links: int) -> int:
-        """Return the number of rows, after the recorded shards, that have all downloads saved.
+        """Return the number of rows whose links are all in spool files, but not in a durable shard.
 
         links  number of link columns
         """
@@ -241,7 +246,7 @@ def _summed(head: dict[str, Any], parts: Iterable[Any]) -> Iterator[bytes | memo
 
 
 def _parsed(data: memoryview) -> tuple[Any, memoryview]:
-    """Return the header of a spool file, and the bytes after the header.
+    """Return the parsed JSON line of a spool file, and the bytes of the data blocks.
 
     raises  ValueError for an invalid file
     """

@@ -1,6 +1,6 @@
-"""Targets (local or bucket folders, each locked by one writing process) and the replacement policy.
+"""Targets: folders, on a disk or in a bucket, that one process locks and writes to.
 
-The policy determines which existing files may be replaced.
+A policy for each kind of output determines which existing files may be replaced.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 _DATASET = (PLAYLIST, *INDEX_FILES)  # a folder with one of these files is a dataset
-# names of shards in any format
+# file or folder names of shards in any format
 _SHARD = re.compile(r"(?:shard\.)?\d{5,}\..+|shardindex\.json|shards")
 _PART = re.compile(r"\d{5,}")  # folder name of a part of a pack
 
@@ -58,7 +58,7 @@ class Contents(ABC):
     """Policy for one kind of output: which folders are finished, and which may be replaced.
 
     noun  command that writes the output, for messages
-    hint  hint for a folder that contains other files
+    hint  hint of the error for a folder that is not empty
     """
 
     noun: str
@@ -74,17 +74,17 @@ class Contents(ABC):
     ) -> None:
         """Raise UsageError if a folder contains a file that is not part of the output.
 
-        Replacing the output removes all files in the folder.
+        A replacement of the output removes all files in the folder.
 
         names     names of the files and folders directly in the folder
-        shown     the folder, for messages
+        shown     path of the folder, for messages
         is_begun  True if the folder contains unfinished output
         """
 
     def remove_begun(self, at: Location, folder: str, shown: str) -> None:
-        """Remove unfinished output from a local folder, after `check_replaceable` accepted the folder.
+        """Remove unfinished output from a local folder. Call `check_replaceable` first.
 
-        folder  the path of `at`
+        folder  absolute path of `at`
         """
         for name in sorted(os.listdir(folder)):
             path = os.path.join(folder, name)
@@ -99,7 +99,7 @@ class Contents(ABC):
 
 
 class DatasetContents(Contents):
-    """Policy for datasets, which consist of a playlist, a format's index, and the files that these list."""
+    """Policy for datasets: a playlist, an index, and the files that these two list."""
 
     noun = "pack"
     hint = "Use --resume to continue an unfinished pack, --append to add rows, --overwrite to replace a dataset, or name another folder."
@@ -112,8 +112,9 @@ class DatasetContents(Contents):
     ) -> None:
         """Raise UsageError if a folder contains a file that is not part of the dataset.
 
-        A file is part of the dataset if a playlist or an index lists it. Shards of an unfinished
-        dataset, or of a dataset with an unreadable playlist, are recognized by their names.
+        A file is part of the dataset if a playlist or an index lists it. If the dataset is
+        unfinished or its playlist cannot be read, files with the name of a shard are part of the
+        dataset.
         """
         names, listed = list(names), _listed(at)
         own = {*_DATASET, FAILED, SCRATCH, *listed}
@@ -146,9 +147,9 @@ class DatasetContents(Contents):
                     )
 
     def _is_part(self, at: Location, name: str, shown: str) -> bool:
-        """Return whether a folder is a finished or unfinished part of a pack.
+        """Return whether a folder is a part of a pack, finished or unfinished.
 
-        raises  UsageError for a part that contains other files
+        raises  UsageError for a part that contains a file that is not part of the dataset
         """
         if not _PART.fullmatch(name):
             return False
@@ -162,14 +163,15 @@ class DatasetContents(Contents):
 
 
 class Target(ABC):
-    """A folder to which only this process writes.
+    """A folder that this process has locked to write output.
 
-    shown    the address as the user typed it
-    at       folder to which files are written; with `overwrite`, not the final folder
-    is_done  True if the folder contains finished output and `resume` is set; no lock is then taken
+    shown    address of the folder as the user typed it
+    at       folder to which files are written; with `overwrite`, a temporary folder
+    is_done  True if the folder already contains finished output and `resume` is set; in this case,
+             the folder is not locked
     raises   UsageError if the folder contains other files; UnfinishedError for unfinished output
-             without `resume`; BusyError with the owner if another process writes to the folder;
-             ReachError if the folder cannot be created
+             without `resume` or `overwrite`; BusyError with the owner if another process writes to
+             the folder; ReachError if the folder cannot be created
     """
 
     contents: Contents
@@ -180,13 +182,13 @@ class Target(ABC):
 
     @property
     def playlist(self) -> str:
-        """Final address of the playlist, in the form that a user would type."""
+        """Address of the playlist in the finished output, in the form that a user would type."""
         return f"{self.shown.rstrip('/')}/{PLAYLIST}"
 
     def _check_finished(self, at: Location, is_allowed: bool) -> None:
-        """Raise UsageError unless a nonempty folder contains finished output.
+        """Raise UsageError for a folder that is not empty, except for finished output if allowed.
 
-        is_allowed  True if `resume` or `overwrite` is set; False: also refuse finished output
+        is_allowed  True if an option allows finished output in the folder
         """
         if not (is_allowed and self.contents.is_finished(at)):
             raise UsageError("output folder is not empty", where=self.shown, hint=self.hint)
@@ -203,34 +205,38 @@ class Target(ABC):
     def check(self, now: bool = False) -> None:
         """Raise ReachError or BusyError if this process has lost its lock on the folder.
 
-        now  True: send a request; False: for a bucket, rely on a check a few seconds ago
+        now  True: for a bucket, send a request; False: only if the last renewal is not recent
         """
 
     @abstractmethod
     def finish(self) -> None:
-        """Complete the output by removing the scratch folder. Call this after all files were written."""
+        """Finish the output after all files were written: remove the scratch folder, and unlock."""
 
     @abstractmethod
     def abandon(self, keep: bool) -> None:
-        """Release the folder after a failure.
+        """Unlock the folder after a failure.
 
-        keep  True: keep finished files for a resume; False: remove these files, unless the folder
-              contains other files
+        keep  True: keep the written files, so that the output can be resumed; False: remove these
+              files, except if the folder contains files that are not part of the output
         """
 
     @abstractmethod
     def run_finalizer(self, call: Callable[[], None]) -> None:
-        """Run a finalizer, which must not wait for a lock that the interrupted code holds."""
+        """Call a function during garbage collection, without waiting for locks of this process.
+
+        Garbage collection may interrupt code that holds such a lock.
+        """
 
     @abstractmethod
     def release(self) -> None:
-        """Release the lock."""
+        """Unlock the folder."""
 
 
 def check_can_pack() -> None:
     """Raise MissingLibraryError on Windows, where flare only reads datasets.
 
-    Writing a dataset relies on locks of folders, syncs of folders and openat, which Windows lacks.
+    To write a dataset, flare locks and syncs folders and calls openat. Windows does not support
+    this.
     """
     if sys.platform == "win32":
         raise MissingLibraryError(
@@ -240,9 +246,9 @@ def check_can_pack() -> None:
 
 
 def check_dataset(at: Location) -> None:
-    """Check that all files that a folder's playlist lists exist with the listed sizes.
+    """Check that all files in a folder's playlist exist with the listed sizes.
 
-    A folder without a readable playlist is not checked.
+    If the playlist cannot be read, nothing is checked.
 
     raises  the same errors as `check_files`
     """
@@ -254,7 +260,7 @@ def check_dataset(at: Location) -> None:
 
 
 def check_streams(at: Location, streams: Iterable[Stream], hint: str) -> None:
-    """Check that a folder contains all files that streams list.
+    """Check that a folder contains all files of streams, with the listed sizes.
 
     raises  the same errors as `check_files`
     """
@@ -262,10 +268,11 @@ def check_streams(at: Location, streams: Iterable[Stream], hint: str) -> None:
 
 
 def check_files(at: Location, files: Iterable[tuple[str, int | None]], hint: str) -> None:
-    """Check that a folder contains files with the given sizes; None accepts any size.
+    """Check that a folder contains the given files.
 
-    raises  MissingError for the first missing file; IntegrityError for the first file whose size
-            differs
+    files   (name, size in bytes) of each file; None accepts any size
+    raises  MissingError for the first missing file; IntegrityError for the first file with another
+            size
     """
     sizes: dict[str, int] = {}
     with contextlib.suppress(MissingError):
@@ -284,7 +291,7 @@ def check_files(at: Location, files: Iterable[tuple[str, int | None]], hint: str
 
 
 def _sizes(stream: Stream) -> Iterator[tuple[str, int | None]]:
-    """Yield the name and size of each file that a stream lists in the stream's own folder."""
+    """Yield the name and size of each file of a stream, except for files outside its folder."""
     for name, size in file_names(stream):
         path = bare(name)
         if not (is_url(path) or path.startswith("/") or ".." in path.split("/")):
@@ -300,7 +307,7 @@ def _listed(at: Location) -> set[str]:
     with contextlib.suppress(FlareError):
         playlist = playlists.read(at / PLAYLIST)
         for one in playlist.streams:
-            if not facts(one.format).is_plain:  # plain files were not written by a pack
+            if not facts(one.format).is_plain:  # a pack does not write files in plain formats
                 names.update(bare(name) for name, _ in file_names(one))
         names.update(
             name for one in playlist.streams for name in one.files if name.endswith(f"/{PLAYLIST}")
@@ -312,5 +319,7 @@ def _listed(at: Location) -> set[str]:
     with contextlib.suppress(FlareError):
         names.update(listed_in_versions(at))
     folders = {name.rpartition("/")[0] for name in names} - {""}
-    names.update([f"{folder}/{INDEX}" for folder in folders])  # indexes of merged parts
+    names.update(
+        [f"{folder}/{INDEX}" for folder in folders]
+    )  # a part or fragment has its own index
     return names

@@ -4,16 +4,17 @@
     OUT/playlist.000001.yaml     the playlist of each version, created once and never changed
     OUT/playlist.NAME.yaml       a pin: a copy of a numbered playlist under another name
     OUT/index.000001.json        the format's index before the first change, if changes replace it
-    OUT/fragment.1f3a…/          rows that a change added: a separate dataset
-    OUT/.flare-commit            the lock of a commit
+    OUT/fragment.1f3a…/          the rows that a change added, as a separate dataset
+    OUT/.flare-commit            the commit lock
 
-A listed file never changes, and its name is never used again. The creation of the next numbered
-playlist is the commit: only one process can create it, so correctness does not depend on a lock.
-`playlist.yaml` and the format's index are derived from this playlist afterwards. If a process is
-killed before that, readers see the previous version until the next commit.
+A file that a playlist lists never changes, and no other file gets its name. The creation of the
+next numbered playlist is the commit. Only one process can create it, so correctness does not depend
+on the lock. Afterwards, `playlist.yaml` and the format's index are derived from the numbered
+playlist. If the process is killed in between, readers see the previous version until the next
+commit.
 
-A change is applied to the newest version. It raises BusyError if this version no longer contains
-the shards from which the change was computed.
+A change is applied to the newest version. It raises BusyError if the newest version no longer
+contains the shards from which the change was computed.
 """
 
 from __future__ import annotations
@@ -96,18 +97,19 @@ REQUIRES = 1  # version of the playlist format that a reader must support
 _PARTIAL = re.compile(
     r"\.(?:playlist|index|shardindex|failed|\.flare-removal|\.flare-erased)\..*\.part"
 )
-MAX_WAIT_S = 600.0  # maximum wait for the lock of a commit
-_POLL_S = 0.02, 1.0  # shortest and longest wait between two attempts
-_MAX_ATTEMPTS = 8  # maximum attempts to commit a change, and to write a playlist after an error
+MAX_WAIT_S = 600.0  # maximum wait for the commit lock
+_POLL_S = 0.02, 1.0  # shortest and longest wait between two attempts to get the commit lock
+_MAX_ATTEMPTS = 8  # maximum number of attempts to commit a change or to create a playlist
 
 
 @dataclass(frozen=True)
 class Version:
     """A version of a dataset.
 
-    number  1 for the dataset as it was first packed
+    at      location of the playlist
+    number  number of the version; the dataset before the first change is version 1
     data    bytes of the playlist
-    parsed  the playlist, if `data` was written from it
+    parsed  the parsed playlist; None: it is parsed on first use
     """
 
     at: Location
@@ -122,7 +124,7 @@ class Version:
 
     @cached_property
     def dataset(self) -> Dataset:
-        """The dataset that the playlist describes, with its streams joined."""
+        """The dataset that the playlist describes. Its streams are joined column by column."""
         return Dataset([[stream] for stream in self.streams], [self.playlist])
 
     @cached_property
@@ -139,12 +141,12 @@ class Version:
 
     @property
     def fragments(self) -> tuple[str, ...]:
-        """The folders with the rows that this version added."""
+        """Names of the folders with the rows that this version added."""
         return tuple(filter(is_fragment, self._names("fragments")))
 
     @property
     def erases(self) -> tuple[str, ...]:
-        """The names of the files that are deleted after the commit of this version."""
+        """Names of the files to delete after the commit of this version."""
         return self._names("erases")
 
     def _names(self, key: str) -> tuple[str, ...]:
@@ -173,7 +175,7 @@ class Version:
 
     @property
     def rows(self) -> int:
-        """The number of rows; 0 if the playlist does not contain the number."""
+        """The number of rows; 0 if the playlist does not list row counts."""
         streams = self.playlist.streams
         rows = streams[0].rows if streams else None
         return 0 if rows is None else int(rows.sum())
@@ -183,11 +185,11 @@ class Change(ABC):
     """A change to a dataset.
 
     verb       kind of change, such as `append`
-    fragments  names of the folders with the new rows; there may be none
-    source     record of the source of the new rows; None if there is none
-    erases     names of the files that are deleted after the commit
-    copied     number of rows that are copied from the removed shards to the new shards; None: as
-               many as possible
+    fragments  names of the folders with the new rows; empty if the change adds no rows
+    source     description of the source of the new rows, for the playlist; None without a source
+    erases     names of the files to delete after the commit
+    copied     number of rows in the new shards that were copied from removed shards; None: as many
+               as both sets of shards can have in common
     """
 
     verb: str
@@ -200,19 +202,22 @@ class Change(ABC):
     def apply(self, base: Version) -> tuple[Stream, ...]:
         """Return the streams of the next version.
 
-        raises  BusyError if `base` no longer contains the shards that the change replaces;
-                FormatError if the new rows do not match the columns of `base`
+        raises  BusyError if `base` does not contain the shards that the change replaces;
+                FormatError if the columns of the new rows differ from the columns of `base`
         """
 
 
 def fragment_name(parts: Sequence[Any]) -> str:
-    """Return the folder name of a fragment, a digest of all inputs that determine its rows."""
+    """Return the folder name of a fragment. It contains a digest of `parts`.
+
+    parts  all inputs that determine the rows of the fragment
+    """
     text = json.dumps(list(parts), sort_keys=True)
     return FRAGMENT + hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def check_fragment(at: Location, name: str) -> None:
-    """Raise UnsafeError if the folder of a fragment is a symbolic link: nothing is written outside `at`."""
+    """Raise UnsafeError for a symbolic link, so that all rows are written inside `at`."""
     if not at.is_local:
         return
     try:
@@ -237,7 +242,7 @@ def pin_name(name: str) -> str:
 
 
 def pins(at: Location) -> dict[str, Version]:
-    """Return the pins in a folder: name -> the version that the pin lists."""
+    """Return the pins in a folder: name of the pin -> version."""
     out = {}
     for file in at.names():
         name = pin_of(file)
@@ -249,7 +254,7 @@ def pins(at: Location) -> dict[str, Version]:
 
 
 def numbers(at: Location) -> list[int]:
-    """Return the numbers of all versions in a folder, ascending; empty before the first change."""
+    """Return the numbers of all versions of a dataset, ascending; empty before the first change."""
     try:
         names = at.names()
     except MissingError:
@@ -258,7 +263,7 @@ def numbers(at: Location) -> list[int]:
 
 
 def read_version(at: Location, number: int) -> Version:
-    """Read the playlist of a version by its number. Raises MissingError if it does not exist."""
+    """Read a version by its number. Raises MissingError if the version does not exist."""
     where = at / version_name(number)
     return Version(where, number, playlists.stored(where))
 
@@ -277,7 +282,7 @@ def newest(at: Location) -> Version:
             again = numbers(at)
             if again == found:
                 raise
-            found = again  # another process added a version and pruned this one
+            found = again  # another process has added a version and pruned the read version
     where = at / PLAYLIST
     try:
         return Version(where, 1, playlists.stored(where))
@@ -306,10 +311,12 @@ def _is_file(at: Location) -> bool:
 def open_for_change(out: str, guard: Guard, dry_run: bool = False) -> tuple[Location, Version]:
     """Return the folder of a dataset, and its newest version.
 
-    The process that created this version may have been killed after the commit. In this case, its
-    remaining steps are completed first. With `dry_run`, nothing is written.
+    The process that committed this version may have been killed after the commit. In this case,
+    this function first completes the remaining steps of that process. With `dry_run`, it writes
+    nothing.
 
-    raises  UsageError if the folder cannot be written to, or contains no dataset with a playlist
+    raises  UsageError if flare cannot write to the folder, or if it contains no dataset with a
+            playlist
     """
     if not dry_run:
         check_can_pack()
@@ -327,7 +334,7 @@ def open_for_change(out: str, guard: Guard, dry_run: bool = False) -> tuple[Loca
         if (at / f"{name}/{SCRATCH}/journal").exists():
             with contextlib.suppress(
                 BusyError
-            ):  # the process that committed this fragment will complete it
+            ):  # the process that committed this fragment is still running
                 target = claim(f"{out.rstrip('/')}/{name}", resume=True, guard=guard)
                 if not target.is_done:
                     target.finish()
@@ -335,12 +342,12 @@ def open_for_change(out: str, guard: Guard, dry_run: bool = False) -> tuple[Loca
 
 
 class CommitLock:
-    """Lock that a commit briefly holds on a dataset: `flock` in a folder, a lease in a bucket.
+    """Commit lock on a dataset: `flock` in a local folder, or a lease in a bucket.
 
     The `with` statement waits for the lock.
 
-    raises  BusyError if another process holds the lock for MAX_WAIT_S; ReachError if the file system
-            supports no locks
+    raises  BusyError after MAX_WAIT_S if other processes still hold the lock; ReachError if the
+            file system does not support locks
     """
 
     def __init__(self, at: Location) -> None:
@@ -357,14 +364,14 @@ class CommitLock:
             except BusyError:
                 if time.monotonic() > stop:
                     raise
-            # random, so that waiting processes do not retry at the same time
+            # jitter: processes that wait must not retry at the same time
             time.sleep(wait * (0.5 + random.random()))
             wait = min(wait * 1.5, _POLL_S[1])
 
     def _acquire(self) -> None:
         store = self._at.store
         if not isinstance(store, LocalStore):
-            # imported late, because the imported module loads a bucket client
+            # imported late, because this module loads a bucket client
             from flarecli.write.bucket_target import Lease
 
             self._lease = Lease(self._at / COMMIT_LOCK, str(self._at), waits=True)
@@ -393,7 +400,7 @@ class CommitLock:
     def check(self, now: bool = True) -> None:
         """Raise BusyError if this process has lost the lock.
 
-        now  True: send a request to a bucket; False: rely on a recent check
+        now  True: for a bucket, send a request; False: only if the last renewal is not recent
         """
         if self._lease is not None:
             self._lease.check(now)
@@ -414,21 +421,22 @@ class CommitLock:
 
 
 def commit(at: Location, change: Change, base: Version) -> Version:
-    """Apply a change to the newest version, and return the version that contains the change.
+    """Apply a change to the newest version, and return the version that the change created.
 
-    If a version after `base` already contains the fragment of the change, this version is returned.
+    If an interrupted commit has already created this version, it is returned. It is found by the
+    fragments of the change.
 
     base    the version from which the change was computed
-    raises  the errors of `Change.apply`; BusyError if another process holds the lock for too long
+    raises  the errors of `Change.apply` and `CommitLock`
     """
     with CommitLock(at) as lock:
         current = newest(at)
         if current.data == base.data:
-            current = base  # `base` is already parsed
+            current = base  # the playlist of `base` is already parsed
         for number in range(base.number + 1, current.number + 1) if change.fragments else ():
-            with contextlib.suppress(MissingError):  # another process has pruned the version
+            with contextlib.suppress(MissingError):  # another process may have pruned the version
                 one = read_version(at, number)
-                # checked first, because parsing a playlist takes milliseconds
+                # the bytes are searched first, because it takes milliseconds to parse a playlist
                 if change.fragments[0].encode() in one.data and one.fragments == change.fragments:
                     publish(at, current)
                     return one
@@ -447,7 +455,7 @@ def commit(at: Location, change: Change, base: Version) -> Version:
 def _next_version(at: Location, change: Change, base: Version) -> Version:
     streams = tuple(map(without_version_index, change.apply(base)))
     if len({int(one.rows.sum()) for one in streams if one.rows is not None}) > 1:
-        # a change of the rows of all streams does not contain the streams that were added meanwhile
+        # another process has added a stream, for which the change has no rows
         raise BusyError(
             "the dataset was changed meanwhile", where=at, hint="Run the same command again."
         )
@@ -475,9 +483,9 @@ def _next_version(at: Location, change: Change, base: Version) -> Version:
 
 
 def _difference(old: Sequence[Stream], new: Sequence[Stream], copied: int | None) -> dict[str, int]:
-    """Return the numbers of rows that a change added and removed.
+    """Return the number of rows that a change added, and the number of rows that it removed.
 
-    copied  see `Change`; these rows are not counted
+    copied  see `Change`; copied rows are neither added nor removed
     """
     before, after = _shard_rows(old), _shard_rows(new)
     added = sum(rows for url, rows in after.items() if url not in before)
@@ -493,9 +501,9 @@ def _shard_rows(streams: Sequence[Stream]) -> dict[str, int]:
 
 
 def _created(at: Location, new: Version, lock: CommitLock) -> bool:
-    """Create the playlist of a version; return False if another process created it first.
+    """Create the playlist of a version; return False if another process has created it first.
 
-    After an error, the playlist is read, because it may exist although the response was lost.
+    After an error, the playlist is read back: if only the response was lost, the playlist exists.
 
     raises  BusyError if this process has lost the lock
     """
@@ -516,15 +524,16 @@ def _created(at: Location, new: Version, lock: CommitLock) -> bool:
 
 
 def _check_newest(at: Location, new: Version) -> None:
-    """Raise BusyError if later versions do not contain a version that was just created.
+    """Raise BusyError if the next version is not based on a version that was just created.
 
-    A process that stops after the check of the lock may lose the lock. Other processes then commit
-    later versions, and may prune the version with the number that this process creates afterwards.
+    If a process is suspended between the lock check and the creation, it may lose the lock.
+    Meanwhile, other processes may commit a version with the same number, commit later versions, and
+    prune the version with this number. The creation then succeeds, although later versions exist.
     """
     later = [number for number in numbers(_fresh(at)) if number > new.number]
     if not later:
         return
-    with contextlib.suppress(MissingError):  # pruned
+    with contextlib.suppress(MissingError):  # the next version may be pruned
         if read_version(_fresh(at), new.number + 1).header.get("before") == new.checksum:
             return
     (at / version_name(new.number)).delete()
@@ -536,7 +545,7 @@ def _check_newest(at: Location, new: Version) -> None:
 
 
 def _fresh(at: Location) -> Location:
-    """Return a location whose store does not pin the versions of the files that it has read."""
+    """Return a location with a new store, which does not pin the file versions of earlier reads."""
     return replace(at, store=copy.copy(at.store))
 
 
@@ -548,9 +557,9 @@ def _stored(where: Location) -> bytes | None:
 
 
 def _keep_first(at: Location, first: Version) -> None:
-    """Before the first change, copy the playlist and the format's index under their numbered names.
+    """Before the first change, copy the playlist and the format's index to numbered files.
 
-    raises  UsageError if the store cannot create a file only once
+    raises  ReachError if the store overwrites an existing file instead of refusing to create it
     """
     formats = {stream.format for stream in first.streams} - {None}
     for index in {find(str(name)).version_index for name in formats} - {""}:
@@ -568,7 +577,7 @@ def _keep_first(at: Location, first: Version) -> None:
 
 
 def _create_once(where: Location, data: bytes) -> None:
-    """Create a file; an existing file with the same bytes is kept."""
+    """Create a file. If the file exists with the same bytes, do nothing."""
     try:
         where.create(data)
     except FlareError:
@@ -577,9 +586,9 @@ def _create_once(where: Location, data: bytes) -> None:
 
 
 def partial_files(at: Location) -> list[str]:
-    """Return the names of the files in a folder that a killed process did not finish.
+    """Return the names of incomplete files that a killed process wrote during a commit.
 
-    Only the owner of the commit lock writes such files.
+    The caller must hold the commit lock to delete them, because another commit may be writing them.
     """
     return [name for name in at.names() if _PARTIAL.fullmatch(name)]
 
@@ -590,9 +599,9 @@ def is_published(at: Location, version: Version) -> bool:
 
 
 def publish(at: Location, version: Version, before: Version | None = None) -> None:
-    """Derive the format's index and `playlist.yaml` from a version, unless they are already newer.
+    """Write the format's index and `playlist.yaml` of a version, unless those of a later one exist.
 
-    before  an earlier version that is already parsed
+    before  the previous version; if `playlist.yaml` is still a copy of it, no playlist is parsed
     """
     for _ in range(_MAX_ATTEMPTS):
         current = _stored(at / PLAYLIST)
@@ -602,24 +611,26 @@ def publish(at: Location, version: Version, before: Version | None = None) -> No
             number = version_of(playlists.parse(current, at / PLAYLIST))
             if number is not None and number > version.number:
                 return
-        for stream in version.streams[:1]:  # MosaicML cannot join streams
+        for stream in version.streams[
+            :1
+        ]:  # an index covers one stream; MosaicML cannot join streams
             if stream.format is not None:
                 find(stream.format).write_version_index(_fresh(at), stream)
         try:
             _replace(at / PLAYLIST, current, version.data)
             return
         except BusyError:
-            # the index of the newest version must be written again
+            # another process has written `playlist.yaml`, but its index was overwritten above
             version, before = newest(at), None
     raise ReachError("cannot replace the playlist", where=at / PLAYLIST)
 
 
 def _replace(where: Location, old: bytes | None, new: bytes) -> None:
-    """Replace the bytes of a file. Raises BusyError if another process has replaced them."""
-    if isinstance(where.store, LocalStore):  # the lock of a folder cannot be lost
+    """Replace the bytes of a file. Raises BusyError if the file no longer contains `old`."""
+    if isinstance(where.store, LocalStore):  # in a local folder, the commit lock cannot be lost
         where.write([new])
         return
-    # imported late, because the imported module loads a bucket client
+    # imported late, because this module loads a bucket client
     from flarecli.storage.cloud.store import snapshot, swap
 
     current = snapshot(where)
@@ -628,14 +639,15 @@ def _replace(where: Location, old: bytes | None, new: bytes) -> None:
     swap(where, new, current)
 
 
-# -- streams of several fragments
+# -- streams of versions and fragments
 
 
 def joined(at: Location, parts: Sequence[tuple[str, Stream]], base: Stream) -> Stream:
-    """Return a stream with the shards of a stream, followed by the shards of fragments.
+    """Append the shards of fragments to the shards of a stream.
 
-    parts   (folder, stream) of each fragment; addresses in the stream are relative to the folder
-    raises  FormatError if a fragment has other columns or another format
+    parts   (folder name, stream) of each fragment; file names in the stream are relative to this
+            folder
+    raises  FormatError if a fragment has other columns than `base`, or another format
     """
     streams = [base]
     for name, part in parts:
@@ -649,7 +661,7 @@ def joined(at: Location, parts: Sequence[tuple[str, Stream]], base: Stream) -> S
 
 
 def moved(folder: str, stream: Stream) -> Stream:
-    """Return a stream whose addresses are relative to the parent of its folder."""
+    """Prepend the folder name to all file names of a stream."""
 
     def renamed(file: File) -> File:
         return replace(file, name=f"{folder}/{file.name}")
@@ -664,7 +676,7 @@ def moved(folder: str, stream: Stream) -> Stream:
 
 
 def concatenated(at: Location, streams: Sequence[Stream]) -> Stream:
-    """Return the shards of several streams as one stream with the headers of the first stream."""
+    """Concatenate the shards of streams. The result has the headers of the first stream."""
     first = streams[0]
     names = sorted({name for one in streams for name in one.hashes})
     headers = dict(first.headers)
@@ -694,7 +706,7 @@ def concatenated(at: Location, streams: Sequence[Stream]) -> Stream:
 
 
 def sliced(stream: Stream, start: int, stop: int) -> Stream:
-    """Return a stream with the shards start..stop, and all other files of the stream."""
+    """Return a stream with only the shards from `start` to before `stop`. `files` is unchanged."""
 
     def part(values: Any) -> Any:
         return None if values is None else values[start:stop]
@@ -712,7 +724,7 @@ def sliced(stream: Stream, start: int, stop: int) -> Stream:
 
 
 def without_unused_files(stream: Stream) -> Stream:
-    """Return a stream without the files of fragments from which it lists no shard."""
+    """Remove the files of a fragment from a stream if the stream lists no shard of the fragment."""
     used = {url.partition("/")[0] for url in stream.urls}
     files = {
         name: file
@@ -731,14 +743,14 @@ def _hashes(stream: Stream, name: str) -> Sequence[str]:
 
 
 def fragment_files(name: str, at: Location, stream: Stream) -> Stream:
-    """Return the stream of a fragment that also lists the fragment's own playlist as a file."""
+    """Add the playlist of a fragment to the files in the fragment's stream."""
     data = playlists.stored(at / f"{name}/{PLAYLIST}")
     own = File(PLAYLIST, len(data), {DEFAULT: digest(data)})
     return replace(stream, files={**stream.files, PLAYLIST: own})
 
 
 def unfinished_fragments(at: Location, base: Version) -> list[str]:
-    """Return the names of the fragments that have a scratch folder and no shard in a version."""
+    """Return the names of the fragments that have a journal, and of which `base` lists no shard."""
     listed = {url.partition("/")[0] for stream in base.streams for url in stream.urls}
     return [
         name
@@ -750,5 +762,7 @@ def unfinished_fragments(at: Location, base: Version) -> list[str]:
 def _has_journal(at: Location) -> bool:
     try:
         return (at / f"{SCRATCH}/journal").exists()
-    except UnsafeError:  # a symbolic link, which `check_fragment` reports if it is used
+    except (
+        UnsafeError
+    ):  # a symbolic link; `check_fragment` reports it before a write to the fragment
         return False

@@ -1,4 +1,4 @@
-"""Writer, which writes rows as shards and commits the dataset by writing the playlist last."""
+"""Writer: write rows as shards, then the index, and last the playlist as the commit."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ MAX_BUFFERED_SAMPLES, MAX_BUFFERED_BYTES = 1024, 1 << 24
 _KEYS_HINT = "Make the keys unique, or omit the column so that each row gets a generated key."
 _COLUMNS_ERROR = "columns: expected names with encodings"
 _COLUMNS_HINT = 'Use a mapping such as {"image": "jpeg", "label": "int"}.'
-SHARD_LIMIT = (1 << 32) - 1  # the largest uint32 offset
+SHARD_LIMIT = (1 << 32) - 1  # maximum shard size in bytes: the largest uint32 offset
 
 
 class Writer:
@@ -60,29 +60,29 @@ class Writer:
         with Writer("out", columns={"image": "jpeg", "label": "int"}) as writer:
             writer.write({"image": data, "label": 3})
 
-    At the end of the block, `close()` writes the index and then the playlist. After an exception,
-    `abandon()` keeps the finished shards. A later Writer with `resume=True` continues after these
-    shards, and its `rows` starts at their row count. A Writer that is garbage collected while open
-    is abandoned with a ResourceWarning.
+    At the end of the `with` block, `close()` writes the index and then the playlist. After an
+    exception, `abandon()` keeps the finished shards. A later Writer with `resume=True` continues
+    after these shards; its attribute `rows` starts with the number of rows in these shards. If an
+    open Writer is garbage collected, it is abandoned, and Python issues a ResourceWarning.
 
     columns    name -> encoding, or Columns; None: infer the columns from the first `write_batch`
     settings   shard limits, compression and checksums
-    head       source and options that a resumed pack must repeat
+    head       source and options; to resume, a later Writer must be called with an equal `head`
     source_checksum  checksum that is computed while the source is read; see `Journal`
     guard      limits of requests to a remote target
-    jobs       maximum number of shards to compress and write in parallel; a later call raises
-               the errors of these shards
-    playlist   write `playlist.yaml`; if False, the format's own index marks the dataset as
+    jobs       maximum number of compressed shards to write in parallel; if a shard cannot be
+               written, a later call raises the error
+    playlist   True: write `playlist.yaml`; False: the format's own index marks the dataset as
                complete, as in the original library
-    keeps_rows  whether the rows are kept in `unrecorded` until their shard is recorded
-    progress   receives the rows of each shard while the shard is written
-    unrecorded  batches of rows that are not in a recorded shard yet, in order, with the
-                position of each row in the selection
-    has_large_row  whether this Writer wrote a row that is larger than a shard
-    raises     the errors of `Target`, and UsageError for an unknown format
+    progress   receives the number of written rows while a shard is written
+    keeps_rows  whether rows remain in `unrecorded` until the journal lists their shard
+    unrecorded  (batch, position of each row in the selection) of the rows in no recorded shard, in
+                row order
+    has_large_row  whether this Writer wrote a row that is larger than the shard limit
+    raises     the errors of `Target`; UsageError for an unknown format
     """
 
-    # methods for other modules of this package; the reference omits them
+    # public names for other modules of this package; docs/api.md omits them
     INTERNAL: ClassVar[frozenset[str]] = frozenset(
         (
             "INTERNAL",
@@ -130,26 +130,26 @@ class Writer:
         arranged = None if columns is None else self._arranged(columns)
         self.target = claim(path, resume=resume, overwrite=overwrite, guard=guard)
         self.columns: Columns | None = None
-        self._stored_schema: pa.Schema | None = None  # computed when the columns are known
+        self._stored_schema: pa.Schema | None = None  # computed on first use
         self._chunks: list[Chunk] = []
         self._buffered: list[pa.RecordBatch] = []
         self._buffered_rows, self._buffered_bytes, self._header_bytes = 0, 0, 0
-        # the last checked batch, and the sizes of its rows
+        # the batch that `find_unstorable` checked last, and the sizes of its rows
         self._measured: tuple[pa.RecordBatch | None, IntArray] = (None, np.zeros(0, np.int64))
         self.keeps_rows = False
         self.unrecorded = deque[tuple[pa.RecordBatch, IntArray]]()
         self._samples = _SampleBuffer()
         # keys in the unfinished shard, if the format requires unique keys
         self._shard_keys: set[bytes] = set()
-        # one job for uncompressed shards, because writing them costs less than a thread
+        # uncompressed shards are written in this thread, because other threads would not be faster
         self._queue = ShardQueue(jobs if self.settings.compression else 1)
         self._ended = self.target.is_done
         self._writes_playlist, self._progress = playlist, progress or Progress()
         self._is_abandoned = self.has_large_row = False
-        # True while rows are moved between fields; an interrupt would then lose or repeat rows
+        # True during updates of several fields: after an interrupt, rows may be lost or repeated
         self._is_inconsistent = False
         self.rows = self.next = 0
-        self.written_bytes = 0  # stored size of the rows that this Writer wrote
+        self.written_bytes = 0  # size of the rows that this Writer wrote, before compression
         if self._ended:
             self.rows = self._listed_rows()
             return
@@ -171,7 +171,7 @@ class Writer:
         self._dropped = weakref.finalize(
             self, _drop, os.getpid(), self.target, self.failed, self._journal
         )
-        self._dropped.atexit = False  # when the process ends, its lock ends too
+        self._dropped.atexit = False  # not needed: the lock ends with the process
 
     def _begin(self, head: dict[str, Any], source_checksum: SourceChecksum | None) -> None:
         self._journal = Journal(self.target.at, head, source_checksum)
@@ -193,7 +193,7 @@ class Writer:
             )
 
     def _listed_rows(self) -> int:
-        """Return the number of rows in a finished dataset; 0 if no playlist lists the number."""
+        """Return the number of rows in a finished dataset; 0 if the playlist cannot be read."""
         with contextlib.suppress(FlareError):
             return sum(
                 0 if one.rows is None else int(one.rows.sum())
@@ -202,7 +202,7 @@ class Writer:
         return 0
 
     def _check_open(self) -> None:
-        """Raise UsageError if the Writer is closed or has lost rows."""
+        """Raise UsageError if the Writer is closed, or if an interrupt may have lost rows."""
         if self._is_inconsistent and not self._ended:
             raise rows_lost_error()
         if self._ended:
@@ -250,7 +250,7 @@ class Writer:
 
     @property
     def is_done(self) -> bool:
-        """True if the target was already a finished dataset. In this case, no rows are written."""
+        """True if the target already contained a finished dataset. No rows can then be written."""
         return self.target.is_done
 
     @property
@@ -265,7 +265,7 @@ class Writer:
 
     @property
     def kept_rows(self) -> int | None:
-        """Number of rows in recorded shards; None if an abandoned Writer keeps no rows."""
+        """Number of rows in finished shards; None if `abandon` would remove the output."""
         return sum(chunk.rows or 0 for chunk in self._chunks) if _is_kept(self._journal) else None
 
     @property
@@ -281,8 +281,8 @@ class Writer:
     ) -> Columns:
         """Set the columns, and return them in the order of the format.
 
-        types       for the playlist: column -> Arrow type, in the order of the source
-        extensions  column -> `Column.extension`, for the contents of files
+        types       column -> Arrow type to list in the playlist, in the order of the source
+        extensions  column -> extension of the files in the column, see `Column`
         """
         if types is not None and self._format.typed:
             columns = table_encodings(self._format, dict(_column_pairs(columns)), types)
@@ -294,11 +294,14 @@ class Writer:
         return self.columns or ()
 
     def write(self, sample: Mapping[str, Any]) -> None:
-        """Write one sample: column -> Python value, or bytes that are stored unchanged.
+        """Write one sample.
 
+        Samples are buffered. If the format cannot store a buffered sample, a later call raises
+        ValueFitError with the row number of that sample, and drops only that sample.
+
+        sample  column -> Python value; a value of type `bytes` is stored unchanged
         raises  UsageError for a missing or unknown column, or if the dataset is finished;
-                ValueFitError for a value that its encoding cannot store, or, with a row number, for
-                an earlier sample that the format cannot store; only that sample is dropped
+                ValueFitError for a value that its encoding cannot store
         """
         self._check_open()
         if self.columns is None:
@@ -308,7 +311,7 @@ class Writer:
             self._write_samples()
 
     def _write_samples(self) -> None:
-        """Write the buffered samples. If a sample cannot be stored, drop the sample and raise the error."""
+        """Write the buffered samples. Drop a sample that cannot be stored, and raise the error."""
         if not self._samples:
             return
         first, refused = self.rows + self._buffered_rows, -1
@@ -329,7 +332,7 @@ class Writer:
             self._samples.remove(self.rows + self._buffered_rows - first, refused)
 
     def find_unstorable(self, batch: pa.RecordBatch) -> Unstorable | None:
-        """Return a row that the format cannot store, and its error; None if there is no such row."""
+        """Return the first row that the format cannot store; None if it can store all rows."""
         if self._measured[0] is batch:
             return None
         found = measured(self._format, self.columns or (), batch, self.settings)
@@ -342,15 +345,15 @@ class Writer:
     def write_batch(self, batch: Any, rows: IntArray | Sequence[int] | None = None) -> None:
         """Write a table. Each column is cast to its encoding, and every value is checked.
 
-        Columns are matched by name. If the Writer has no columns yet, they are inferred from the
-        first batch. If a value cannot be stored, no row of the table is written. A stream is
-        written batch by batch, so earlier batches remain written.
+        Columns are matched by name. If the Writer has no columns yet, it infers them from the first
+        batch. If a value cannot be stored, no row of the table is written. A stream is written
+        batch by batch: if a value cannot be stored, the batches before it remain written.
 
         batch   a pyarrow RecordBatch or Table, or a stream: any other object with the method
                 `__arrow_c_stream__` or `__arrow_c_array__`, such as a pandas or Polars DataFrame, a
                 DuckDB relation, a pyarrow RecordBatchReader or a flare dataset
-        rows    int64 [rows of the batch], ascending: for the journal, the number of each row in the
-                source; by default, rows are numbered in the order in which they are written. With
+        rows    int64 [rows of the batch], ascending: the number of each row in the source, for the
+                journal; by default, rows are numbered in the order in which they are written. With
                 `rows`, a stream is read into memory and written as a table
         raises  UsageError for a missing or unknown column; ValueFitError with row and column for a
                 null, or for a value that the encoding or the format cannot store
@@ -382,7 +385,7 @@ class Writer:
             self.name_columns(chosen, source_types(batch.schema, chosen, {}, {}))
         columns = self.columns or ()
         check_columns(names, [column.name for column in columns])
-        self._write_samples()  # keep the order of the rows
+        self._write_samples()  # the buffered samples come before the rows of this table
         if places is None:
             first = self.rows + self._buffered_rows
             places = np.arange(first, first + batch.num_rows)
@@ -398,12 +401,14 @@ class Writer:
             self.write_typed(one, numbers)
 
     def write_typed(self, batch: pa.RecordBatch, rows: IntArray) -> None:
-        """Write columns that `ColumnConverter.convert` returned. Types are checked, values are not.
+        """Write a batch from `ColumnConverter.convert`. The types are checked, but not the values.
+
+        If the format cannot store a row, no row of the batch is written. For a duplicate key, the
+        rows of earlier shards remain written.
 
         rows    int64 [rows of the batch]: the position of each row in the selection
-        raises  ValueFitError with `row` for a row that the format cannot store, before any row of
-                the batch is written; ValueFitError for a key that is already in the shard,
-                after earlier rows were written
+        raises  ValueFitError with the row number for a row that the format cannot store, or for a
+                key that is already in the same shard
         """
         self._check_open()
         expected_fields = zip(self.columns or (), self.stored_schema, batch.schema, strict=True)
@@ -428,7 +433,7 @@ class Writer:
                 start + max_rows - self._buffered_rows,
             )
             if stop <= start and not self._buffered_rows:
-                stop = start + 1  # a row that is larger than a shard gets its own shard
+                stop = start + 1  # a row that is larger than the shard limit becomes a shard
                 self.has_large_row = True
             if stop > start:
                 self._check_keys(batch.slice(start, stop - start), rows[start:])
@@ -470,9 +475,9 @@ class Writer:
             fresh.add(name)
 
     def end_shard(self, next: int) -> None:
-        """End the current shard, so that the next row begins another shard.
+        """End the unfinished shard. The next row begins another shard.
 
-        next  position of the next row in the selection
+        next  position in the selection of the next row
         """
         self._check_open()
         self._write_samples()
@@ -480,7 +485,10 @@ class Writer:
             self._flush(next)
 
     def _flush(self, next: int) -> None:
-        """Queue the buffered rows as one shard; `next` is the first row of the next shard."""
+        """Queue the buffered rows as one shard.
+
+        next  position in the selection of the next shard's first row
+        """
         self._is_inconsistent = True
         number, size = len(self._chunks) + len(self._queue), self._buffered_bytes
         write = partial(self._write_shard, number, self._buffered, size)
@@ -505,7 +513,7 @@ class Writer:
 
     @property
     def stored_schema(self) -> pa.Schema:
-        """The schema of the batches that `write_typed` expects; see `columns.stored_schema`."""
+        """Schema of the batches that `write_typed` accepts; see `columns.stored_schema`."""
         if self._stored_schema is None:
             columns = self.columns or ()
             types = self._types if self._format.typed else {}
@@ -514,13 +522,16 @@ class Writer:
 
     @property
     def _types(self) -> dict[str, pa.DataType]:
-        """Arrow types of the table in a typed format, in the order of the table: column -> type."""
+        """Arrow types of the packed table, in the order of that table: column -> type."""
         if self._journal.schema is not None:
             return {name: encodings.parse_type(one) for name, one in self._journal.schema.items()}
         return {one.name: encodings.lookup(one.encoding).arrow for one in self.columns or ()}
 
     def _write_shard(self, number: int, batches: list[pa.RecordBatch], size: int) -> Chunk:
-        """Write a shard; report its rows in proportion to the written part of its `size` bytes."""
+        """Write a shard, and report its rows to `progress` while the shard is written.
+
+        size  total size in bytes of the rows, to compute how many rows are written
+        """
         at, rows, written = self.target.at, sum(batch.num_rows for batch in batches), 0
 
         def report(count: int) -> None:
@@ -551,22 +562,22 @@ class Writer:
         )
 
     def keep(self) -> None:
-        """Keep the scratch folder, so that the pack can be resumed even if no shard is finished."""
+        """Make `abandon` keep the output for a later resume, even without a finished shard."""
         self._journal.is_kept = True
 
     def source_state(self) -> list[Any] | None:
-        """Return the number of source bytes read so far, and their checksum.
+        """Return the number of bytes that were read from the source so far, and their checksum.
 
-        Return None if the checksum was known before the pack started.
+        The result is None if the checksum of the source was known before the pack started.
         """
         return self._journal.source_state()
 
     def source_matches(self, state: Any) -> bool:
-        """Return whether the source starts with the bytes that `source_state` returned."""
+        """Return whether the source starts with the bytes that a `source_state` describes."""
         return self._journal.source_matches(state)
 
     def fail(self, failure: Failure) -> None:
-        """Add a failed row to the list. Call this method in row order, before later rows are written."""
+        """Add a failed row to `failed.jsonl`. Failures and written rows must be in row order."""
         self.failed.add(failure)
 
     @checked
@@ -577,12 +588,13 @@ class Writer:
     ) -> str:
         """Write the last shard, the index and the playlist; return the path of the playlist.
 
-        Further calls return the same path. If `close` raises an error, call `abandon` to release
-        the target; a `with` block calls these methods itself.
+        Later calls return the same path. If `close` raises an error, call `abandon` to unlock the
+        target. A `with` block calls these methods itself.
 
-        source  the source to record in the playlist
-        commit  called with the written stream after the playlist was written, before the target is
-                released; after an error, the shards are kept for a resume
+        source  description of the source, for the playlist
+        commit  function to call with the written stream after the playlist was written, and before
+                the target is unlocked. If it raises an error, the shards are kept, so that the pack
+                can be resumed
         """
         if self._is_abandoned or self._is_inconsistent:
             self._check_open()
@@ -621,7 +633,7 @@ class Writer:
 
     @property
     def playlist(self) -> str:
-        """The path of the playlist, in the form that a user would type."""
+        """Path of the playlist, in the form that a user would type."""
         return self.target.playlist
 
     def _stream(self, files: dict[str, File], source: Mapping[str, Any] | None) -> Stream:
@@ -662,15 +674,16 @@ class Writer:
         )
 
     def abandon(self) -> None:
-        """Stop without writing a playlist.
+        """Stop without a playlist, and unlock the target.
 
-        Finished shards are kept for a resume; without finished shards, the output is removed.
+        Finished shards are kept, so that the pack can be resumed. Without a finished shard, the
+        output is removed.
         """
         if self._ended:
             return
         self._ended = self._is_abandoned = True
         self._dropped.detach()
-        with contextlib.suppress(Exception):  # another error has already been raised
+        with contextlib.suppress(Exception):  # the caller is already handling another error
             self._queue.close(self._record)
         _release(self.target, self.failed, self._journal)
 
@@ -700,7 +713,7 @@ class Writer:
 
 
 class _SampleBuffer:
-    """Encoded samples that will be written as one batch. `len()` is the number of samples."""
+    """Buffer of encoded samples, which are written as one batch."""
 
     def __init__(self) -> None:
         self._buffered: list[dict[str, Any]] = []
@@ -711,12 +724,13 @@ class _SampleBuffer:
 
     @property
     def is_full(self) -> bool:
-        """True if the samples should be written as a batch."""
+        """True if the buffer has reached MAX_BUFFERED_SAMPLES or MAX_BUFFERED_BYTES."""
         return len(self._buffered) >= MAX_BUFFERED_SAMPLES or self._size >= MAX_BUFFERED_BYTES
 
     def add(self, columns: Columns, sample: Mapping[str, Any], first: int) -> None:
-        """Encode and buffer a sample. `first` is the row number of the first buffered sample.
+        """Encode a sample and add it to the buffer.
 
+        first   row number of the first sample in the buffer, for errors
         raises  UsageError for a missing or unknown column; ValueFitError for a value that its
                 encoding cannot store
         """
@@ -742,9 +756,10 @@ class _SampleBuffer:
         self._size += _sample_size(row)
 
     def batch(self, columns: Columns, first: int) -> pa.RecordBatch:
-        """Return the samples as typed columns. `first` is the row number of the first sample.
+        """Return all samples in the buffer as a batch.
 
-        raises  ValueFitError, with a row number, for text that is not valid UTF-8
+        first   row number of the first sample in the buffer, for errors
+        raises  ValueFitError with the row number for text that is not valid UTF-8
         """
         arrays = []
         for column in columns:
@@ -763,7 +778,7 @@ class _SampleBuffer:
         )
 
     def remove(self, count: int, refused: int = -1) -> None:
-        """Remove the first `count` samples and the sample at position `refused`."""
+        """Remove the first `count` samples, and the sample at the index `refused`; -1 for none."""
         self._buffered = [
             sample for i, sample in enumerate(self._buffered) if i >= count and i != refused
         ]
@@ -778,7 +793,10 @@ def _sample_size(row: Mapping[str, Any]) -> int:
 
 
 def _row_numbers(rows: IntArray | Sequence[int], count: int) -> IntArray:
-    """Return row numbers as an array. Raises UsageError unless they are `count` ascending numbers."""
+    """Convert row numbers to an array.
+
+    raises  UsageError if `rows` is not a list of `count` ascending integers
+    """
     places = np.asarray(rows)
     if not count and not places.size:
         return np.zeros(0, np.int64)
@@ -796,15 +814,15 @@ def _release(target: Target, failed: Failed, journal: Journal) -> None:
 
 
 def _is_kept(journal: Journal) -> bool:
-    """Return whether the folder of an abandoned Writer is kept for a resume."""
+    """Return whether the output of an abandoned Writer is kept, so that it can be resumed."""
     return bool(journal.shards) or journal.is_kept
 
 
 def _drop(pid: int, target: Target, *logs: Any) -> None:
-    """Abandon the target of a garbage-collected Writer; do nothing in a forked process."""
+    """Abandon the target of a Writer that was garbage collected, but not in a forked process."""
     if os.getpid() != pid:
         return
-    # Release first, because code that handles the warning may open the target.
+    # unlock before the warning, because a warning handler may open the target
     target.run_finalizer(partial(_release, target, *logs))
     warnings.warn(
         f"{target.shown}: a Writer was garbage collected without close()",
@@ -814,7 +832,7 @@ def _drop(pid: int, target: Target, *logs: Any) -> None:
 
 
 def _validated_settings(settings: Settings) -> Settings:
-    """Validate settings, and convert their numbers to Python integers.
+    """Validate settings, and convert numbers such as numpy integers to Python integers.
 
     raises  UsageError for an invalid setting
     """
@@ -842,7 +860,7 @@ def _checked(
 
 
 def _column_pairs(columns: Mapping[str, str] | Columns) -> list[tuple[str, str]]:
-    """Return the name and encoding of each column. Raises UsageError for values of any other type."""
+    """Return (name, encoding) of each column. Raises UsageError for columns of another class."""
     try:
         pairs = (
             [*columns.items()]
