@@ -54,8 +54,8 @@ __all__ = [
     "without_variants",
 ]
 
-# MAX_NODES: nested types in one type. MAX_DEPTH: nesting levels; a level of a type takes two levels
-# of YAML, and a playlist may have 16 levels.
+# Maximum number of types in a header, and maximum depth of nested types. Each level of nested types
+# uses two of the 16 levels that a playlist may have.
 MAX_NODES, MAX_DEPTH = 1000, 5
 MAX_FIXED_SIZE = 1 << 24  # maximum items or bytes in a value of a fixed-size type
 MAX_NULL_BYTES = 1 << 29  # maximum memory in one batch for nulls of fixed-size types
@@ -100,10 +100,11 @@ _NANOSECONDS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 
 
 def without_variants(kind: pa.DataType) -> pa.DataType:
-    """Replace variants of a type: an extension type becomes its storage type, a view a plain type.
+    """Replace a type with the standard type that a playlist lists for it.
 
-    Text becomes large_string, and bytes become large_binary. The index of a dictionary has at least
-    32 bits. The types of nested fields are replaced too; these fields lose their metadata, and list
+    An extension type becomes its storage type, except for a tensor. Text becomes large_string,
+    bytes become large_binary, and list views become lists. The index of a dictionary has at least
+    32 bits. The types of nested fields are replaced too. These fields lose their metadata, and list
     items lose their names.
     """
     if isinstance(kind, pa.FixedShapeTensorType):
@@ -303,7 +304,7 @@ def is_restorable(encoding: Encoding, kind: pa.DataType) -> bool:
 
 
 class _NullBytes:
-    """Memory limit for the nulls in one batch; a null of a fixed-size type uses memory."""
+    """Memory limit for nulls of fixed-size types in one batch; such a null needs memory."""
 
     def __init__(self) -> None:
         self._left = MAX_NULL_BYTES
@@ -399,7 +400,7 @@ def _cast(array: pa.Array, kind: pa.DataType, nulls: _NullBytes) -> pa.Array:
     if is_text(own):
         if pa.types.is_timestamp(
             kind
-        ):  # the text may have more digits than `kind` has; Arrow parses it only in a fine unit
+        ):  # Arrow rejects text with more digits than the unit has, so the unit is us or ns
             return array.cast(pa.timestamp(_fine_unit(kind), kind.tz)).cast(kind)
         if pa.types.is_time(kind):
             unit = _fine_unit(kind)

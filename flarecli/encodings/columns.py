@@ -19,8 +19,8 @@ _NUMBERS = {  # encoding of variable-size numbers -> functions to write a column
     "msgpack_float": (msgpack.float_bytes, msgpack.parse_float_column),
 }
 
-# Minimum size of a column for the ASCII check, and the number of first bytes to check before the
-# other bytes: most text that is not ASCII fails on the first bytes.
+# Minimum size in bytes of a column for the ASCII check, and size of the head that is checked first:
+# most columns that are not ASCII have another character in the head.
 ASCII_CHECK_BYTES, ASCII_HEAD_BYTES = 1 << 15, 1 << 12
 _DECODED_BYTES = 1 << 20  # larger values are decoded in chunks
 

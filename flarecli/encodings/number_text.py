@@ -87,9 +87,9 @@ def patched(
 ) -> tuple[pa.Array, list[int]]:
     """Convert a column: most values with `fast`, and the other values one by one.
 
-    fits         boolean [rows]: True if `fast` converts the value exactly; null for a null
-    fast         function that converts a column, in which the other values are replaced with nulls
-    convert_one  function that converts another value, from Python object to Python object; raises
+    fits         boolean [rows]: whether `fast` converts the value exactly; null for a null
+    fast         function that converts a column; values that do not fit are nulls in this column
+    convert_one  function that converts one value that does not fit, as a Python object; raises
                  ValueError, OverflowError or RecursionError for an invalid value
     return       the converted column, with nulls in the invalid rows; and the invalid rows, in
                  order
@@ -178,7 +178,7 @@ def _decimal_text(array: pa.Array) -> pa.Array:
 
 
 def escape_json(array: pa.Array) -> tuple[pa.Array, list[int]]:
-    """Convert text to JSON strings in ASCII; also return the rows with too large strings."""
+    """Convert text to JSON strings in ASCII; also return the rows whose string is too large."""
     longest = pc.max(pc.binary_length(array)).as_py() or 0
     if longest > _LARGE_TEXT_BYTES:
         return _escape_large(array)

@@ -241,7 +241,7 @@ class BucketTarget(Target):
             try:
                 self._admit(resume, overwrite)
             except UsageError:
-                # another pack may have started since; `Lease` then reports that pack
+                # a pack may have started after the first check; `Lease` then reports that pack
                 if not _has_objects(out / SCRATCH):
                     raise
             if self.is_done:

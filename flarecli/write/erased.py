@@ -54,7 +54,7 @@ class ErasedKeys:
     @classmethod
     def read(cls, at: Location) -> ErasedKeys:
         """Read the erased keys of a dataset. Raises FormatError if the file is invalid."""
-        # the file may have changed, but a store only reads the version that it read first
+        # the file may have changed, but a store reads only the version that it read first
         where = replace(at, store=copy.copy(at.store)) / ERASED
         try:
             data = where.read_whole(_MAX_BYTES)

@@ -49,6 +49,7 @@ class Failure:
 
     row             position of the row in the selection
     column          column that caused the failure; empty if unknown
+    kind            kind of failure, such as `null` or `value`
     file, file_row  source file that contains the row, and the row number in that file; None if a
                     query computed the row
     hint            how to pack the row, such as an option; not written to `failed.jsonl`

@@ -392,11 +392,10 @@ class _Fetcher:
                     yield FetchedLink(part.first + row, i, address, data, is_page)
 
     def _take_run(self, part: _Slice, row: int, max_bytes: int) -> int:
-        """Copy the links of the next rows to the builders; return the number of copied rows.
+        """Copy the downloaded bytes of the next rows to the builders; return the number of rows.
 
-        This method copies only complete rows, and stops at a link that needs a check or a wait: a
-        link that has not arrived, has failed, is empty or may be a web page. It also stops when the
-        size of the copied links reaches `max_bytes`.
+        This method copies only complete rows. It stops at a link that has not arrived, has failed,
+        is empty or may be a web page, and when the size of the copied bytes reaches `max_bytes`.
         """
         width, begin = len(self._links), row * len(self._links)
         outcomes = part.outcomes[begin : begin + MAX_RUN_ROWS * width]

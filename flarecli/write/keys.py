@@ -232,9 +232,9 @@ class _BloomFilter:
         self._words[words[firsts]] |= np.bitwise_or.reduceat(_word_bits(hashes), firsts)
 
     def contains(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
-        """Return False for each hash that was not added, and True for each other hash.
+        """Return True for each hash that was added: bool [hashes].
 
-        For a few hashes that were not added, the result is also True.
+        For a hash that was not added, the result is usually False.
         """
         bits = _word_bits(hashes)
         found: npt.NDArray[np.bool_] = self._words[hashes >> self._shift] & bits == bits

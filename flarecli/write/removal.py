@@ -93,7 +93,7 @@ def plan_removal(at: Location, lists: Sequence[str]) -> Removal:
 def lists_of(at: Location, files: Collection[str], newest: int) -> tuple[list[str], list[str]]:
     """Return the playlists that list any of the files: the numbered playlists, and the pins.
 
-    newest  number of the newest version; its playlists are not searched
+    newest  number of the newest version; the playlists of this version are not searched
     """
     kept, found = (PLAYLIST, version_name(newest)), list[str]()
     for name in list_names(at):

@@ -7,7 +7,7 @@ of the line and the data blocks in hexadecimal digits:
 
     {"kind": "rows", "first": …, "next": …, "source": …, "failures": […], "batches": [[[row, …],
     size], …]}
-        rows `first` to `next` of the selection as typed columns, one Arrow IPC message per batch
+        rows of the selection from `first` to before `next`, one Arrow IPC message per batch
     {"kind": "links", "links": [[row, column, digest of the address, is a page, size], …]}
         downloads of later rows
 

@@ -217,7 +217,7 @@ def fragment_name(parts: Sequence[Any]) -> str:
 
 
 def check_fragment(at: Location, name: str) -> None:
-    """Raise UnsafeError for a symbolic link, so that all rows are written inside `at`."""
+    """Raise UnsafeError if a fragment is a symbolic link, which may lead out of the folder `at`."""
     if not at.is_local:
         return
     try:
@@ -282,7 +282,7 @@ def newest(at: Location) -> Version:
             again = numbers(at)
             if again == found:
                 raise
-            found = again  # another process has added a version and pruned the read version
+            found = again  # another process has added a version, and pruned the one to read
     where = at / PLAYLIST
     try:
         return Version(where, 1, playlists.stored(where))
@@ -706,7 +706,7 @@ def concatenated(at: Location, streams: Sequence[Stream]) -> Stream:
 
 
 def sliced(stream: Stream, start: int, stop: int) -> Stream:
-    """Return a stream with only the shards from `start` to before `stop`. `files` is unchanged."""
+    """Return a stream with the shards from `start` to before `stop`. `files` does not change."""
 
     def part(values: Any) -> Any:
         return None if values is None else values[start:stop]

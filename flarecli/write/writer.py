@@ -141,7 +141,7 @@ class Writer:
         self._samples = _SampleBuffer()
         # keys in the unfinished shard, if the format requires unique keys
         self._shard_keys: set[bytes] = set()
-        # uncompressed shards are written in this thread, because other threads would not be faster
+        # the calling thread writes uncompressed shards, because more threads would not be faster
         self._queue = ShardQueue(jobs if self.settings.compression else 1)
         self._ended = self.target.is_done
         self._writes_playlist, self._progress = playlist, progress or Progress()
@@ -795,7 +795,7 @@ def _sample_size(row: Mapping[str, Any]) -> int:
 def _row_numbers(rows: IntArray | Sequence[int], count: int) -> IntArray:
     """Convert row numbers to an array.
 
-    raises  UsageError if `rows` is not a list of `count` ascending integers
+    raises  UsageError if the row numbers are not `count` ascending integers
     """
     places = np.asarray(rows)
     if not count and not places.size:
