@@ -20,12 +20,12 @@ format:
 
 A column with a list encoding (`int[]`) is stored as a list, any other column as a list of one
 value. A missing feature is null. In a column that is not a list, an empty list is null too. 8-byte
-numbers other than int64 are stored in a BytesList. If any of the first thousand records is not an
-Example, the file has one column of bytes, `record`.
+numbers other than int64 are stored in a BytesList. If one of the first 1,024 records is not an
+Example, or if a feature has values of different types, the file has one column of bytes, `record`.
 
-The optional index `x.tfrecord.idx` has a line `OFFSET SIZE` for each record, as DALI and the
-`tfrecord` package write it; sizes include the checksums. An index that does not match its file is
-ignored.
+The optional index `x.tfrecord.idx` has a line `OFFSET SIZE` for each record, as written by DALI and
+the `tfrecord` package. Sizes include the length and the checksums. An index that does not match its
+file is ignored.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class TFRecord(Format):
     }
 
     def original_value(self, encoding: str) -> OriginalValue:
-        """Return the form in which a feature of an Example stores values of an encoding."""
+        """Return the kind of value that TensorFlow returns for a feature with an encoding."""
         if encoding.endswith("[]") or encoding in ("int", "float32"):
             return super().original_value(encoding)
         if encoding == "json":
@@ -125,14 +125,14 @@ class TFRecord(Format):
     def sniff(self, name: str, head: bytes) -> bool:
         """Return whether the name is a TFRecord name, or the first checksum is valid.
 
-        The names have forms such as `x.tfrecord` and `x.tfrecord-00000-of-00010`.
+        Examples of names are `x.tfrecord` and `x.tfrecord-00000-of-00010`.
         """
         if _NAME.search(name):
             return True
         return len(head) >= HEAD.size and HEAD.unpack_from(head)[1] == masked_crc(head[:8])
 
     def open_dataset(self, at: Location) -> Stream:
-        """List the TFRecord files in a folder and their indexes, sorted by name.
+        """List the TFRecord files in a folder, sorted by name, and their index files.
 
         raises  MissingError if the folder itself contains no TFRecord files
         """
@@ -141,7 +141,7 @@ class TFRecord(Format):
         )
 
     def open_shard(self, chunk: Chunk, columns: Columns | None = None) -> Shard:
-        """Locate the records with the index if it matches the file, otherwise by their lengths.
+        """Locate the records, with an index that matches the file or with the record lengths.
 
         raises  FormatError for a record that exceeds the file, a row count that differs from the
                 listed count, or listed columns that features cannot store; IntegrityError for a
@@ -248,7 +248,7 @@ class TFRecord(Format):
         batches: Sequence[pa.RecordBatch],
         settings: Settings,
     ) -> Chunk:
-        """Write rows as `00000.tfrecord` and, unless the file is compressed, write its index.
+        """Write rows as a file such as `00000.tfrecord`. Write an index if it is not compressed.
 
         raises  UsageError for a compression other than gzip
         """
@@ -381,9 +381,9 @@ def _index_name(name: str) -> str:
 
 
 def _index_of(chunk: Chunk) -> Location | None:
-    """Return the location of a file's index: the listed index, or `x.tfrecord.idx` in the folder.
+    """Return the location of a file's index: the listed index, or a file such as `x.tfrecord.idx`.
 
-    Return None if the name of the index would be invalid, for example if it exceeds 255 bytes.
+    The result is None if the name of the index is invalid, for example longer than 255 bytes.
     """
     if chunk.companions:
         return chunk.companions[0]
@@ -408,9 +408,10 @@ def _parse_index(data: bytes, size: int) -> IntArray | None:
 
 
 class _Feature(NamedTuple):
-    """A feature of an Example: the key of its value type in `_KINDS`, and the stored values.
+    """A feature of an Example.
 
-    The type of an empty feature is 0.
+    kind    value type, as a key of `_KINDS`; 0 for a feature without a list
+    values  stored values
     """
 
     kind: int
@@ -418,7 +419,10 @@ class _Feature(NamedTuple):
 
 
 def _sampled(shard: Shard) -> dict[str, Column] | None:
-    """Return the columns of the first records: name -> column; None unless all are Examples."""
+    """Return the columns that are inferred from the first records: name -> column.
+
+    The result is None if a record is not an Example, or if a feature has values of different types.
+    """
     kinds: dict[str, int] = {}
     lists: set[str] = set()
     starts, rows = shard.layout["starts"], min(shard.rows, SAMPLED_ROWS)
@@ -536,8 +540,8 @@ def _parse_feature(raw: bytes, start: int, stop: int) -> _Feature:
 def _fields(raw: bytes, at: int, end: int, plain: int = 2) -> Iterator[tuple[int, int, int]]:
     """Yield (field number, start, stop) for each field of a protocol buffer message.
 
-    plain   the wire type of unpacked numbers, which is also allowed for field 1
-    raises  ValueError for a field that exceeds its message, or for a group
+    plain   wire type of unpacked numbers, which field 1 may have
+    raises  ValueError for a field that exceeds its message, or for an unsupported wire type
     """
     while at < end:
         tag, at = _varint(raw, at, end)

@@ -1,11 +1,11 @@
-"""Tables as datasets: each file is a shard, and its rows have the Arrow types of the file.
+"""Tables as datasets: each file is a shard, and the columns of its batches have Arrow types.
 
-A column has the default encoding of its Arrow type, which determines the stored bytes of single
-rows: a timestamp is text, a struct is JSON. A column of another encoding, such as `jpeg`, keeps the
-name of the encoding in the metadata of its Arrow field.
+When single rows are read as stored bytes, each column has the default encoding of its Arrow type.
+For example, a timestamp is text, and a struct is JSON. If a column has another encoding, such as
+`jpeg`, the metadata of its Arrow field contains the name of the encoding.
 
-Several files are one table. Their columns have the same names, and the type of a column is the
-common type of all files; see `schema_merge`.
+Several files are one table if their columns have the same names. The type of a column in the table
+is the common type of its types in the files; see `schema_merge`.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ __all__ = ["ArrowFormat", "ParquetFormat", "TableFormat", "TextTable"]
 
 _REMOTE_JOBS = 16  # may exceed the CPU count, because remote jobs wait for the network
 _VERIFIED_ROWS = 8192
-MAX_ROW_BYTES = 1 << 30  # a page of Parquet is at most 2 GiB, and contains complete rows
-# headers of a stream: the settings of --csv, and the value of --input
+MAX_ROW_BYTES = 1 << 30  # a Parquet page contains complete rows, and has at most 2 GiB
+# keys of the stream headers for the values of --csv and --input
 DIALECT, INPUT = "csv", "input"
 _CHANGED = "The file was changed after the list was written; write the list again."
 
@@ -106,7 +106,7 @@ class TableFormat(Format):
     def open_dataset(self, at: Location) -> Stream:
         """List the files of this format in a folder and its subfolders, sorted by name.
 
-        raises  MissingError if there are none
+        raises  MissingError if there are no such files
         """
         sizes = {one.name: one.size for one in at.list() if self.sniff(one.name, b"")}
         names = sorted(sizes, key=os.fsencode)
@@ -184,7 +184,7 @@ class TableFormat(Format):
     # -- reading
 
     def _rows(self, shard: Shard) -> TableRows:
-        """Return the reader of this process. A copied or forked shard opens another reader."""
+        """Return the shard's reader for this process. A forked process opens its own reader."""
         rows: TableRows | None = shard.memo.get(os.getpid())
         if rows is None:
             types = self.types(shard)
@@ -258,10 +258,9 @@ class TableFormat(Format):
         return "no checksums; only the values were checked"
 
     def verify_shard(self, shard: Shard, values: bool = False) -> Iterator[Finding]:
-        """Read all rows, so that the checksums of pages are checked and every value is decoded.
+        """Read all rows, to check the checksums of pages and to decode every value.
 
-        A finding names the first row that cannot be read, and the column if other columns can be
-        read.
+        For each column that cannot be read, a finding names the column and its first invalid row.
         """
         error = None
         for start, stop in self._steps(shard):
@@ -279,7 +278,7 @@ class TableFormat(Format):
             )
 
     def _steps(self, shard: Shard) -> Iterator[tuple[int, int]]:
-        """Yield ranges of rows that are in one part of the file, such as a row group."""
+        """Yield row ranges. Each range is inside one part of the file, such as a row group."""
         part, start = self._rows(shard).part, 0
         while start < shard.rows:
             rows = range(start + 1, min(shard.rows, start + _VERIFIED_ROWS))
@@ -288,7 +287,10 @@ class TableFormat(Format):
             start = stop
 
     def _findings(self, shard: Shard, error: FlareError) -> Iterator[Finding]:
-        """Yield a finding for each column that cannot be read, or one finding for all columns."""
+        """Yield a finding for each invalid column.
+
+        If every column can be read separately, yield one finding for `error`.
+        """
         found = []
         for one in shard.columns:
             for start, stop in self._steps(shard):
@@ -318,7 +320,7 @@ def _is_described(stream: Stream, first: Stream) -> bool:
 
 
 def _opened(chunk: Chunk) -> Part:
-    """Open a file; if its types are listed, the file is not read."""
+    """Return the reader of a file. If its column types are listed, do not open the file."""
     from flarecli.formats.registry import find
 
     form = find(chunk.format or "")
@@ -330,7 +332,7 @@ def _opened(chunk: Chunk) -> Part:
 
 
 class _Listed(Part):
-    """A file with the types that a playlist lists."""
+    """Unopened file whose column types are listed in a playlist."""
 
     def __init__(self, chunk: Chunk) -> None:
         self.at, self.rows = chunk.at, chunk.rows
@@ -347,7 +349,7 @@ class _Listed(Part):
 
 
 def _with_dictionaries(schema: pa.Schema, parts: Sequence[Part]) -> dict[str, pa.DataType]:
-    """Return the type of each column; a dictionary type is kept if it is the same in all files."""
+    """Return the type of each column. Keep a dictionary type only if all files have this type."""
     kept = parts[0].dictionaries
     return {
         field.name: kept[field.name]
@@ -361,7 +363,7 @@ def _with_dictionaries(schema: pa.Schema, parts: Sequence[Part]) -> dict[str, pa
 
 
 def _columns(schema: pa.Schema, types: Mapping[str, pa.DataType], part: Part) -> Columns:
-    """Return the columns of a table, with the encodings in the file's metadata or the defaults."""
+    """Return the columns of a table, with encodings from the file's metadata or default encodings."""
     out = []
     for field in schema:
         encoding = part.encodings.get(field.name)
@@ -372,7 +374,7 @@ def _columns(schema: pa.Schema, types: Mapping[str, pa.DataType], part: Part) ->
 
 
 def _fits(encoding: str, kind: pa.DataType) -> bool:
-    """Return whether values of an Arrow type are the typed values of an encoding."""
+    """Return whether an Arrow type is the type of the values in an encoding."""
     try:
         return bool(lookup(encoding).arrow.equals(encodings.without_variants(kind)))
     except UsageError:
@@ -394,9 +396,9 @@ def _runs(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def _typed(array: pa.Array, field: pa.Field, shard: Shard, first: int) -> pa.Array:
-    """Convert a column of a file to its type in the table, and check its text.
+    """Convert values from a file to the column type of the table, and check that text is UTF-8.
 
-    first  number of the first row in the file
+    first  row number in the file of the first value
     """
     kind = encodings.value_type(field.type)
 
@@ -432,9 +434,9 @@ def _typed(array: pa.Array, field: pa.Field, shard: Shard, first: int) -> pa.Arr
 def _stored(
     array: pa.Array, encoding: Encoding, column: Column, shard: Shard, first: int
 ) -> pa.Array:
-    """Return the stored bytes of a column: values in its encoding; nulls are kept.
+    """Encode the values of a column as stored bytes. Null values remain null.
 
-    first   number of the first row in the file
+    first   row number in the file of the first value
     raises  ValueFitError with row and column for a value that the encoding cannot store
     """
     source = None if is_default(column, array.type) else encoding
@@ -451,7 +453,7 @@ def _stored(
 
 
 def _read_types(types: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
-    """Return the types that a reader should use for columns: text and bytes with 32-bit offsets."""
+    """Return the types in which columns are read. Text and bytes have 32-bit offsets."""
     small = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
     plain = {name: encodings.value_type(kind) for name, kind in types.items()}
     return {name: small.get(kind, kind) for name, kind in plain.items()}
@@ -506,10 +508,10 @@ class ParquetFormat(TableFormat):
     def row_sizes(
         self, columns: Columns, batch: pa.RecordBatch, settings: Settings
     ) -> tuple[int, IntArray]:
-        """Return 0, and the size of each row in memory: int64 [rows].
+        """Return 0, and the size of each row in Arrow's memory in bytes: int64 [rows].
 
-        raises  ValueFitError with the first row that is larger than a page may be, or that contains
-                a timestamp that Parquet cannot store
+        raises  ValueFitError with the first row that exceeds MAX_ROW_BYTES, or that has a timestamp
+                out of Parquet's range
         """
         checked_codec(settings.compression)
         check_timestamps(batch)
@@ -531,9 +533,9 @@ class ParquetFormat(TableFormat):
         batches: Sequence[pa.RecordBatch],
         settings: Settings,
     ) -> Chunk:
-        """Write rows as `00000.parquet`, with checksums of pages and a page index.
+        """Write rows as a file such as `00000.parquet`, with page checksums and a page index.
 
-        The column types of the batches may differ from the types of their encodings.
+        The file has the column types of the batches, even if their encodings have other types.
         """
         name = f"{number:05d}.parquet"
         types = [encodings.field(one).type for one in columns]
@@ -573,7 +575,7 @@ class ArrowFormat(TableFormat):
 class TextTable(TableFormat):
     """CSV and TSV files, JSON lines and JSON arrays. They have no index and no checksums.
 
-    If the number of rows is not listed, the file is read once when it is opened.
+    If the number of rows is not listed, opening a file reads the complete file to count its rows.
     """
 
     name = "table"
@@ -601,13 +603,13 @@ class TextTable(TableFormat):
             return open_kind(kind, chunk.at, (), _dialect(chunk))
         name = chunk.files[0].name if chunk.files else chunk.at.name
         plain, _ = split_compression(name.lower())
-        # `verify` passes the decompressed bytes without a name
+        # `verify` passes decompressed bytes, whose location has no compression suffix
         _, compression = split_compression(chunk.at.name.lower())
         return open_text(chunk.at, plain, compression, (), _dialect(chunk))
 
 
 def _dialect(chunk: Chunk) -> Dialect:
-    """Return the dialect that the stream of a chunk lists."""
+    """Return the CSV dialect from the headers of a chunk."""
     settings: Any = chunk.headers.get(DIALECT, [])
     if not isinstance(settings, list) or not all(isinstance(one, str) for one in settings):
         raise FormatError(f"header {DIALECT!r}: expected a list of KEY=VALUE", where=chunk.at)

@@ -2,10 +2,12 @@
 
 Every batch is fully validated before use, because offsets in a file may be invalid. Messages are
 checked before they are decoded, because Arrow allocates the size that the first eight bytes of a
-compressed buffer declare. A column of nulls can have any number of rows, although it occupies no
-bytes in the file. A file consists of `ARROW1`, two padding bytes, messages, and a footer with an
-entry of 24 bytes for each message. An entry starts with the offset of the message (8 bytes). A
-stream consists of messages and an end mark of four zero bytes. The layout of a message is:
+compressed buffer declare. The number of rows is checked too, because a column of nulls can declare
+any number of rows without bytes in the file.
+
+A file consists of `ARROW1`, two padding bytes, messages, and a footer with an entry of 24 bytes for
+each message. An entry starts with the offset of the message (8 bytes). A stream consists of
+messages and an end mark of four zero bytes. The layout of a message is:
 
     0xFFFFFFFF (missing before Arrow 0.15), int32 size of the metadata, metadata, padding to 8, body
 
@@ -51,7 +53,7 @@ _ROWS, _BATCH_BYTES = 8192, 16 << 20
 
 
 class Ipc(Part):
-    """One Arrow file or stream. The number of rows is unknown until the file is read."""
+    """Reader of an Arrow file or stream. The number of rows is unknown until the file is read."""
 
     at: Location
 
@@ -101,7 +103,7 @@ class Ipc(Part):
         return self._batch_starts[-1]
 
     def start_before(self, row: int) -> int:
-        """Return the first row of the record batch that contains a row; 0 in a stream."""
+        """Return the first row of the record batch that contains `row`; 0 for a stream."""
         if not self._is_file:
             return 0
         return self._batch_starts[max(0, bisect_right(self._batch_starts, row) - 1)]
@@ -111,7 +113,7 @@ class Ipc(Part):
         return {"record batches": len(self._batch_starts) - 1}
 
     def place(self, start: int) -> str:
-        """Return the number and the rows of the record batch that starts at a row."""
+        """Return a message prefix with the number and the rows of the record batch at `start`."""
         if not self._is_file:
             return ""
         number = bisect_right(self._batch_starts, start) - 1
@@ -121,7 +123,7 @@ class Ipc(Part):
     def batches_from(
         self, start: int, columns: Sequence[str]
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Yield batches from the record batch that starts at a row."""
+        """Yield batches, beginning with the record batch whose first row is `start`."""
         number = bisect_left(self._batch_starts, start) if start else 0
         for batch in self._batches(self.selected(columns), number, start):
             yield start, batch
@@ -129,12 +131,12 @@ class Ipc(Part):
 
     @cached_property
     def _batch_starts(self) -> list[int]:
-        """The first row of each record batch, then the number of rows."""
+        """First row of each record batch, followed by the total number of rows."""
         rows = (one.rows for one in self._checked_messages if not one.is_dictionary)
         return list(accumulate(rows, initial=0))
 
     def _batches(self, schema: pa.Schema, number: int, row: int) -> Iterator[pa.RecordBatch]:
-        """Yield the rows from record batch `number`, whose first row is `row`."""
+        """Yield batches, beginning with record batch `number`, whose first row is `row`."""
         _ = self._checked_messages
         file = LocationFile(self.at)
         with arrow_errors(self.at, file, "Arrow IPC"):
@@ -157,9 +159,9 @@ class Ipc(Part):
 
     @cached_property
     def _checked_messages(self) -> list[Message]:
-        """The messages of the file.
+        """Messages of the file.
 
-        raises  FormatError if the messages declare more data than the size of the file allows
+        raises  FormatError if the messages declare more data than a file of its size can contain
         """
         size, stored, rows, found = 0, self.at.size(), 0, list[Message]()
         for message in messages(self.at.read, stored):
@@ -186,7 +188,7 @@ class Ipc(Part):
 
 
 def _split_rows(batch: pa.RecordBatch) -> Iterator[tuple[int, int]]:
-    """Split a batch into row ranges of bounded decoded size; a larger row is a separate range."""
+    """Split a batch into row ranges of bounded decoded size. A larger row is a range of one row."""
     ends = np.cumsum(value_sizes(batch) + 1)
     start = 0
     while start < len(batch):
@@ -201,7 +203,7 @@ def _split_rows(batch: pa.RecordBatch) -> Iterator[tuple[int, int]]:
 
 
 class Message(NamedTuple):
-    """Number of rows and decompressed size of the buffers in a record batch or dictionary."""
+    """Number of rows in a record batch or dictionary, and decompressed size of its buffers."""
 
     rows: int
     size: int
@@ -211,7 +213,7 @@ class Message(NamedTuple):
 def messages(read: Callable[[int, int], bytes], size: int) -> Iterator[Message]:
     """Yield the messages of a file or stream of `size` bytes, without reading their bodies.
 
-    The iteration ends at invalid data; Arrow reports the error when the batches are read.
+    Invalid data ends the iteration. Arrow reports the error later, when it reads the batches.
 
     read  function that returns the bytes from start to stop
     """
@@ -267,7 +269,7 @@ def _read_message(
 ) -> tuple[Message | None, int]:
     """Read the message at an offset; return the message and its length in bytes.
 
-    The message is None if it is neither a batch nor a dictionary. The length of the end mark is 0.
+    The message is None if it is not a batch or a dictionary. The length of the end mark is 0.
     """
     if not 0 <= start <= size - 8:
         raise IndexError
@@ -288,7 +290,7 @@ def _parse_message(
 ) -> tuple[Message | None, int]:
     """Parse the metadata of a message; return the message and the size of its body.
 
-    start  offset of the body
+    start  file offset of the message body
     """
     root = _u32(data, 0)
     kind = data[_field(data, root, 1)] if _field(data, root, 1) else 0

@@ -2,8 +2,8 @@
 
 The first character of the file, not its name, determines the layout. Columns and types are inferred
 from the first 4 MB: int64 (uint64 if needed), float64, bool, text, lists and structs. Text that
-looks like a date stays text. A missing member is null. A member that does not occur in the first
-rows is an error, and so is a value of a different type or an integer that float64 cannot represent.
+looks like a date stays text. A missing member is null. In later rows, a new member is an error, and
+so is a value of another type. An integer that its float64 column cannot represent is also an error.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _PYTHON_TYPE_NAMES = {
 
 
 class Json(TextPart):
-    """One JSON file. The number of rows is unknown until the file is read."""
+    """Reader of a JSON file. The number of rows is unknown until the file is read."""
 
     at: Blocks
 
@@ -117,7 +117,7 @@ class Json(TextPart):
             yield from table.select(names).combine_chunks().to_batches(_ROWS)
 
     def _pieces(self, after: Piece | None = None) -> Iterator[Piece]:
-        """Yield pieces with one object per line; in pieces of an array, `line` is a row number.
+        """Yield pieces with one object per line. In a JSON array, `Piece.line` is a row number.
 
         Raises FormatError for a row that is nested too deeply for Arrow's parser.
         """
@@ -149,9 +149,9 @@ class Json(TextPart):
     def _check_members(self, piece: Piece) -> None:
         """Raise FormatError if the first rows have too many different members.
 
-        Arrow builds a column with all rows for each member. Counting the distinct names is fast,
-        and exact unless objects are nested. If this count is too high, the rows are parsed and the
-        paths of members are counted.
+        Arrow builds a full column for each member, so many different members need much memory.
+        First, the distinct member names are counted, which is fast. If this count is too high or
+        may be inexact because of nested objects, the rows are parsed to count the member paths.
         """
         names = member_names(piece.data)
         rows = piece.data.count(b"\n") + 1
@@ -164,7 +164,7 @@ class Json(TextPart):
         for seen, (number, line) in enumerate(_records(piece)):
             try:
                 paths.update(_paths(json.loads(line, parse_int=float)))
-            except ValueError:  # the parser reports this error
+            except ValueError:  # Arrow's parser reports this error later
                 return
             if len(paths) > MAX_COLUMNS:
                 message = f"more than {MAX_COLUMNS} different members up to this row"
@@ -189,7 +189,7 @@ class Json(TextPart):
         for number, line in _records(piece):
             if not _LONG_INTEGER.search(line):
                 continue
-            if reason := _syntax_error(line):  # Arrow accepts several rows on a line
+            if reason := _syntax_error(line):  # Arrow accepts several rows in one line
                 raise self._row_error(number, reason)
             self._check_exact(json.loads(line, parse_int=Decimal), schema, number)
 
@@ -225,8 +225,8 @@ class Json(TextPart):
         def read_until(row: int) -> tuple[pa.Table | None, str]:
             return _read(b"\n".join(line for _, line in rows[: row + 1]), schema)
 
-        # The first rows determine the types, so a row is valid only in relation to earlier rows.
-        # The first invalid row is the last row of the shortest prefix that Arrow rejects.
+        # The types of earlier rows determine whether a row is valid, so Arrow parses all rows up to
+        # a row. The first invalid row is the last row of the shortest range that Arrow rejects.
         first = bisect_left(range(len(rows) - 1), True, key=lambda row: read_until(row)[0] is None)
         number, line = rows[first]
         _, error = read_until(first)
@@ -242,7 +242,7 @@ class Json(TextPart):
 
 
 def _paths(value: Any) -> Iterator[tuple[str, ...]]:
-    """Yield the path of each member of an object and its nested objects; paths omit lists."""
+    """Yield the paths of all members of an object, including nested members. Paths omit lists."""
     todo: list[tuple[tuple[str, ...], Any]] = [((), value)]
     while todo:
         path, node = todo.pop()
@@ -310,7 +310,7 @@ def _syntax_error(line: bytes) -> str:
 def _explain(
     error: str, row: dict[str, Any], schema: pa.Schema | None
 ) -> tuple[str, str, str | None]:
-    """Return the reason why a row does not match earlier rows, a hint, and the column.
+    """Explain why a row does not match earlier rows; return the reason, a hint, and the column.
 
     error  message from Arrow's parser
     """
@@ -362,7 +362,7 @@ def _without_dates(kind: pa.DataType) -> pa.DataType:
 
 
 def _can_become(kind: pa.DataType, target: pa.DataType) -> bool:
-    """Return whether values of an inferred type can be parsed as the target type instead."""
+    """Return whether values of an inferred type can also be parsed as the target type."""
     if kinds.is_temporal(target) or kinds.is_binary(target) or kinds.is_large_binary(target):
         return False
     return bool(kinds.is_null(kind) or (kinds.is_integer(kind) and kinds.is_floating(target)))

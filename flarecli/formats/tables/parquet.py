@@ -1,7 +1,7 @@
 """Parquet: read selected columns, one row group after another, and verify page checksums.
 
-Memory is bounded by one batch and a megabyte per column, regardless of the size of files, row
-groups and values.
+A reader needs memory for one batch, and a megabyte per column. The size of files and of row groups
+does not matter.
 """
 
 from __future__ import annotations
@@ -52,20 +52,20 @@ HEAD_BYTES = 64  # bytes read after the magic, to check the header of the first 
 _WITHOUT_CRC = re.compile(rb"PAR1(?:\x15[\x80-\xff]*[\0-\x7f]){3}[^\x15]")
 # Arrow's buffers grow by doubling, so batches are slightly smaller than a power of two.
 _ROWS, _BATCH_BYTES = 8192, 15 << 17
-# larger for remote files, because each read is a request
+# the buffer for remote files is larger, because each read is a request
 REMOTE_BUFFER_BYTES, LOCAL_BUFFER_BYTES = 1 << 20, 1 << 16
 MAX_REMOTE_PAGES = 8 << 20  # maximum size of remote files whose page headers are read
-MAX_PAGES_BYTES = 32 << 20  # maximum size of the pages of several rows that are read together
+MAX_PAGES_BYTES = 32 << 20  # maximum total size of pages if more than one row is read
 PROBE_ROWS = 64  # rows decoded to estimate the row size, which the footer does not contain
 
 
 class Parquet(Part):
-    """One parquet file.
+    """Reader of a Parquet file.
 
     rows           number of rows according to the footer
-    int96_columns  columns of int96 timestamps; they are read with microsecond precision, because
-                   nanoseconds overflow after the year 2262
-    has_sums       whether the first page has a CRC-32; without a CRC-32, damage may stay undetected
+    int96_columns  columns of int96 timestamps, which are read in microseconds, because nanoseconds
+                   overflow after the year 2262
+    has_sums       whether the first page has a CRC-32; if not, damage may stay undetected
     """
 
     at: Location
@@ -94,7 +94,7 @@ class Parquet(Part):
                 hint="The footer is damaged, or a tool changed only one schema; "
                 "write the file again.",
             )
-        # drop the metadata of parquet fields, which does not describe flare's encodings
+        # without field metadata; `encodings` has the names of the encodings
         self.schema = pa.schema([(field.name, plain(field.type)) for field in self._footer_schema])
         self.dictionaries = dictionary_types(self._footer_schema)
         self.encodings = listed_encodings(self._footer_schema)
@@ -120,18 +120,19 @@ class Parquet(Part):
 
     @cached_property
     def _tail(self) -> bytes:
-        """The bytes from the footer to the end of the file."""
+        """Bytes from the footer to the end of the file."""
         return read_tail(self.at)
 
     def select_row_groups(
         self, bounds: Sequence[Bound], start: int, stop: int
     ) -> list[tuple[int, range]]:
-        """Return runs of row groups that may have rows within all bounds.
+        """Return the row groups that may have rows within all bounds, as ranges of row groups.
 
-        A row group is skipped only if its minimum and maximum prove that no row is within bounds.
+        A row group is skipped only if its column statistics prove that all its rows are outside a
+        bound.
 
         start, stop  range of rows; row groups outside the range are skipped
-        return       number of the first row of each run, and its row groups
+        return       for each range of row groups: its first row, and the range
         """
         metadata = self.metadata()
         paths = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
@@ -169,7 +170,8 @@ class Parquet(Part):
 
         Text is not validated. Parquet does not guarantee UTF-8, so callers must check text values.
 
-        on_read  callback that receives the end offset of the last row group of each batch
+        on_read  function that is called for each batch, with the byte offset at which the last row
+                 group of the batch ends
         raises   FormatError for data that does not match the footer
         """
         file, reader = self._reader(0 if groups is None else groups.stop)
@@ -180,11 +182,11 @@ class Parquet(Part):
     def _reader(self, groups: int) -> tuple[LocationFile, pq.ParquetFile]:
         """Open the file again. Raises FormatError if its footer changed.
 
-        groups  minimum number of row groups
+        groups  number of row groups that the file must have or exceed
         """
         file = LocationFile(self.at)
         with _parquet_errors(self.at, file):
-            # the version of a remote file is pinned, so its footer is read once
+            # the footer of a remote file is read only once, because the file's version is pinned
             reader = _open(file, metadata=None if self.is_local else self.metadata())
         same_schema = reader.schema_arrow.equals(self._footer_schema)
         if not same_schema or groups > reader.metadata.num_row_groups:
@@ -232,17 +234,17 @@ class Parquet(Part):
 
     @cached_property
     def _group_starts(self) -> list[int]:
-        """The first row of each row group, then the number of rows."""
+        """First row of each row group, followed by the total number of rows."""
         metadata = self.metadata()
         counts = (metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
         return list(accumulate(counts, initial=0))
 
     def start_before(self, row: int) -> int:
-        """Return the first row of the row group that contains a row."""
+        """Return the first row of the row group that contains `row`."""
         return self._group_starts[max(0, bisect_right(self._group_starts, row) - 1)]
 
     def facts(self) -> dict[str, int | str]:
-        """Return the number of row groups, the compressions, and the kinds of checksums of pages."""
+        """Return the number of row groups, the compressions, and the type of page checksums."""
         metadata = self.metadata()
         groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
         codecs = {
@@ -257,7 +259,7 @@ class Parquet(Part):
         }
 
     def place(self, start: int) -> str:
-        """Return the number and the rows of the row group that contains a row."""
+        """Return a message prefix with the number and the rows of the row group at `start`."""
         number = bisect_right(self._group_starts, start) - 1
         first, stop = self._group_starts[number : number + 2]
         return f"row group {number} (rows {first} to {stop - 1}): "
@@ -290,7 +292,7 @@ class Parquet(Part):
 
     @cached_property
     def _longest(self) -> dict[ColumnChunk, int]:
-        """The longest value in the dictionary of a column chunk, for chunks that were read."""
+        """Column chunk -> size in bytes of the longest value in its dictionary."""
         return {}
 
     @cached_property
@@ -303,10 +305,12 @@ class Parquet(Part):
     def page_runs(
         self, row: int, stop: int, columns: Sequence[str]
     ) -> tuple[int, int, list[PageRun]] | None:
-        """Return the runs of pages that contain rows row..stop in the row group of the first row.
+        """Return the page runs that contain rows from `row` to at most `stop`; None if unknown.
 
-        return  the first row of the row group, the end of the rows in the runs, and the runs, with
-                row numbers relative to the row group; None if the pages are unknown
+        All page runs are in the row group that contains `row`.
+
+        return  first row of the row group; the row after the last row to read; the page runs, whose
+                row numbers are relative to the row group
         """
         number = bisect_right(self._group_starts, row) - 1
         first, end = self._group_starts[number : number + 2]
@@ -322,7 +326,10 @@ class Parquet(Part):
         return first, stop, runs
 
     def read_runs(self, row: int, runs: Sequence[PageRun]) -> list[tuple[PageRun, pa.Array]] | None:
-        """Return the values of runs in the row group that contains a row; see `RowGroupPages.read`."""
+        """Return the values of page runs in the row group that contains `row`.
+
+        The result is None if the values may need too much memory; see `RowGroupPages.read`.
+        """
         found = self.row_group_pages(bisect_right(self._group_starts, row) - 1)
         if found is None or self._footer is None:
             return None
@@ -350,17 +357,17 @@ class Parquet(Part):
             return found.read(runs, self._footer, read_file)
         except FlareError:
             raise
-        except INVALID_FOOTER:  # if Arrow cannot read the row group either, Arrow reports the error
+        except INVALID_FOOTER:  # Arrow then reads the whole row group, and reports any error
             return None
 
     def batches_from(
         self, start: int, columns: Sequence[str]
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Yield the batches of the row group that starts at a row, and of the next row groups."""
+        """Yield batches, beginning with the row group whose first row is `start`."""
         row, last = start, len(self._group_starts) - 1
         file, reader = self._reader(last)
         for group in range(bisect_left(self._group_starts, start), last):
-            # the page headers of a row group are not read before its rows are requested
+            # read one row group at a time, so that only the page headers of its pages are read
             for batch in self._batches(
                 file, reader, self.selected(columns), range(group, group + 1)
             ):
@@ -372,7 +379,7 @@ class Parquet(Part):
     ) -> Iterator[pa.RecordBatch]:
         """Yield batches of bounded size.
 
-        Consecutive row groups with the same number of rows per batch are read together.
+        Adjacent row groups with the same number of rows per batch are read together.
         """
         safe = {number: self._safe_rows(reader, names, number) for number in groups}
         batch_rows = _batch_rows(reader, names, groups, min(safe.values(), default=_ROWS))
@@ -384,9 +391,9 @@ class Parquet(Part):
     def _safe_rows(self, reader: pq.ParquetFile, names: Sequence[str], number: int) -> int:
         """Return a number of rows per batch that bounds the decoded size of a batch.
 
-        Page headers declare decoded sizes, but every row may have the same long dictionary value,
-        and a DELTA_BYTE_ARRAY page may repeat its first value. For large remote files, the footer
-        is trusted, because each page header would require a request.
+        Page headers declare the sizes of pages, but decoded values may be larger. Every row may have
+        the same long dictionary value, and a DELTA_BYTE_ARRAY page may repeat its first value. Page
+        headers of large remote files are not read, because each header would require a request.
 
         raises  IntegrityError if the decoded pages are larger than the file size allows
         """
@@ -411,14 +418,14 @@ class Parquet(Part):
                 if page.is_delta and page.size * min(rows, page.values) > MAX_EXPANDED_BYTES:
                     rows = max(1, MAX_EXPANDED_BYTES // page.size)
             if chunk.is_bytes and dictionary * rows > MAX_EXPANDED_BYTES:
-                # a list may have several values per row
+                # a row of a list column may have several values
                 count = max(1, chunk.values // max(1, reader.metadata.row_group(number).num_rows))
                 longest = _longest_entry(LocationFile(self.at), number, chunk) * count
                 rows = max(1, min(rows, MAX_EXPANDED_BYTES // max(1, longest)))
         return rows
 
     def _end_of_row_group(self, number: int) -> int:
-        """Return the end offset of a row group's pages; if the offset is unknown, the file size."""
+        """Return the end offset of a row group's pages, or the file size if it is unknown."""
         chunks = self._chunks[number] if number < len(self._chunks) else []
         return max((chunk.start + chunk.stored for chunk in chunks), default=self.at.size())
 
@@ -428,7 +435,7 @@ class Parquet(Part):
 
 
 def _longest_entry(file: LocationFile, number: int, chunk: ColumnChunk) -> int:
-    """Return the size of the longest value in the dictionary of a column chunk.
+    """Return the size in bytes of the longest value in the dictionary of a column chunk.
 
     number  number of the row group
     """
@@ -443,7 +450,7 @@ def _longest_entry(file: LocationFile, number: int, chunk: ColumnChunk) -> int:
 
 
 def _dictionary(array: pa.Array) -> pa.Array | None:
-    """Return the values of a column's dictionary array, also if the array is nested."""
+    """Return the dictionary of an array or of its first nested dictionary array; None if none."""
     kind = array.type
     if pa.types.is_dictionary(kind):
         return array.dictionary
@@ -457,7 +464,7 @@ def _dictionary(array: pa.Array) -> pa.Array | None:
 
 
 def _checked_head(at: Location, size: int) -> bytes:
-    """Check the start and the end of a file, and return its first bytes."""
+    """Check the magic at the start and at the end of a file; return the first bytes of the file."""
     head = at.read(0, min(size, len(_MAGIC) + HEAD_BYTES))
     end = at.read(size - 4, size) if size >= 12 else b""
     if _ENCRYPTED_MAGIC in (head[:4], end):
@@ -479,7 +486,7 @@ def _encrypted(at: Location) -> FormatError:
 
 @contextmanager
 def _parquet_errors(at: Location, file: LocationFile) -> Iterator[None]:
-    """Convert Arrow's errors to FormatError; detect files with encrypted columns."""
+    """Convert Arrow's errors to FormatError, including errors about encrypted columns."""
     with arrow_errors(at, file, "parquet"):
         try:
             yield
@@ -531,7 +538,7 @@ def _batch_rows(
 def _schema_difference(reader: pq.ParquetFile) -> str:
     """Compare the parquet schema with the Arrow schema in the footer, which has no checksum.
 
-    Names must be equal, and a column must be text in both schemas or in neither.
+    Both schemas must have the same column names and the same text columns.
 
     return  the first difference; empty if the schemas match or if the file has no Arrow schema
     """
@@ -553,9 +560,9 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _is_outside(group: Any, leaf: int, bound: Bound, kind: pa.DataType) -> bool:
-    """Return whether no row of a row group is within a bound.
+    """Return whether statistics prove that all rows of a row group are outside a bound.
 
-    leaf  position of the column in the parquet schema
+    leaf  number of the leaf column in the Parquet schema
     """
     try:
         statistics = group.column(leaf).statistics

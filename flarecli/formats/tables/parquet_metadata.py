@@ -1,9 +1,9 @@
 """Parquet footers and page headers, parsed without Arrow.
 
-Both are checked before Arrow reads them, because Arrow aborts the process on some invalid footers,
-and allocates the size that a page header declares. A footer is one struct in Thrift's compact
-protocol, followed by its length (4 bytes) and the magic. Each page starts with a struct in the same
-protocol (source: parquet-format, parquet.thrift):
+Footers and page headers are checked before Arrow reads them, because some invalid footers abort the
+process, and because Arrow allocates the size that a page header declares. A footer is one struct in
+Thrift's compact protocol, followed by its length (4 bytes) and the magic. Each page starts with a
+struct in the same protocol (source: parquet-format, parquet.thrift):
 
     FileMetaData           2 schema, 4 row groups
     SchemaElement          1 type, 2 size in bytes, 5 number of children
@@ -60,16 +60,16 @@ _DICTIONARY_PAGE, _DELTA_BYTE_ARRAY = 2, 7  # page type, encoding
 
 
 class ColumnChunk(NamedTuple):
-    """The pages of a column in a row group, according to the footer.
+    """The pages of a leaf column in a row group, according to the footer.
 
     column    name of the top-level column
-    path      names of the nested columns from the top-level column to the values, joined by dots
+    path      names from the top-level column to the leaf column, joined by dots
     is_bytes  whether the type is BYTE_ARRAY
     values    number of values
-    start     offset of the first page in the file
-    stored    size of all pages in bytes
-    data      offset of the first data page
-    offsets   offset and length of the offset index; None if there is none
+    start     file offset of the first page
+    stored    stored size of all pages in bytes
+    data      file offset of the first data page
+    offsets   file offset and length of the offset index; None if there is no offset index
     """
 
     column: str
@@ -83,12 +83,14 @@ class ColumnChunk(NamedTuple):
 
 
 class Page(NamedTuple):
-    """Decompressed size in bytes and number of values of a page.
+    """A page, as described by its header.
 
-    start, stop    byte range of the page in the file, with its header
-    rows           number of rows; -1 if the header does not contain it
+    size           decompressed size in bytes
+    values         number of values
     is_dictionary  whether the page is a dictionary
     is_delta       whether values refer to earlier values (DELTA_BYTE_ARRAY)
+    start, stop    byte range in the file, including the header
+    rows           number of rows; -1 if the header does not contain it
     """
 
     size: int
@@ -112,10 +114,11 @@ class PageRows(NamedTuple):
 
 
 def valid_leaves(at: Location, metadata: pq.FileMetaData) -> frozenset[int]:
-    """Return the leaf columns of the schema whose statistics are safe to read with Arrow.
+    """Return the numbers of the leaf columns whose statistics Arrow can read safely.
 
-    The checks cover the types in the chunks and in the schema, the sizes of minimum and maximum,
-    and the numbers of levels. The result is empty if the footer is invalid or too large to check.
+    Each column chunk must have the type in the schema. The sizes of its minimum, its maximum and
+    its level histograms must be valid. The result is empty if the footer is invalid or too large to
+    check.
 
     raises  FlareError if the file cannot be read
     """
@@ -193,7 +196,10 @@ def _read_footer(at: Location) -> dict[int, Any]:
 
 
 def read_tail(at: Location) -> bytes:
-    """Return the bytes from the footer to the end of a file; only 8 bytes for a large footer."""
+    """Return the bytes from the footer to the end of a file.
+
+    If the footer exceeds MAX_FOOTER_BYTES, return only the last 8 bytes of the file.
+    """
     size = at.size()
     length = int.from_bytes(at.read(max(0, size - 8), max(0, size - 4)), "little")
     start = size - 8 - length if length <= MAX_FOOTER_BYTES else size - 8
@@ -201,7 +207,7 @@ def read_tail(at: Location) -> bytes:
 
 
 def _footer_in(tail: bytes) -> bytes:
-    """Return the footer. Raises ValueError if it is incomplete or too large."""
+    """Return the footer in the result of `read_tail`. Raises ValueError if it is incomplete."""
     if len(tail) - 8 != int.from_bytes(tail[-8:-4], "little"):
         raise ValueError("the footer is too large")
     return tail[:-8]
@@ -213,7 +219,7 @@ def _footer_in(tail: bytes) -> bytes:
 def pages(at: Location, size: int, chunk: ColumnChunk) -> Iterator[Page]:
     """Yield the pages that Arrow would read from a column chunk, as described by their headers.
 
-    The headers are checked because a footer may declare less data than the pages contain.
+    Page headers are checked, because pages may contain more data than the footer declares.
 
     size    size of the file in bytes
     raises  FormatError for an invalid header
@@ -269,7 +275,7 @@ def _read_header(at: Location, start: int, end: int) -> tuple[dict[int, Any], in
 
 
 def parse_offset_index(data: bytes, chunk: ColumnChunk, rows: int) -> list[PageRows] | None:
-    """Return the data pages of a column chunk; None if the index does not match the chunk.
+    """Return the data pages in an offset index; None if the index does not match the column chunk.
 
     rows  number of rows in the row group
     """
@@ -288,12 +294,12 @@ def parse_offset_index(data: bytes, chunk: ColumnChunk, rows: int) -> list[PageR
 
 
 class LeafSlice(NamedTuple):
-    """The pages of a column chunk in a slice: a dictionary page, and data pages that follow it.
+    """Some pages of a column chunk, copied to a small file: a dictionary page and data pages.
 
     values      number of values in the data pages
-    dictionary  offset of the dictionary page in the slice; None if there is none
-    data        offset of the first data page in the slice
-    stored      size of all pages
+    dictionary  offset of the dictionary page in the small file; None if there is no such page
+    data        offset of the first data page in the small file
+    stored      stored size of all copied pages in bytes
     """
 
     values: int
@@ -303,7 +309,7 @@ class LeafSlice(NamedTuple):
 
 
 class Footer:
-    """Raw bytes of a footer, from which `slice` builds a footer for some of the pages.
+    """Footer of a Parquet file, from which `slice` creates the footers of small files.
 
     Raises ValueError or IndexError for an invalid footer.
 
@@ -317,9 +323,10 @@ class Footer:
         self._parsed: dict[int, tuple[_Span, list[tuple[int, int, dict[int, _Span]]]]] = {}
 
     def slice(self, group: int, leaves: Mapping[int, LeafSlice], rows: int) -> bytes:
-        """Return the footer of a file with one row group of `rows` rows.
+        """Return the footer of a small file with `rows` rows in one row group.
 
-        leaves  number of a leaf column -> its pages; the other columns cannot be read
+        group   number of the row group in the original file
+        leaves  number of a leaf column -> its pages; the other leaf columns cannot be read
         """
         size, chunks = self._group(group)
         columns = [
@@ -337,7 +344,7 @@ class Footer:
         return out.end()
 
     def _group(self, number: int) -> tuple[_Span, list[tuple[int, int, dict[int, _Span]]]]:
-        """Return the size field of a row group, and the byte range and metadata of its columns."""
+        """Return the size field of a row group, and each column chunk's byte range and metadata."""
         if number in self._parsed:
             return self._parsed[number]
         fields = {one[0]: one for one in _Reader(self._data, self._groups[number][0]).read_spans()}
@@ -365,14 +372,14 @@ _Span = tuple[int, int, int, int]  # field number, type, start and stop of the v
 
 
 class _Writer:
-    """Writer of a struct in Thrift's compact protocol. Fields are in ascending order."""
+    """Writer of a struct in Thrift's compact protocol. Field numbers must be in ascending order."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
         self._number = 0
 
     def raw(self, field: _Span, data: bytes) -> _Writer:
-        """Copy a field from other data."""
+        """Copy a field of another struct, which is encoded in `data`."""
         number, kind, start, stop = field
         return self._field(number, kind, data[start:stop])
 
@@ -394,7 +401,7 @@ class _Writer:
         return self
 
     def end(self) -> bytes:
-        """Return the struct."""
+        """Return the bytes of the struct."""
         return b"".join(self._parts) + b"\0"
 
 

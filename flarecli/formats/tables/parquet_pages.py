@@ -1,9 +1,9 @@
-"""Parquet: read a few rows without their row group.
+"""Parquet: read a few rows without reading the complete row group.
 
-The pages that contain the rows are copied to a small Parquet file in memory, whose footer is made
-from the footer of the file, and Arrow reads the small file. The rows of each page are known from the
-page index, or, in a local file, from the headers of the pages. Pages of nested columns without an
-index, and pages of remote files without an index, are not read this way.
+The pages that contain the rows are copied to a small Parquet file in memory, and Arrow reads this
+file. The footer of the original file determines the footer of the small file. The page index lists
+the rows of each page. If a local file has no page index, the page headers are read instead. Without
+a page index, the pages of remote files and of most list columns cannot be read separately.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from flarecli.storage.memory import MemoryStore
 __all__ = ["MAX_EXPANDED_BYTES", "PageRun", "RowGroupPages", "SmallFile"]
 
 MAX_INDEX_BYTES = 1 << 24
-MAX_EXPANDED_BYTES = 64 << 20  # maximum decoded size if every row has the longest dictionary value
+MAX_EXPANDED_BYTES = 64 << 20  # maximum size of decoded values if all are the longest value
 _MAGIC = b"PAR1"
 
 
 class PageRun(NamedTuple):
-    """Rows start..stop of a column in a row group, which are stored in complete pages."""
+    """Rows start..stop of a column in a row group. Their values fill one or more complete pages."""
 
     column: str
     start: int
@@ -43,10 +43,10 @@ class PageRun(NamedTuple):
 
 
 class SmallFile(NamedTuple):
-    """A Parquet file in memory.
+    """A small Parquet file in memory.
 
-    dictionaries  (column chunk, number of values) for each chunk that would need too much memory if
-                  every value were the longest value of its dictionary
+    dictionaries  (column chunk, number of values) for each column chunk whose dictionary is so large
+                  that the decoded values may need too much memory
     """
 
     at: Location
@@ -58,7 +58,7 @@ class RowGroupPages:
 
     chunks  column chunks of the row group, in the order of the leaf columns
     rows    number of rows in the row group
-    flat    whether each leaf has one value per row
+    flat    for each leaf column: whether each row has exactly one value
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class RowGroupPages:
         self._edges: dict[str, list[int]] = {}
 
     def find(self, columns: Sequence[str]) -> bool:
-        """Find the pages of columns; return False if the pages of a column are unknown."""
+        """Locate the pages of columns. Return False if the pages of any column are unknown."""
         leaves = [leaf for name in columns for leaf in self._leaves.get(name, [])]
         new = [leaf for leaf in leaves if leaf not in self._pages]
         size = self._at.size()
@@ -119,13 +119,13 @@ class RowGroupPages:
         return out if row == self._rows and out else None
 
     def runs(self, column: str, start: int, stop: int) -> list[PageRun]:
-        """Return the runs of pages that contain rows start..stop; `find` must have found them."""
+        """Return the page runs that contain rows start..stop. Callers must first call `find`."""
         edges = self._edges[column]
         first, last = bisect_right(edges, start) - 1, bisect_left(edges, stop)
         return [PageRun(column, *edges[i : i + 2]) for i in range(first, last)]
 
     def stored_size(self, runs: Sequence[PageRun]) -> int:
-        """Return the total stored size of the data pages in runs."""
+        """Return the total stored size of the data pages in page runs, in bytes."""
         return sum(
             stop - start
             for run in runs
@@ -139,11 +139,11 @@ class RowGroupPages:
         footer: Footer,
         read_file: Callable[[SmallFile, Sequence[str], int], pa.Table | None],
     ) -> list[tuple[PageRun, pa.Array]] | None:
-        """Return the values of runs; None if the values may need too much memory.
+        """Return the values of page runs; None if the values may need too much memory.
 
-        footer     footer of the file
-        read_file  function that reads columns of a small file; it returns None if they need too
-                   much memory
+        footer     footer of the original file
+        read_file  function that reads columns of a small file with a number of rows; it returns
+                   None if the values may need too much memory
         raises     FormatError for invalid pages
         """
         ranges = {
@@ -173,7 +173,7 @@ class RowGroupPages:
         return out
 
     def _ranges(self, leaf: int, run: PageRun) -> list[tuple[int, int]]:
-        """Return the byte ranges of the dictionary page and of the data pages of a run."""
+        """Return the byte ranges of a page run: its dictionary page, if any, and its data pages."""
         chunk, found = self._chunks[leaf], self._pages[leaf] or []
         rows = [page.row for page in found]
         first, last = bisect_left(rows, run.start), bisect_left(rows, run.stop)
@@ -188,7 +188,7 @@ class RowGroupPages:
         footer: Footer,
         rows: int,
     ) -> SmallFile | None:
-        """Return a small file with the pages of some leaves; None if it may need too much memory."""
+        """Return a small file with pages of leaf columns; None if it may need too much memory."""
         body, place = [_MAGIC], len(_MAGIC)
         dictionaries = list[tuple[ColumnChunk, int]]()
         slices = {}

@@ -1,7 +1,7 @@
 """Writer of Parquet files: pages with CRC-32s, a page index, and row groups of bounded size.
 
-Pages are small, so a reader can read a few rows without reading a row group. The bytes depend only
-on the rows, the schema, the compression and the version of pyarrow.
+Pages are small, so that a reader can read a few rows without reading a whole row group. The bytes
+of a file depend only on the rows, the schema, the compression and the version of pyarrow.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def parquet_parts(
     raises  UsageError for a type that Parquet cannot store
     """
     codec, level = checked_codec(compression)
-    # dictionaries of bytes, such as images, would only copy the values
+    # byte values, such as images, rarely repeat, so a dictionary would only copy them
     small = [field.name for field in schema if not encodings.is_binary(field.type)]
     sink = _Sink()
     batch_rows = _BATCH_ROWS
@@ -90,7 +90,7 @@ def parquet_parts(
 
 
 def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Yield the rows as row groups, whose limits do not depend on the sizes of the batches."""
+    """Yield the rows as row groups, which do not depend on how the rows are split into batches."""
     parts, rows, size = list[pa.RecordBatch](), 0, 0
     for batch in batches:
         start = 0
@@ -115,7 +115,7 @@ def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 def _rows_per_check(table: pa.Table) -> int:
     """Return the number of rows after which Arrow should check the size of a page.
 
-    With large values, such as images, the default would result in pages of many megabytes.
+    With large values, such as images, Arrow's default would create pages of many megabytes.
     """
     rows = max(1, table.num_rows)
     largest = max((column.nbytes // rows for column in table.columns), default=0)
@@ -151,16 +151,16 @@ def check_timestamps(batch: pa.RecordBatch) -> None:
 
 
 def _in_milliseconds(kind: pa.DataType) -> pa.DataType:
-    """Return a type in which timestamps have milliseconds in place of seconds."""
+    """Return a type with milliseconds as the unit of timestamps that had seconds."""
     if pa.types.is_timestamp(kind) and kind.unit == "s":
         return pa.timestamp("ms", kind.tz)
     return encodings.with_children(kind, _in_milliseconds)
 
 
 def row_bytes(batch: pa.RecordBatch) -> IntArray:
-    """Return the size of each row in Arrow's memory, without null bitmaps: int64 [rows].
+    """Return the size of each row in Arrow's memory in bytes, without null bitmaps: int64 [rows].
 
-    The sizes depend only on the values, so they are the same in any batch.
+    The sizes depend only on the values, not on the batch.
     """
     sizes = [_sizes(column) for column in batch.columns]
     none = np.zeros(batch.num_rows, np.int64)

@@ -1,4 +1,4 @@
-"""Registry of table readers by file extension, or by the value of `--input`."""
+"""Registry of table readers, by file suffix or by the value of `--input`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ TEXTS = (*_DELIMITERS, *_JSON)
 
 
 def is_table(name: str) -> bool:
-    """Return whether a file name in lower case, without its folder, is the name of a table."""
+    """Return whether a file name is the name of a table. The name is in lower case, without folder."""
     plain, compression = split_compression(name)
     return not NOT_TABLES.fullmatch(name) and (
         plain.endswith(TEXTS) or (not compression and name.endswith(tuple(_TABLES)))
@@ -61,7 +61,7 @@ def is_table(name: str) -> bool:
 
 
 def is_delimited(name: str) -> bool:
-    """Return whether a file name is the name of a CSV or TSV file, which has a dialect."""
+    """Return whether a file name is the name of a CSV or TSV file."""
     plain, _ = split_compression(name.lower())
     return plain.endswith(tuple(_DELIMITERS))
 
@@ -90,8 +90,8 @@ def open_text(
 ) -> Part:
     """Open one text table; see `open_part`.
 
-    name         file name in lower case, without the suffix of a compression
-    compression  compression of the file; empty if it is not compressed
+    name         file name in lower case, without compression suffix
+    compression  compression of the file; empty if the file is not compressed
     """
     if name.endswith(_JSON):
         return Json(TextFile(at, compression))
@@ -116,8 +116,7 @@ def open_kind(
     """Open one table of a given kind without reading its rows.
 
     kind    arrow, parquet, jsonl, csv or tsv
-    blocks  bytes of the table; None: the file, decompressed if its suffix or its first bytes name
-            a compression
+    blocks  bytes of a text table; None: read the file `at`, and decompress it if necessary
     """
     if kind == "parquet":
         return Parquet(at)
@@ -130,6 +129,6 @@ def open_kind(
 
 
 def text_file(at: Location) -> TextFile:
-    """Return a text file, decompressed if its suffix or its first bytes name a compression."""
+    """Return a text file. Its suffix or its first bytes determine its compression."""
     _, compression = split_compression(at.name.lower())
     return TextFile(at, compression or compression_of(at.read(0, min(at.size(), 4))))

@@ -1,9 +1,9 @@
 """Random access to the rows of a table: decoded batches in a bounded cache.
 
-A table is read forward from a start, such as the first row of a row group. The position after the
-last batch is kept, so reading rows in order decodes every batch once. Other rows are read by pages,
-if the file has pages whose rows are known. Decoded batches and pages are kept in one cache for the
-whole process.
+A reader starts at a row such as the first row of a row group, and decodes batches in order. It stays
+open after each batch, so that reading rows in order decodes each batch once. For other rows, only
+the pages that contain them are decoded, if the file lists the rows of its pages. One cache for the
+whole process keeps decoded batches and pages.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ from flarecli.formats.tables.base import Part
 
 __all__ = ["TableRows"]
 
-MAX_CACHED_BYTES = 128 << 20  # maximum bytes of the decoded batches of all tables in the process
-# maximum number of rows to skip by decoding them; to skip more rows, pages are read
+MAX_CACHED_BYTES = 128 << 20  # maximum total size of decoded batches in the process
+# maximum number of rows that are decoded only to reach a requested row; for a greater distance, the
+# pages of the requested row are read
 NEAR_ROWS = 8192
-MAX_OPEN_READERS = 2  # open readers of one table, each with its own selection of columns
+MAX_OPEN_READERS = 2  # maximum number of open readers per table; each has other columns
 Columns = tuple[str, ...]
-# cache key: number of the table; columns of a batch, or column of a run of pages; first row
+# cache key: number of the table; column names of a batch, or column name of a page run; first row
 _Key = tuple[int, Columns | str, int]
 
 
 class _Cache:
-    """Decoded batches of all tables, least recently used first. Any thread may use the cache.
+    """Cache of decoded batches of all tables, least recently used first. It is thread-safe.
 
-    ended  numbers of the tables that were garbage collected. A finalizer only adds to this queue,
-           because it may run while its own thread holds the lock
+    ended  numbers of the tables that were garbage collected. Finalizers only append to this queue.
+           They cannot take the lock, because their thread may already hold it
     """
 
     def __init__(self) -> None:
@@ -46,7 +47,7 @@ class _Cache:
         self._batches: OrderedDict[_Key, pa.RecordBatch] = OrderedDict()
 
     def find(self, key: _Key) -> pa.RecordBatch | None:
-        """Return a batch and mark it as recently used."""
+        """Return a batch, and mark it as recently used; None if it is not in the cache."""
         with self._lock:
             batch = self._batches.get(key)
             if batch is not None:
@@ -54,7 +55,7 @@ class _Cache:
             return batch
 
     def add(self, key: _Key, batch: pa.RecordBatch) -> None:
-        """Add a batch, and evict old batches while the cache is too large."""
+        """Add a batch, and evict the least recently used batches while the cache is too large."""
         with self._lock:
             while self.ended:
                 self._remove(self.ended.popleft())
@@ -82,7 +83,7 @@ _numbers = itertools.count()
 
 
 def _forked() -> None:
-    """Replace the cache in a forked child, because the owner of its lock may be missing there."""
+    """Replace the cache in a forked child, where the thread that held its lock may not exist."""
     global _cache
     _cache = _Cache()
 
@@ -110,13 +111,13 @@ class TableRows:
         self.part, self.rows = part, rows
         self._number = next(_numbers)
         self._lock = threading.Lock()
-        self._starts: dict[Columns, list[int]] = {}  # first rows of the batches that were decoded
-        # columns -> next row and open reader; the most recently used selection is last
+        self._starts: dict[Columns, list[int]] = {}  # first rows of decoded batches
+        # columns -> next row and open reader; the most recently used reader is last
         self._ahead: dict[Columns, tuple[int, Iterator[tuple[int, pa.RecordBatch]]]] = {}
         weakref.finalize(self, _end, self._number).atexit = False
 
     def read(self, start: int, stop: int, columns: Sequence[str]) -> list[pa.RecordBatch]:
-        """Return rows start..stop, at least one row, as one or more batches.
+        """Return rows start..stop as one or more batches; `stop` must be greater than `start`.
 
         raises  FormatError for invalid data, or if the table has fewer rows than expected;
                 IntegrityError if the decoded size of the rows exceeds the limit
@@ -133,9 +134,9 @@ class TableRows:
         return out
 
     def _batch(self, row: int, stop: int, names: Columns) -> tuple[int, pa.RecordBatch]:
-        """Return a decoded batch that contains a row, and the number of its first row.
+        """Return (number of the first row, batch) for a decoded batch that contains `row`.
 
-        stop  end of the rows that the caller needs
+        stop  row number after the last row that the caller needs
         """
         with self._lock:
             starts = self._starts.setdefault(names, [])
@@ -167,7 +168,7 @@ class TableRows:
         )
 
     def _paged(self, row: int, stop: int, names: Columns) -> pa.RecordBatch | None:
-        """Return rows from `row` to at most `stop`, read by pages; None if that is not possible."""
+        """Read only the pages of rows from `row` to at most `stop`; None if this is not possible."""
         located = self.part.page_runs(row, stop, names)
         if located is None:
             return None

@@ -1,7 +1,7 @@
-"""Index schemas: Arrow types without storage variants, and one schema for several files.
+"""Table schemas: Arrow types without storage variants, and a common schema for several files.
 
-Columns are in the order of the first file. The type of a column is the common type of its types in
-all files:
+The common schema has the column order of the first file. The type of a column is the common type of
+its types in all files:
 
 null, T                  T
 integers                 the smallest type for both; none for uint64 and a signed type
@@ -51,7 +51,7 @@ def merge(parts: Sequence[Part], allow_missing: bool) -> tuple[pa.Schema, tuple[
     """Return the common schema, and readers that use its types where possible.
 
     parts          readers of the files
-    allow_missing  whether columns may be missing in some files; their values are null
+    allow_missing  whether a file may lack columns; the missing values are null
     raises         FormatError that names two files whose columns differ or have no common type
     """
     types: dict[str, pa.DataType] = {}
@@ -88,7 +88,7 @@ def _columns_differ(part: Part, other: Part, reason: str, hint: str) -> FormatEr
 def align(batch: pa.RecordBatch, schema: pa.Schema, part: Part, row: int) -> pa.RecordBatch:
     """Convert a batch of one file to the common schema; missing columns are null.
 
-    row     number of the batch's first row in the file
+    row     row number in the file of the batch's first row
     raises  FormatError with the row of a value that the common type cannot represent
     """
     if batch.schema.equals(schema):
@@ -128,7 +128,7 @@ def _fits(array: pa.Array, kind: pa.DataType) -> bool:
 def plain(kind: pa.DataType) -> pa.DataType:
     """Return the type without storage variants: dictionaries, run-end encoding, views, extensions.
 
-    Tensors of fixed shape are kept.
+    Tensors of fixed shape are not changed.
     """
     if isinstance(kind, pa.FixedShapeTensorType):
         return kind
@@ -144,7 +144,7 @@ def plain(kind: pa.DataType) -> pa.DataType:
 def dictionary_types(schema: pa.Schema) -> dict[str, pa.DataType]:
     """Return the types of the columns that are dictionaries or contain dictionaries.
 
-    The index of a dictionary column has at least 32 bits.
+    The index type of a dictionary column has at least 32 bits.
     """
     return {
         field.name: encodings.wide_dictionary(field.type)

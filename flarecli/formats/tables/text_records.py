@@ -3,9 +3,9 @@
 Invalid UTF-8 and NUL bytes are errors.
 
 CSV (RFC 4180): a quoted field starts and ends with a quote, and a quote inside the field is
-doubled. So a byte is inside a quoted field if the number of quotes before it is odd. This rule
-locates the ends of records and detects misplaced quotes. A parser would accept misplaced quotes,
-and then shift columns and drop rows.
+doubled. So a byte is inside a quoted field if the number of quotes before this byte is odd. This
+rule locates the ends of records and detects misplaced quotes. A parser would accept misplaced
+quotes, and then return wrong columns and too few rows.
 
 JSON arrays: unescaped quotes open and close strings, brackets outside strings change the depth, and
 a comma at the depth of the array ends a row. This module checks the bytes between the rows; the
@@ -54,10 +54,10 @@ _LINE_ENDS_TO_BLANKS = bytes.maketrans(b"\r\n", b"  ")
 
 
 class Piece(NamedTuple):
-    """Complete records, and the line number of the first record, counted from 1.
+    """One or more complete records of a text file.
 
-    In a piece of a JSON array, each row is one line, and `line` is the row number of the first row.
-
+    line   line number of the first record, counted from 1; in a JSON array, its row number
+    data   the records; each row of a JSON array is one line
     start  offset of the first record in the text; -1 in a JSON array
     """
 
@@ -86,7 +86,7 @@ def pieces(
 
     delimiter  delimiter of CSV fields; if empty, each line is a record, and quotes are ignored
     quote      character around CSV fields; if empty, fields are not quoted
-    after      start at the position of this piece; only for a text file that is not compressed
+    after      piece at whose position to start, in a file that is not compressed; None: read all
     raises     FormatError with the line for invalid UTF-8, a NUL, a misplaced or unclosed quote, or
                a record of more than 64 MB
     """
@@ -126,7 +126,7 @@ def pieces(
 
 
 def _with_last(blocks: Iterator[bytes]) -> Iterator[tuple[bytes, bool]]:
-    """Yield each block, and whether it is the last block, which may be empty."""
+    """Yield each block, and whether it is the last block. The last block may be empty."""
     block = next(blocks, None)
     while block is not None:
         is_full = len(block) >= decompress.BLOCK_BYTES
@@ -137,7 +137,7 @@ def _with_last(blocks: Iterator[bytes]) -> Iterator[tuple[bytes, bool]]:
 
 
 def records(data: bytes, quote: str = '"') -> Iterator[tuple[int, int, int]]:
-    """Yield, for each CSV record, the number of lines before it, and its start and end offsets.
+    """Yield the number of preceding lines, the start offset and the end offset of each CSV record.
 
     Blank lines are not records.
     """
@@ -155,7 +155,10 @@ def records(data: bytes, quote: str = '"') -> Iterator[tuple[int, int, int]]:
 
 
 def _end_of_records(data: bytes, quotes: IntArray) -> int:
-    """Return the end of the last complete record: a newline after an even number of quotes."""
+    """Return the end offset of the last complete record; 0 if no record is complete.
+
+    A record ends at a newline after an even number of quotes.
+    """
     # a CR at the end of the data may be the first half of a CR LF
     last = max(data.rfind(b"\n"), data.rfind(b"\r", 0, len(data) - 1))
     if np.searchsorted(quotes, last) % 2 == 0:
@@ -188,7 +191,7 @@ def _check_quotes(piece: Piece, quotes: IntArray, is_boundary: BoolArray, source
         return
     raw = np.frombuffer(piece.data, np.uint8)
     opens, closes = quotes[::2], quotes[1::2]
-    # a newline precedes and follows each piece
+    # the first and the last byte of a piece are valid positions, because newlines surround a piece
     before, after = opens[opens > 0], closes[closes < len(raw) - 1]
     stray = np.concatenate(
         [before[~is_boundary[raw[before - 1]]], after[~is_boundary[raw[after + 1]]]]
@@ -229,7 +232,7 @@ def json_array_pieces(source: Blocks) -> Iterator[Piece]:
         block = slash + read if has_begun else read.removeprefix(BOM).lstrip(_BLANKS)
         if not has_begun:
             has_begun, block = bool(block), block[1:]
-        # move a backslash that escapes the first byte of the next block to that block
+        # a final backslash may escape the first byte of the next block, so move it to that block
         slash = b"\\" * ((len(block) - len(block.rstrip(b"\\"))) % 2)
         block = block[: len(block) - len(slash)]
         commas, end = brackets.rows(block)
@@ -261,7 +264,7 @@ def json_array_pieces(source: Blocks) -> Iterator[Piece]:
 def _row_lines(
     source: Blocks, row: int, data: bytes, commas: IntArray, is_last: bool
 ) -> Piece | None:
-    """Convert the commas between rows to newlines; return None for an empty array."""
+    """Return a piece in which newlines replace the commas between rows; None for an empty array."""
     lines = np.frombuffer(data.translate(_LINE_ENDS_TO_BLANKS), np.uint8).copy()
     lines[commas] = _LF
     text = lines.tobytes()
@@ -287,7 +290,7 @@ def _row_lines(
 
 
 class _Brackets:
-    """Tracker for strings and brackets across blocks of text. A block must not end in an escape."""
+    """Finder of brackets outside strings in successive blocks. A block must not end in an escape."""
 
     def __init__(self) -> None:
         self._is_string, self._depth = False, 0
@@ -295,8 +298,8 @@ class _Brackets:
     def read(self, raw: ByteArray) -> tuple[IntArray, npt.NDArray[np.int8], IntArray]:
         """Find the brackets and commas outside strings.
 
-        return  the positions; for each position, the change of depth, or 2 for a comma; the depth
-                after each position
+        return  three arrays: the positions; the change of depth at each position, or 2 for a comma;
+                the depth after each position
         """
         quotes = _find_quotes(raw)
         marks = np.flatnonzero(_BRACKETS[raw])
@@ -308,7 +311,7 @@ class _Brackets:
         return marks, changes, depth
 
     def rows(self, block: bytes) -> tuple[IntArray, int]:
-        """Return the positions of commas between rows, and the end of the array (-1: not found)."""
+        """Return the positions of the commas between rows and of the final bracket, or -1."""
         marks, changes, depth = self.read(np.frombuffer(block, np.uint8))
         ends = marks[depth < 0]
         commas = marks[(changes == 2) & (depth == 0)]
@@ -319,7 +322,7 @@ class _Brackets:
 
 
 def member_names(data: bytes) -> set[bytes]:
-    """Return the strings before a colon or a blank: all member names, and some values."""
+    """Return all member names. The result may also contain values that are followed by a blank."""
     raw = np.frombuffer(data, np.uint8)
     quotes = _find_quotes(raw)
     ends = quotes[1::2]
@@ -360,14 +363,14 @@ def _max_depth(line: bytes) -> int:
 
 
 def _find_quotes(raw: ByteArray) -> IntArray:
-    """Return the positions of unescaped quotes, which follow an even number of backslashes."""
+    """Return the positions of unescaped quotes: quotes after an even number of backslashes."""
     quotes = np.flatnonzero(raw == _QUOTE)
     slashes = np.flatnonzero(raw == _BACKSLASH)
     if not len(slashes) or not len(quotes):
         return quotes
     numbers = np.arange(len(slashes))
     begins = np.concatenate([[True], np.diff(slashes) != 1])
-    # length of the run of backslashes up to each backslash
+    # number of consecutive backslashes that end at each backslash
     run = numbers - np.maximum.accumulate(np.where(begins, numbers, 0)) + 1
     last = np.searchsorted(slashes, quotes) - 1  # index of the backslash before each quote, or -1
     follows = (last >= 0) & (slashes[np.maximum(last, 0)] == quotes - 1)
