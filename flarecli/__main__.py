@@ -37,7 +37,7 @@ class _Signals:
 
     number  number of the first signal received, or 0
     armed   True while a signal raises KeyboardInterrupt
-    hint    text about the work that a resumed run keeps and repeats; None if unknown, empty if the
+    hint    how to resume the run, and how much work is then repeated; None if unknown, empty if the
             run cannot be resumed
     over    True after the run has ended
     """
@@ -117,7 +117,7 @@ class _Signals:
     def _line(self) -> str:
         reason, code = _NAMES[self.number], 128 + self.number
         hint = self.hint
-        if hint is None:  # the run was interrupted outside a command, or killed
+        if hint is None:  # no command has set a hint
             hint = "use --resume to continue" if self._args[:1] in (["pack"], ["unpack"]) else ""
         if _is_set(self._args, "json"):
             hint = f"{hint[0].upper()}{hint[1:]}." if hint else ""
@@ -140,7 +140,7 @@ def _write_stderr(text: str) -> None:
 
 
 def _is_set(args: Sequence[str], name: str) -> bool:
-    """Return whether a flag or an environment variable sets a switch, without the option parser."""
+    """Return whether `--NAME` or `FLARE_NAME` sets a switch. The option parser is not imported."""
     return f"--{name}" in args or os.environ.get(f"FLARE_{name.upper()}", "").lower() in (
         "1",
         "true",
@@ -172,7 +172,7 @@ def _run(args: Sequence[str], signals: _Signals) -> int:
     except KeyboardInterrupt as caught:
         signals.number = signals.number or signal.SIGINT
         signals.hint = str(caught) if caught.args else None
-    except Exception as error:  # flarecli.cli handles all errors of a valid installation
+    except Exception as error:  # flarecli.cli handles errors of a complete installation
         code = 6 if isinstance(error, ImportError) else 1
         _write_stderr(f"error: {type(error).__name__}: {error}\nhint: Reinstall flare.\n")
     if signals.number:
@@ -272,7 +272,8 @@ def entry() -> NoReturn:
     try:
         signals.install()
         sys.meta_path.insert(0, _NoPandas)
-        for fd in range(3):  # if a standard stream is closed, a file would get its descriptor
+        # the next opened file would get the descriptor of a closed standard stream
+        for fd in range(3):
             try:
                 os.fstat(fd)
             except OSError:

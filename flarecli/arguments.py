@@ -361,7 +361,7 @@ class Conflict(NamedTuple):
     one, other  names of the options, in the order of the message
     reason      end of the message; empty if the reason is obvious
     hint        sentence that solves the problem
-    unless      name of a switch that permits the combination
+    unless      name of a switch; if it is set, the two options can be combined
     """
 
     one: str
@@ -508,7 +508,10 @@ class Options:
 
 
 def declared(options: type[Options]) -> tuple[Declared, ...]:
-    """Return the options that a class declares, sorted by group, the everyday options first."""
+    """Return the options that a class declares, sorted by group.
+
+    In each group, the options that `-h` shows are first.
+    """
 
     def key(item: Declared) -> tuple[int, bool]:
         option = cast(Option, item.option)

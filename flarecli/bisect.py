@@ -22,11 +22,12 @@ def failing_rows(
     check: Callable[[int, int], _Failure | None],
     concerns_one_row: Callable[[_Failure], bool] = lambda _: True,
 ) -> Iterator[tuple[int, _Failure]]:
-    """Yield each failing row in start..stop with its failure, in order.
+    """Yield the number and the failure of each invalid row in start..stop, in order.
 
-    check             function that returns a failure in rows first..last, or None
-    concerns_one_row  function that returns False for a failure that all checked rows share; such a
-                      failure is yielded once
+    check             function that checks a range of rows; it returns a failure, or None if all
+                      rows of the range are valid
+    concerns_one_row  function that returns whether a failure is caused by one row. Any other
+                      failure is yielded once, with the first row of the checked range.
     """
     pending = [(start, stop)]
     while pending:
@@ -44,13 +45,13 @@ def failing_rows(
 def findings_of(
     runs: Iterable[tuple[int, int]], check: Callable[[int, int], Any]
 ) -> Iterator[Finding]:
-    """Check runs of rows and yield a finding for each invalid row, in order.
+    """Check ranges of rows and yield a finding for each invalid row, in order.
 
-    After MAX_NAMED_ROWS findings, only the first invalid row of each remaining run is reported.
+    After MAX_NAMED_ROWS findings, each remaining range that `check` rejects has one finding.
 
-    runs   (start, stop) of each run
-    check  function that raises a FlareError if rows start..stop are invalid; if one row is the
-           cause, the error is a FormatError with its `row`
+    runs   (start, stop) of each range
+    check  function that raises a FlareError if rows start..stop are invalid. If one row is the
+           cause, the error is a FormatError with a row number.
     """
     named = 0
 

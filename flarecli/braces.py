@@ -52,7 +52,7 @@ def expand_braces(address: str) -> list[str]:
         elif meaning == "}":
             open_.pop()
             open_[-1].append_each(words.all())
-        else:  # a range: its text, which is at the end of words.text, is replaced with its words
+        else:  # words.text ends with the text of a range, which is replaced with the range's words
             words.text = words.text[: -len(meaning)]
             words.append_each(_range_words(meaning))
     words = open_[0]
@@ -61,10 +61,10 @@ def expand_braces(address: str) -> list[str]:
 
 
 def _meanings(address: str, marks: Sequence[re.Match[str]]) -> dict[int, str]:
-    """Return index -> meaning for each brace or comma that is part of an expansion.
+    """Return the braces and commas that are part of an expansion, as index in `marks` -> meaning.
 
-    In a list of alternatives, the meaning is the brace or comma itself. The closing brace of a range
-    has the meaning `{` followed by the text of the range.
+    A brace or comma of a list of alternatives means itself. The closing brace of a range means `{`
+    and the text of the range.
     """
     out = dict[int, str]()
     open_: list[list[int]] = []  # for each open brace, the indexes of the brace and its commas
@@ -86,10 +86,10 @@ def _meanings(address: str, marks: Sequence[re.Match[str]]) -> dict[int, str]:
 
 
 class _Words:
-    """Builder for the words to which braces expand.
+    """The words of one list of alternatives.
 
-    It collects the words of the finished alternatives and the words of the current alternative.
-    `text` is appended to each word of the current alternative when the alternative ends.
+    The words of finished alternatives and the words of the current alternative are stored
+    separately. When the current alternative ends, `text` is appended to each of its words.
     """
 
     def __init__(self, address: str) -> None:

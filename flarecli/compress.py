@@ -87,12 +87,13 @@ def parse(compression: str) -> tuple[str, int]:
 
 
 def compressed(compression: str, parts: Iterable[Any], size: int) -> Iterator[bytes]:
-    """Compress the consecutive parts of a file and yield the compressed bytes.
+    """Compress a file and yield the compressed bytes.
 
-    The compressed parts are counted with `count_bytes`, except by br and snappy, which compress a
-    file in one step.
+    After each part, `count_bytes` reports its size. With br and snappy, which compress a file in one
+    step, nothing is reported.
 
-    size    total size of the parts in bytes
+    parts   consecutive parts of the file
+    size    size of the file in bytes
     raises  UsageError for an unknown name or level
     """
     kind, level = parse(compression)
@@ -166,12 +167,12 @@ class _BlockReader:
 
 
 class _Decoder(NamedTuple):
-    """Functions that decompress the streams of one format.
+    """Functions that decompress the consecutive streams in a file.
 
-    open     returns a new decompressor for one stream
-    rest     returns the input that the decompressor did not process
-    between  for the bytes after a stream, returns the bytes that begin with the next stream, or
-             None if all of these bytes are ignored
+    open     returns a decompressor for one stream
+    rest     returns the input bytes that a decompressor has not processed yet
+    between  receives the bytes after a stream, and removes the padding before the next stream;
+             returns None if no stream follows
     """
 
     open: Callable[[], Any]

@@ -115,7 +115,11 @@ class FlareError(Exception):
         return str(self.place)
 
     def at(self, where: object, first_row: int = 0) -> Self:
-        """Return a copy of this error with the address `where`, and `first_row` added to its row."""
+        """Return a copy of this error with another address and another row number.
+
+        where      the new address
+        first_row  number to add to the row number
+        """
         row = None if self.row is None else first_row + self.row
         return self.changed(address=str(where), row=row)
 
@@ -227,7 +231,7 @@ class UnfinishedError(FormatError):
 
 
 class UnsafeError(FlareError, PermissionError):
-    """Unsafe data, such as a pickle, a file name that leaves its folder, or a private address."""
+    """Unsafe data, such as a pickle, a file name that contains `..`, or a private IP address."""
 
     kind, exit_code = "unsafe", 5
 

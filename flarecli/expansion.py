@@ -25,11 +25,13 @@ __all__ = [
 ]
 
 MAX_COLUMNS = 10_000
-# each pair: a limit that applies to inputs of any size, and a limit per stored byte
+# Each line limits the decoded data. The larger of the two limits applies: the first number, or the
+# second number multiplied by the stored bytes.
 FREE_BYTES, MAX_RATIO = 256_000_000, 256
 FREE_ROWS, ROWS_PER_BYTE = 1 << 22, 4
 FREE_CELLS, CELLS_PER_BYTE = 1 << 25, 32
-# maximum size of one document in bytes; its Python objects take up to 25 times as much memory
+# maximum bytes of one value that is decoded to Python objects, such as JSON; these objects take up
+# to 25 times as much memory
 MAX_DECODED_VALUE = 16 << 20
 MAX_TEXT_VALUE = 32 << 20  # maximum bytes of one text value; escaping may lengthen it sixfold
 MAX_PARQUET_VALUE = 64 << 20  # maximum bytes of one value; Arrow's writer copies it several times

@@ -79,8 +79,8 @@ Columns: TypeAlias = tuple[Column, ...]
 def joined_columns(first: Columns, others: Iterable[Columns]) -> Columns:
     """Return the columns of concatenated streams, which differ at most in their extensions.
 
-    Extensions that differ only in letter case become lower case. If they differ otherwise, the
-    extension of the joined column is unknown, which is the empty text.
+    If the extensions of a column differ only in letter case, the result has the extension in lower
+    case. If they differ in other ways, the result has an empty extension.
     """
     out = first
     for columns in others:

@@ -37,7 +37,7 @@ _DOCUMENT_SUFFIXES = frozenset(
     {"readme", "license", "licence", "md", "markdown", "rst", "txt", "html", "pdf"}
 )
 # Patterns that most commands do not use are strings, and are compiled on first use.
-# Two characters or more, because `C:` is a drive of Windows.
+# A scheme has at least two characters, because `C:` is a drive on Windows.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 # for the fast path: this pattern matches most names
 _PLAIN = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*/)*[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -146,7 +146,9 @@ def collision_key(name: str) -> str:
 
 
 def windows_fault(name: str) -> str:
-    """Return why Windows would open another file, or no file, under a name; an empty string if the name is valid.
+    """Return why a name is not valid on Windows, or an empty string if the name is valid.
+
+    For such a name, Windows would open another file or no file.
 
     name  one part of a path
     """

@@ -357,10 +357,11 @@ def ordered_map(
     weigh: Callable[[A], int] | None = None,
     weigh_result: Callable[[T], int] | None = None,
 ) -> Generator[T, None, None]:
-    """Call a function with each item on the thread pool in advance, and yield ordered results.
+    """Call a function with each item on the thread pool, and yield the results in item order.
 
-    The calling thread iterates over the items. Closing the returned iterator drops the waiting
-    items and does not wait for calls in flight. `OrderedQueue` describes the arguments and errors.
+    Calls start before their results are requested. The calling thread iterates over the items. When
+    the returned iterator is closed, waiting items are dropped, and calls in flight continue.
+    `OrderedQueue` describes the arguments and errors.
     """
     queue = OrderedQueue(
         call,

@@ -35,8 +35,8 @@ class Progress:
         rows, bytes  totals; None: unknown
         done         number of rows that an earlier run finished
         unit         singular noun for the counted items; the default is a row
-        write_share  share of the work that remains after all rows were received, from 0 to 1: rows
-                     are compressed and written as shards, which `written` reports
+        write_share  share of the work that `written` reports, from 0 to 1: rows are compressed and
+                     written as shards after they were received
         """
 
     def advance(self, rows: int, bytes: int) -> None:
@@ -45,7 +45,7 @@ class Progress:
     def written(self, rows: float) -> None:
         """Report rows that were compressed and written since the last call.
 
-        A shard that is being written reports fractions of its rows.
+        `rows` may be a fraction, because progress is reported several times per shard.
         """
 
     def failed(self, key: str, reason: str, rows: int = 1) -> None:
@@ -74,8 +74,8 @@ _counter = _Counter()
 def counted(report: Callable[[int], None]) -> Iterator[None]:
     """Call `report` with the size of each block of bytes that this thread passes to `count_bytes`.
 
-    A format can thus report how much of a shard was written, and a check can report how much was
-    read, although the functions between them have no parameter for this purpose.
+    With this function, a format can report how much of a shard was written, and a check can report
+    how much was read. The functions in the call chain need no parameter for a callback.
     """
     before, _counter.report = _counter.report, report
     try:

@@ -9,7 +9,8 @@ from flarecli.names import shell_quoted
 __all__ = ["choose", "nearest"]
 
 MAX_SHOWN = 60  # maximum number of names in a hint
-_MAX_NAMES, _MAX_LENGTH = 5_000, 100  # limits for names to compare, which may come from data
+# Maximum number and length of the compared names, which may be data.
+_MAX_NAMES, _MAX_LENGTH = 5_000, 100
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

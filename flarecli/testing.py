@@ -265,7 +265,7 @@ class FormatSuite:
             _check_equal(total, sum(self.counted(chunk)), "sum of the sizes of rows")
 
     def counted(self, chunk: Chunk) -> list[int]:
-        """Return the sizes of the files that `row_sizes` includes (default: the main file)."""
+        """Return the sizes of the files whose bytes `row_sizes` counts (default: the main file)."""
         return [chunk.files[0].size or 0]
 
     def test_an_intact_shard_has_no_findings(self) -> None:

@@ -68,7 +68,7 @@ __all__ = [
 LAYOUT = "flare-1"
 MANY_COPIES = 512  # listings are avoided above this number of copies
 BATCH_SHARE = 32  # with many copies, limit / BATCH_SHARE bytes are evicted at a time
-_MAX_NAMES = 1 << 12  # with more names, listing the folder takes longer than requesting a version
+_MAX_NAMES = 1 << 12  # for larger folders, a listing takes longer than a request for a version
 _LISTING_S = 0.25  # time for which a process reuses its listing if no other process uses the folder
 _MAX_DAMAGED = 2  # copies that were damaged this many times are not written again
 _MAX_DAMAGED_NAMES = 1 << 12  # maximum number of copies with a damage count
@@ -218,7 +218,7 @@ class Folder:
     # -- space
 
     def part(self, identity: Entry, since: float = math.inf) -> PartialFile | None:
-        """Reserve space for a copy and create its file; return None if the copy cannot be kept.
+        """Reserve space for a copy and create its file; return None if the copy cannot be cached.
 
         since  copies that were used after this time are not evicted
         """
@@ -340,7 +340,10 @@ class Folder:
         return used, copies
 
     def _other_bytes(self, name: str) -> int:
-        """Return the size of a file that is not a copy, or remove the file and return 0 if its creator has ended."""
+        """Return the size of a file that is not a copy.
+
+        If the process that created a temporary file has ended, remove the file and return 0.
+        """
         try:
             status = os.stat(name, dir_fd=self._fd, follow_symlinks=False)
             if not stat.S_ISREG(status.st_mode):
@@ -383,7 +386,7 @@ class Folder:
                 threads.release()
 
     def forked(self) -> None:
-        """Replace the locks in a forked child, because threads of the parent may hold them."""
+        """Replace the locks in a forked child, because threads of the parent may have locked them."""
         self._threads, self._turns, self.prefixes = threading.Lock(), Turns(), KnownPrefixes()
         self.open_copies.forked()
 
@@ -394,10 +397,10 @@ class Folder:
         meanwhile: Callable[[], object] | None = None,
         own: bool = False,
     ) -> AbstractContextManager[None]:
-        """Wait until no other process or thread is fetching the same key, up to a time limit; see `Turns.turn`.
+        """Wait, up to a time limit, until no other thread or process fetches the same key.
 
         meanwhile  function to call during the wait
-        own        whether the copy is only for this process, so that other processes need no lock
+        own        True to wait only for threads of this process
         """
         return self._turns.turn(
             -1 if own else self.fd, key, kind, _OTHERS_S, meanwhile, self._notify_wait
@@ -468,9 +471,10 @@ def _reason(error: OSError) -> str:
 
 
 class KnownPrefixes:
-    """The name prefixes of all known copies: the copies in a listing, and the copies that this process adds.
+    """The name prefixes of the copies that are known to be in the folder.
 
-    A copy that another process adds after the listing is unknown, and may be fetched again.
+    They are the copies in the last listing, and the copies that this process added later. This
+    process may fetch a copy again that another process added after the listing.
     """
 
     def __init__(self) -> None:
@@ -637,7 +641,10 @@ class NamedFiles:
 
     @contextlib.contextmanager
     def changing(self, names: Iterable[str]) -> Iterator[None]:
-        """Update the used size without a listing, after a `with` block that adds or removes the files in `names`."""
+        """Update the used size after the `with` block, which adds or removes the files in `names`.
+
+        The folder is not listed.
+        """
         names = list(names)
         rest = self.used() - self.present(names)
         yield

@@ -1,4 +1,4 @@
-"""Cached copies: the name, layout and checksum of a copy, and the copies that this process has open.
+"""Cached copies: the name, the layout and the checksum of a copy, and the open copies of this process.
 
     0        bytes     data of the copy, n bytes
     n        JSON      {"address": …, "version": …, "part": …, "key": …}, m bytes; the address without secrets
@@ -54,9 +54,9 @@ MAX_TRANSIENT_BYTES = 384 << 20  # enough for two windows of three shards of 64 
 _TAIL = struct.Struct("<QI16s8s")
 _MAGIC = b"flare\0\0\1"
 _MAX_NOTE_BYTES = 1 << 16
-_MAX_REMEMBERED = 1 << 10  # maximum number of entries and of prefixes in memory
+_MAX_REMEMBERED = 1 << 10  # maximum number of results that `lru_cache` keeps for a function
 _SMALL_BYTES = 1 << 16  # files up to this size are not mapped, because a map uses a file handle
-# Interval at which the use of an open copy is recorded, and at which the existence of the copy is checked.
+# After this many seconds, the next use of an open copy is recorded, and the existence of the file is checked.
 _TOUCH_S = 1.0
 # For each type of signature in a query string: the parameters that identify the type, and a pattern for all parameters
 # of the signature. A signature is removed from an address, because it does not affect the content of the object. If an
@@ -140,7 +140,7 @@ def _unsigned(address: str) -> str:
 
 
 class CopyHasher:
-    """A hasher for the data of a copy, which also returns the bytes to write after the data."""
+    """Computes the checksum of a copy's data, and returns the bytes to write after the data."""
 
     def __init__(self, identity: Entry) -> None:
         self._entry, self._hash, self.size = identity, xxhash.xxh3_128(), 0
@@ -158,7 +158,7 @@ class CopyHasher:
 
 
 def open_copy(folder: int, identity: Entry) -> memoryview | None:
-    """Map a copy, or read it if it is small, and verify its checksum.
+    """Map a copy and verify the checksum. A small copy is read into memory instead.
 
     folder  file descriptor of the folder
     return  the data, or None if the file does not exist
@@ -195,9 +195,11 @@ def _opened(folder: int, name: str) -> int:
 
 
 def mapped_copy(fd: int, identity: Entry) -> memoryview:
-    """Map the data of a copy in an open file, or read small data. The data is not verified. Raises OSError.
+    """Map the data of a copy in an open file. Small data is read into memory instead.
 
-    The map excludes the note and the tail, so it can be used like a map of the original file.
+    The data is not verified. The map ends before the note, so it has the bytes of the cached object.
+
+    raises  OSError if the file cannot be mapped or read
     """
     if identity.file_bytes <= _SMALL_BYTES:
         return memoryview(descriptors.pread(fd, identity.size, 0))
@@ -226,10 +228,10 @@ def read_note(folder: int, name: str) -> dict[str, Any]:
 
 
 class OpenCopies:
-    """The copies that this process has open, and transient objects, which are in memory and not in the folder.
+    """The open copies of this process, and transient objects, which are only in memory.
 
-    Open copies are verified, and closed in LRU order. Each map uses a file handle, so `files_limit` limits the number
-    of maps. A transient object remains in memory until the run that uses the object releases it.
+    Open copies were verified. The least recently used copy is closed first. Each map uses a file handle, so
+    `files_limit` limits the number of maps. A transient object remains in memory until it is released.
 
     touch  function that records the use of a copy in the folder, and returns whether the copy still exists
     """
@@ -246,7 +248,10 @@ class OpenCopies:
         self._lock = threading.Lock()
 
     def get(self, name: str) -> memoryview | None:
-        """Return the data of an open copy that still exists in the folder, or of a transient object; otherwise None."""
+        """Return the data of an open copy or of a transient object, or None if there is neither.
+
+        An open copy that was removed from the folder is closed, and None is returned.
+        """
         now = time.monotonic()
         with self._lock:
             copy = self._open.pop(name, None)
@@ -349,7 +354,7 @@ class OpenCopies:
 
 
 def _is_unused(memory: mmap.mmap) -> bool:
-    """Return whether a buffer has no views, because on Linux only such a buffer can be resized."""
+    """Return whether a buffer has no views. On Linux, a buffer with views cannot be resized."""
     try:
         memory.resize(len(memory))
     except (BufferError, OSError):

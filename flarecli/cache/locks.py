@@ -1,10 +1,11 @@
-"""Advisory locks that prevent duplicate work, and the registration of processes; correctness never depends on either.
+"""Advisory locks that prevent duplicate work, and registration of the processes that use a folder.
 
 FOLDER/turns/KIND.NNN          locked while a process fetches a key of kind KIND; NNN are the last digits of the key
 FOLDER/here/of.HOST.PID.N.here  locked as long as a process uses the folder
 
-The files are empty. Files in `turns` are never removed, because creating a file costs as much as fetching 0.5 MB.
-Keys that share a file wait for each other.
+The cache is correct even if locks do not work. The files are empty. Files in `turns` are never removed, because
+creating a file takes as long as fetching 0.5 MB. If two keys have the same last digits, they share a file, so a
+process that fetches one key waits for a process that fetches the other key.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ __all__ = [
 
 _PAUSE_S = 0.004  # maximum delay between two attempts to lock a file
 _TURNS, _DIGITS = "turns", 3
-NOTICE_AFTER_S = 10.0  # longer waits are reported
+NOTICE_AFTER_S = 10.0  # a process that waits longer reports this once
 _YOUNG_S = 5.0  # `.part` files below this age are kept even if they are not locked
 _OLD_S = 3600.0  # `.part` files below this age are kept if locks do not work
 _HERE = "here"
@@ -188,7 +189,7 @@ def is_abandoned(folder: int, name: str, status: os.stat_result, own: str) -> bo
     """Return whether the process that created a `.part` file or a reservation has ended.
 
     folder  file descriptor of the folder
-    own     result of `host`
+    own     identifier of this machine, from `host()`
     """
     words = name.split(".")
     if len(words) >= 4 and words[-4] == own and words[-3].isdecimal():
@@ -219,7 +220,7 @@ def is_abandoned(folder: int, name: str, status: os.stat_result, own: str) -> bo
 class Presence:
     """The running processes that use a folder, each with a locked file in `here/`.
 
-    host  result of `host()`
+    host  identifier of this machine, from `host()`
     """
 
     def __init__(self, host: str) -> None:

@@ -35,7 +35,7 @@ _JOBS = 8  # maximum number of parallel requests per read
 # memory instead, or as one file if they are not larger than limit / _TRANSIENT_SHARE.
 _WHOLE_SHARE, _TRANSIENT_SHARE = 4, 2
 MAX_OBJECTS = 1 << 16  # maximum number of objects whose used blocks are recorded
-# For this many seconds after the store is opened, every copy counts as used.
+# After a reservation has failed because no copy could be evicted, no copy is reserved for this many seconds.
 _FULL_S = 1.0
 
 
@@ -85,7 +85,7 @@ class CachedStore(Store):
         self._pins = Pins(store.show)
         self._has_versions = True  # False once an object without a version has been found
         self._since = time.time()  # time at which this store was opened
-        self._full_until = 0.0  # time until which all copies are assumed to be newer than `_since`
+        self._full_until = 0.0  # until then, `_unused_part` does not try to evict copies
         self._used: dict[str, set[int]] = {}
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -136,7 +136,7 @@ class CachedStore(Store):
 
     @property
     def room(self) -> int:
-        """The maximum number of bytes to fetch ahead of use; smaller if other processes use the folder."""
+        """The maximum number of bytes to prefetch: a smaller number if other processes use the folder."""
         if self._folder.is_alone():
             return max(self.cache.limit * 9 // 10, MAX_TRANSIENT_BYTES)
         return self.cache.limit // 2
@@ -164,7 +164,10 @@ class CachedStore(Store):
         return self._retry_if_changed(path, lambda: self._ranges(path, ranges)) if ranges else []
 
     def _retry_if_changed(self, path: str, call: Callable[[], T]) -> T:
-        """Return the result of `call`; repeat the call if the object changed and was not pinned before the call."""
+        """Return the result of `call`. If the object has changed, drop its pinned version.
+
+        If `call` itself pinned the version, call it once more; otherwise, raise the IntegrityError.
+        """
         is_new = path not in self._pins
         try:
             return call()
@@ -283,11 +286,11 @@ class CachedStore(Store):
     def keep(self, path: str, listed: int | None = None, passing: bool = False) -> bool:
         """Fetch a whole object so that it can be mapped; return False if it cannot be cached.
 
-        listed   size of the object according to a listing, or None; a known size saves the request for the version of
-                 an object that was never cached
-        passing  whether the object is used only once in a run; if so, the caller calls `passed` after use. Such an
-                 object is kept in memory, and evicts no copies, if the folder is small or full of copies in use and
-                 if no other process uses the folder
+        listed   size of the object in bytes according to a listing, or None. With a size, an object that was never
+                 cached is fetched without a separate request for its version.
+        passing  whether the object is used only once in a run. The caller must call `passed` after the use. The
+                 object is kept in memory if it is too large for the folder, or if it would replace copies in use.
+                 If other processes use the folder, the object is never kept in memory.
         """
         return self._retry_if_changed(path, lambda: self._whole(path, listed, passing) is not None)
 
@@ -351,7 +354,7 @@ class CachedStore(Store):
     def _in_memory(
         self, path: str, prefix: str, identity: Entry, pieces: Iterable[Piece]
     ) -> memoryview:
-        """Read an object into memory and keep it there until it is released."""
+        """Read an object into memory, where it remains until `passed` is called."""
         copies = self._folder.open_copies
         try:
             view = join_pieces(pieces, identity.size, copies.buffer, self.show(path))
@@ -362,7 +365,7 @@ class CachedStore(Store):
         return view
 
     def _unused_part(self, identity: Entry) -> directory.PartialFile | None:
-        """Reserve space for a copy; evict only copies that were last used before this store was opened."""
+        """Reserve space for a copy. Evict only copies that were not used since this store was opened."""
         now = time.monotonic()
         if now < self._full_until:
             return None
@@ -376,7 +379,8 @@ class CachedStore(Store):
     ) -> list[memoryview]:
         """Read the first _FETCH_BYTES of an uncached object with a request that also returns the version.
 
-        return  an empty list if the object may be cached, or if its version is already known
+        return  an empty list if such a request is not useful, for example because the version is
+                known, the folder may contain a copy, or the object is too large
         """
         if not listed or path in self._pins or not self._has_versions:
             return []
@@ -391,7 +395,7 @@ class CachedStore(Store):
         return []
 
     def _pieces(self, path: str, group: Sequence[int]) -> list[Piece]:
-        """Return a group of adjacent blocks, from the cache if the cache contains all of these blocks."""
+        """Return the data of adjacent blocks. If any block is not cached, fetch all of them."""
         kept = self._kept_blocks({k: self._block(path, k) for k in group})
         if len(kept) == len(group):
             return [*kept.values()]
@@ -402,9 +406,9 @@ class CachedStore(Store):
         return [*pieces]
 
     def _check_version(self, path: str, known: tuple[str, int]) -> None:
-        """Check that the data from the remote store has the same version as the copies.
+        """Raise IntegrityError if the remote store has read a different version than the copies.
 
-        The remote store may have dropped the pin of the object, and then read a newer version.
+        The remote store may drop the pinned version of an object and read a newer version.
         """
         if self.store.version(path) != known:
             raise changed(self.show(path))

@@ -32,7 +32,7 @@ COMMANDS = {
     "drop": "Remove rows or a column from a dataset.",
     "compact": "Join small consecutive shards of a dataset.",
     "log": "List the versions of a dataset, the oldest first.",
-    "prune": "Remove old versions of a dataset, and the files that only they list.",
+    "prune": "Remove old versions of a dataset, and the files that only these versions list.",
 }
 _SYNONYMS = {  # names of similar commands in other programs
     "convert": "pack",
@@ -75,9 +75,9 @@ _COMMAND_SETTINGS = {"help_option_names": ["--help"], "max_content_width": 100}
 
 
 class _Wrapped(Exception):
-    """Wrapper that hides an exception from Typer. The exception is the `__cause__`.
+    """Wrapper for an exception that Typer must not handle. `__cause__` is the wrapped exception.
 
-    Typer would handle broken pipes, interrupts and EOF itself.
+    Typer handles broken pipes, interrupts and EOF itself unless they are wrapped.
     """
 
 
@@ -89,7 +89,7 @@ class _Base:
     """
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
-        """Return completions without descriptions, for which Typer would import rich."""
+        """Return completions without descriptions. To print descriptions, Typer would import rich."""
         items = super().shell_complete(ctx, incomplete)  # type: ignore[misc]
         for item in items:
             item.help = None
@@ -117,7 +117,7 @@ class _Base:
 
 
 class _Command(_Base, typer.core.TyperCommand):
-    """A command whose `-h` shows only the everyday options.
+    """A command whose `-h` shows only some options, and whose `--help` shows all options.
 
     everyday  names of the options that `-h` shows
     """
@@ -126,7 +126,7 @@ class _Command(_Base, typer.core.TyperCommand):
     _is_short = False
 
     def short_help_page(self, ctx: Any) -> str:
-        """Return the help with only the everyday options."""
+        """Return the help for `-h`."""
         self._is_short = True
         try:
             return self.get_help(ctx)

@@ -22,11 +22,11 @@ from flarecli.suggest import nearest
 
 __all__ = ["hint_for", "run"]
 
-MIN_OPEN_FILES = 64  # a limit on open files that is sufficient for every command
+MIN_OPEN_FILES = 64  # every command works if this number of files may be open
 _BUG = "This is a bug in flare, not in your data. Please report it with the output of --debug."
 _GLOB_SIGNS = re.compile(r"[*?\[{]")
 _ONE_SLASH = re.compile(r"(https?|s3|gs|az|hf):/*(?=[^/])")
-_MAX_SHOWN, _MAX_NAMES = 3, 2_000  # maximum number of names in a hint; of names to read
+_MAX_SHOWN, _MAX_NAMES = 3, 2_000  # maximum number of names: in a hint; to read from a folder
 
 
 def run(

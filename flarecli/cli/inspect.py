@@ -42,7 +42,7 @@ class Line(InspectOptions, CommandLine):
     conflicts = (
         Conflict("html", "field", hint="Remove --html or --field."),
         *(
-            # with --json, the output contains the addresses too
+            # with --json, --urls adds the addresses to the other output
             Conflict("urls", name, hint=f"Remove --urls or --{name}.", unless="as_json")
             for name in ("field", "html", "shards", "stats", "sample")
         ),

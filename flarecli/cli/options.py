@@ -80,7 +80,7 @@ def callback(
 
     line         class of the command's options
     command      function that runs the command and returns the exit code; its docstring is the help
-    environment  environment variables, which can set defaults
+    environment  environment variables; those named FLARE_* set defaults of options
     """
 
     def run(**typed: Any) -> None:
@@ -180,7 +180,7 @@ def _complete_columns(ctx: typer.Context, incomplete: str) -> list[str]:
     from flarecli.errors import FlareError
 
     before, comma, start = incomplete.rpartition(",")
-    for address in ctx.args:  # while a line is completed, Typer assigns no arguments
+    for address in ctx.args:  # during completion, Typer does not assign the arguments to parameters
         if os.path.exists(address):
             try:
                 with read.open(address) as data:

@@ -88,7 +88,7 @@ def is_reader_gone() -> bool:
         poll.register(sys.stdout.fileno(), 0)
         return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
     except (AttributeError, OSError, ValueError):
-        return True  # stdout has no descriptor, so the object itself raised BrokenPipeError
+        return True  # stdout has no descriptor, so the stdout object raised BrokenPipeError
 
 
 class _BinaryStdout(io.RawIOBase):
@@ -269,9 +269,9 @@ class Printer:
 
 
 def _rich_table(header: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> None:
-    """Print a ruled table.
+    """Print a ruled table. If it is too wide for the terminal, print several tables.
 
-    Columns that do not fit side by side are printed as further tables below.
+    Each table has a group of adjacent columns.
     """
     from rich import box
     from rich.console import Console

@@ -23,7 +23,7 @@ __all__ = ["MAX_FAILURES", "ProgressBar", "Sample", "Snapshot"]
 MAX_FAILURES = 20  # maximum number of failed rows and of reasons to print
 LINE_S = 60.0  # interval between two lines, if stderr is not a terminal
 _DRAW_S = 0.2  # interval between two updates of the bar
-_WINDOW_S = 30.0  # rates are averages over at least this time, if the task runs that long
+_WINDOW_S = 30.0  # time over which rates are averaged; the whole task if it is shorter
 
 
 class Sample(NamedTuple):
@@ -40,7 +40,7 @@ class ProgressBar(Progress):
 
     Nothing is printed if output is quiet or JSON.
 
-    task     name of the task until `start` is called
+    task     name of the task; `start` replaces it
     line_s   seconds between two lines, if stderr is not a terminal
     """
 
@@ -149,7 +149,7 @@ class ProgressBar(Progress):
             with self._counting:
                 now = self._sample()
                 samples = self._samples
-                # keep one sample that is at least _WINDOW_S old, as the start of the average
+                # keep one sample that is at least _WINDOW_S old; the average rate starts there
                 while len(samples) > 1 and samples[1].time <= now.time - _WINDOW_S:
                     samples.popleft()
                 snapshot = Snapshot(
@@ -207,7 +207,7 @@ class ProgressBar(Progress):
             self._printer.note(f"{format_count(count, 'row')} failed: {reason}")
 
     def print_summary(self, text: str) -> None:
-        """Print one line with the elapsed time, and with the rate unless it is zero."""
+        """Print `text` and the elapsed time on one line. If bytes were processed, add their rate."""
         seconds = max(1e-3, time.monotonic() - self._begin)
         rate = int(self._bytes / seconds)
         shown = f" ({format_size(rate)}/s)" if rate else ""

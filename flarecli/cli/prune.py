@@ -19,7 +19,7 @@ class Line(PruneOptions, CommandLine):
 
 
 def command(line: Line) -> int:
-    """Remove old versions of a dataset, and the files that only they list.
+    """Remove old versions of a dataset, and the files that only these versions list.
 
     Pinned versions keep their files.
 

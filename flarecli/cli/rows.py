@@ -1,10 +1,11 @@
 """Output of rows as JSON lines, CSV, TSV, a table, Arrow or Parquet, and of a column's bytes.
 
-The encoding in the metadata of a field selects the text form of the values. JSON is strict: NaN and
-infinity are null, bytes are `{"bytes": n, "sha256": …}`, and pickles are not decoded. Cells of CSV,
-TSV and tables have the same form, but text has no quotes and numbers may be `nan`, `inf` and `-inf`.
-JSON and tables escape control, C1 and bidi characters. CSV and TSV escape them only on a terminal,
-so programs read each value unchanged.
+A field's metadata names the encoding, which determines how values are printed. JSON is strict: NaN
+and infinity are null, bytes are `{"bytes": n, "sha256": …}`, and pickles are not decoded. Cells of
+CSV, TSV and tables contain JSON values with two exceptions: strings are printed without JSON quotes
+and escapes, and numbers may be `nan`, `inf` and `-inf`. JSON and tables escape control, C1 and bidi
+characters. CSV and TSV escape these characters only on a terminal, so programs read each value
+unchanged.
 """
 
 from __future__ import annotations
@@ -155,9 +156,9 @@ def _write_json(batches: Iterable[pa.RecordBatch], style: ValueStyle) -> None:
 def _write_separated(batches: Iterable[pa.RecordBatch], delimiter: str, style: ValueStyle) -> None:
     r"""Write CSV (RFC 4180) or TSV with the same rules; lines end with `\n`.
 
-    A cell is quoted if Python's csv or pandas would otherwise read a different text, that is, if
-    the cell contains a delimiter, a quote or a line end, starts or ends with white space, starts
-    with a byte order mark, or would be an empty line.
+    A cell is quoted if it contains a delimiter, a quote or a line end, if it starts or ends with
+    white space, if it starts with a byte order mark, or if the line would be empty. Without quotes,
+    Python's csv module or pandas would read a different text.
     """
     printable = escape if is_terminal() else str
     needs_quotes = re.compile(f'[{delimiter}"\r\n]|\\A[\\s\ufeff]|\\s\\Z')
@@ -514,10 +515,10 @@ def cell(value: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    """Return the text of a value in a cell.
+    """Format a JSON value for a cell.
 
-    The text is JSON, except that text has no quotes, null is empty, and numbers may be `nan`, `inf`
-    and `-inf`.
+    A string is returned unchanged, null as an empty string, and a number may be `nan`, `inf` or
+    `-inf`. Any other value is returned as JSON.
     """
     if value is None:
         return ""

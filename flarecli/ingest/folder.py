@@ -20,9 +20,9 @@ that lacks a required metadata row (`folder_metadata.py`). `flare pack` reports 
 as failed. Hidden files, desktop files such as Thumbs.db, and README and LICENSE files in a media
 folder are not data; `notes` contains the number of skipped files.
 
-Columns contain file names; a file is read when its row is needed. The listing with which the address
-was resolved determines the columns and the number of rows. The folder is listed again to read the
-rows; if the checksums of the two listings differ, the folder has changed.
+Columns contain file names; a file is read when its row is needed. A first listing determines the
+columns and the number of rows. The folder is listed again to read the rows. If the checksums of the
+two listings differ, the folder has changed, and an error is raised.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _SCRATCH = f"{SCRATCH}/"
 
 
 class Skipped:
-    """Number of skipped files and their first names, for each reason to skip files."""
+    """For each reason to skip files: the number of skipped files, and some of their names."""
 
     def __init__(self) -> None:
         self.counts, self.names = Counter[str](), dict[str, list[str]]()
@@ -98,7 +98,7 @@ _FIRST_RULES = Rules()
 class Group(NamedTuple):
     """The files of one key.
 
-    A file without an extension, or with a name that is not UTF-8, becomes a group without files.
+    If a file has no extension or its name is not UTF-8, its name is the key and `files` is empty.
 
     files  extension -> file name
     """
@@ -139,9 +139,10 @@ def groups(
     skipped: Skipped | None = None,
     where: object = "",
 ) -> Iterator[Group]:
-    """Group files by key. Entries are in bytewise order, so few groups are incomplete at a time.
+    """Group files by key.
 
-    skipped  collector for files that are not data
+    entries  files of a folder in bytewise order of their names, so that memory use is small
+    skipped  object to which files that are not data are added
     raises   FormatError for two files with the same key and extension
     """
     # Several groups may be incomplete: `a.d/x.jpg` is listed between `a.c` and `a.jpg`.
@@ -209,7 +210,7 @@ def _compounds(name: str) -> list[tuple[str, str]]:
 
 
 class _Candidates:
-    """Detector for compound extensions.
+    """Finds the compound extensions in a folder, such as `meta.json`.
 
     Most keys with a compound extension must also have a file with a plain extension.
     """
@@ -271,7 +272,7 @@ def _shown(name: str) -> str:
 
 
 class _CheckedEntries:
-    """An iterable of entries that computes a checksum of their names and sizes."""
+    """Iterates over the files of a folder, and computes a checksum of their names and sizes."""
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         self._entries, self._sums, self._lines = entries, Sums([DEFAULT]), list[str]()
@@ -290,7 +291,7 @@ class _CheckedEntries:
         self._lines.clear()
 
     def checksum(self) -> str:
-        """Return the checksum of the entries that were read so far."""
+        """Return the checksum of the files that were yielded so far."""
         self._update()
         return self._sums.hex()[DEFAULT]
 
@@ -349,7 +350,7 @@ class _FileColumns:
     counts      column -> number of keys with a file for this column
     media       media columns that at least half of the keys have
     extensions  column -> `Column.extension`
-    notes       notes about categories that are several columns
+    notes       notes about file categories, such as `image`, that are split into several columns
     """
 
     def __init__(self, survey: _Survey, by_extension: bool) -> None:
@@ -521,13 +522,16 @@ class Folder(Part):
         )
 
     def _listing(self) -> Iterator[Entry]:
-        """Return the files of the folder as they were listed when its address was resolved."""
+        """Return the files from the earlier listing in `listed`, or list the folder."""
         if self._listed is None or self._listed.sizes is None:
             return self.at.list()
         return map(Entry, self._listed.urls, self._listed.sizes.tolist())
 
     def _surveyed(self) -> tuple[_Survey, _FileColumns]:
-        """Read the listing repeatedly until the rules for its file names are known."""
+        """Return statistics about the files, and the columns.
+
+        The listing is read again each time that it changes the rules for file names.
+        """
         at, self._rules = self.at, _FIRST_RULES
         survey = _Survey(at, self._listing(), self._rules)
         self._metadata = Metadata(at, survey.metadata)
@@ -544,7 +548,10 @@ class Folder(Part):
         return survey, columns
 
     def _uses_metadata(self) -> bool:
-        """Return whether the options use a metadata column, which requires a row for each key."""
+        """Return whether the options use a column of the metadata.
+
+        Each key then requires a metadata row.
+        """
         if self._options.columns is None:
             return bool(self._metadata)
         where, names = self._options.where, self._metadata.schema.names
@@ -609,7 +616,7 @@ class Folder(Part):
         """Return the error kind and message for a row that has no file for a column.
 
         is_alone  whether the row has no files at all
-        return    None if the row is valid, because its other files suffice
+        return    None if the options permit the missing file
         """
         if key in self._problems and is_alone:
             return self._problems[key]
@@ -658,7 +665,12 @@ class Folder(Part):
             yield self._batch(rows[start : start + _ROWS], schema, metadata)
 
     def _rows(self, group: Group) -> list[_Row]:
-        """Return the rows for a key: a row for the columns, and a row for each unmatched file."""
+        """Return the rows for a key.
+
+        The first row has the files of the key if one of these files is in a main column. If the user
+        requested no columns, each file whose extension is not a column has another row, which is
+        reported as failed.
+        """
         files = self._columns.of_files(group.files)
         has_file = any(name in files for name in self._main_columns)
         fits = [_Row(group.key, files)] if has_file else []
@@ -694,7 +706,7 @@ class Folder(Part):
         return rows
 
     def _failing(self, key: str, kind: str, message: str) -> _Row:
-        """Return a row without files that `flaw` reports with this message."""
+        """Return a row without files, for which `flaw` returns this error kind and message."""
         self._problems[key] = kind, message
         return _Row(key, {})
 

@@ -131,7 +131,8 @@ class Rows:
         self.problems: list[Problem] = []
         self._count = 0
         self._rows: dict[str, int] = {}  # file -> row in `table`
-        self._places: list[tuple[int, str, int]] = []  # (row in `table`, metadata file, row in it)
+        # first row in `table`, metadata file, row in the file
+        self._places: list[tuple[int, str, int]] = []
 
     def add(self, metadata: str, first: int, names: Sequence[str | None]) -> None:
         """Add the file names in rows `first`, `first` + 1, … of a metadata file."""

@@ -44,7 +44,7 @@ __all__ = ["Index", "NumberedBatch", "open_folder", "open_index", "read_ahead"]
 JOINED_ROWS, JOINED_BYTES = 1 << 17, 32 << 20
 MAX_OPENERS = 16  # remote files that are opened concurrently
 READ_AHEAD_FILES = 4  # remote files that are read concurrently
-MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 1 << 20, 8 << 20  # limits on the rows that one call reads ahead
+MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 1 << 20, 8 << 20  # size of the rows that one call reads ahead
 
 
 class NumberedBatch(NamedTuple):
@@ -86,7 +86,7 @@ class Index:
     is_list: bool = False
     extensions: Mapping[str, str] = field(default_factory=dict)
     encodings: Mapping[str, str] = field(default_factory=dict)
-    # for the parts that were read: part number -> number of the part's first row in the index
+    # file number -> row number in the index of the file's first row; only for files that were read
     _firsts: dict[int, int] = field(default_factory=dict, compare=False)
 
     @property
@@ -278,9 +278,9 @@ def _numbered_batches(
     stop: int,
     on_read: Callable[[int], object] | None = None,
 ) -> Iterator[NumberedBatch]:
-    """Yield the batches of a part, without row groups outside the bounds or outside start..stop.
+    """Yield the batches of one file. Skip row groups outside start..stop or outside the bounds.
 
-    columns  requested columns; the part may have only some of them
+    columns  requested columns; the file may have only some of them
     on_read  callback for `Parquet.batches`
     """
     if part.rows is not None and part.rows <= start:
@@ -313,7 +313,10 @@ def _runs(
     stop: int,
     on_read: Callable[[int], object] | None,
 ) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
-    """Yield the first row and the batches of each run of row groups that must be read."""
+    """Yield a row number and batches for each range of adjacent row groups that must be read.
+
+    The row number is the number of the first row in the batches.
+    """
     if not isinstance(part, Parquet):
         yield 0, part.batches(names)
     elif bounds or start > 0 or stop < part.rows:
@@ -467,7 +470,7 @@ def _base_folder(files: Sequence[ListedFile | Spool], guard: Guard) -> Location:
 
 
 def _open_list(shown: str, file: ListedFile | Spool, guard: Guard, null_separated: bool) -> Index:
-    """Open a list of addresses, whose rows are the contents of the files."""
+    """Open a list of addresses. Each row is one address, and refers to the file at this address."""
     blocks = file if isinstance(file, Spool) else text_file(file.at)
     addresses, at = Addresses(blocks, null_separated), _base_folder([file], guard)
     return Index(shown, at, addresses.schema, None, (addresses,), (DATA,), NAME, is_list=True)
@@ -491,8 +494,9 @@ def open_folder(
     folder_column  name of a column with the first folder of each file; empty: no such column
     allow_missing  whether to accept incomplete rows, with nulls in place of missing files
     by_extension   whether each extension is a column, instead of each category of files
-    used, where    further columns, and a condition whose columns are used, too; without a used
-                   column of metadata, metadata is not read
+    used           columns that are used besides `columns`; metadata files are read only if one of
+                   their columns is used
+    where          condition on the rows; its columns are used, too
     listed         a stream with the files of the folder, if they were listed already
     raises         the errors of `Folder`; UsageError for an address that cannot be listed
     """

@@ -120,7 +120,7 @@ def _has_rows(source: TextFile, dialect: Dialect) -> bool:
     if b"\t" in line:
         return True
     text = line.decode("utf-8", "replace")
-    # a question mark may be a wildcard and not the start of a query, so check the text after it too
+    # the text after a question mark is checked too, because the question mark may be a wildcard
     if line.startswith(b"#") or any(map(_is_named_like_index, (text, text.rpartition("?")[2]))):
         return False
     if dialect.delimiter:

@@ -5,8 +5,8 @@
     Hugging Face datasets                 through `with_format("arrow").iter()`
     iterables of dicts, RecordBatches or Tables, and map-style datasets of dicts
 
-An iterable is read once, and only one batch is in memory. The saved file has a checksum, so a pack
-of an object can be resumed if the object returns the same rows again.
+An iterable is read once, and only one batch is in memory. An interrupted pack can be resumed if the
+object returns the same rows again: the checksums of the old and the new saved file are then equal.
 """
 
 from __future__ import annotations
@@ -238,8 +238,9 @@ def _is_shallow(value: Any, depth: int = 0) -> bool:
 
 
 def _array(values: list[Any], kind: pa.DataType | None) -> pa.Array:
-    """Convert values to the type `kind` of earlier rows; None for the first rows.
+    """Convert values to an Arrow array.
 
+    kind    type of the column in earlier rows; None if there are no earlier rows
     raises  one of _ARROW_ERRORS
     """
     if any(isinstance(value, np.ndarray) and value.ndim > 1 for value in values):

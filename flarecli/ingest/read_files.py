@@ -1,7 +1,7 @@
 """Parallel reader for the files whose names are in columns. Rows stay in order; memory is bounded.
 
-Memory is reserved in row order, so a row never waits for a later row. Small files are read before
-their memory is reserved, so that each file is opened once.
+Memory is reserved in row order, so a row never waits for a later row. A small file is read before
+memory is reserved for it, so that the file is opened only once, for its size and its contents.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Flaw", "contents", "filled"]
 
 SLICE_ROWS, READ_AHEAD_ROWS = 512, 1024
 _BATCH_BYTES = 4 << 20
-GROUP_ROWS, MAX_GROUP_BYTES = 16, 16 << 20  # per call: number of rows, maximum size of their files
+GROUP_ROWS, MAX_GROUP_BYTES = 16, 16 << 20  # per call: number of rows, total size of their files
 SMALL_BYTES = 1 << 20  # per call: bytes that are read before memory is reserved
 MAX_READERS = 8  # more threads are not faster
 
@@ -79,7 +79,7 @@ class _MemoryBudget:
 def filled(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
     """Return the schema of batches whose file names were replaced with file contents.
 
-    Columns are named after file extensions, so the name shows whether a column is text or JSON.
+    A column has the name of a file extension, which determines whether the encoding is text or JSON.
     """
     fields = []
     for field in schema:
@@ -116,7 +116,8 @@ class _Reader:
     def rows(self, number: int, names: Sequence[_Names]) -> list[list[_Value]] | None:
         """Read the files of a group of rows; return None if the group is too large to read ahead.
 
-        The result is also None on the caller's thread, where waiting for memory would deadlock.
+        The caller's thread reads nothing and returns None, because a wait for memory would be a
+        deadlock.
 
         number  number of the group
         names   file names of each row
@@ -153,10 +154,13 @@ class _Reader:
     def value(self, name: str | None) -> _Value:
         """Return the contents of a file, or the error that reading it raised."""
         ((value,),) = self._read([(name,)], self.max_bytes)
-        return cast(_Value, value)  # not a size, because a file of at most `max_bytes` bytes fits
+        return cast(_Value, value)  # `_read` returns sizes only of larger files
 
     def _read(self, names: Sequence[_Names], room: int) -> list[list[_Value | int]]:
-        """Read the files of rows that fit in `room` bytes; return the sizes of all other files."""
+        """Read files of at most `room` bytes in total, and return the sizes of the other files.
+
+        names  file names of each row
+        """
         values: list[list[_Value | int]] = [[None] * len(row) for row in names]
         paths: dict[Store, list[tuple[int, int, str]]] = {}
         for i, row in enumerate(names):

@@ -154,7 +154,7 @@ def _read_blocks(stream: IO[bytes], where: str) -> Iterator[bytes]:
             if not data:
                 return
             yield data
-            size = decompress.BLOCK_BYTES // 4  # rows of smaller blocks need less memory
+            size = decompress.BLOCK_BYTES // 4  # parsing smaller blocks uses less memory
 
 
 def _read_error(error: OSError, where: str) -> ReachError:
@@ -164,7 +164,8 @@ def _read_error(error: OSError, where: str) -> ReachError:
 class Spool:
     """A stream that is copied to an unnamed temporary file and can be read several times.
 
-    location  location of the copy; using it copies the rest of the stream
+    location  location of the temporary file. If the file is read through its location, the rest of
+              the stream is copied first.
     """
 
     def __init__(self, blocks: Iterator[bytes], shown: str = STDIN) -> None:

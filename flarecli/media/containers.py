@@ -118,9 +118,9 @@ def gif_blocks(data: bytes) -> Iterator[tuple[int, int]]:
 
 
 def tiff_directories(data: bytes) -> Iterator[dict[int, int]]:
-    """Yield tag -> value for each TIFF directory; stop at a directory that was already yielded.
+    """Yield a dict of tag -> value for each TIFF directory. Stop before a directory is repeated.
 
-    Only the first directory is parsed; the dicts for other directories are empty.
+    Only the first directory is parsed; the dicts of all other directories are empty.
     """
     order = "<" if data[:2] == b"II" else ">"
     at, seen = struct.unpack_from(f"{order}I", data, 4)[0], set[int]()

@@ -329,7 +329,7 @@ def _flac(data: bytes, header: MediaInfo) -> None:
         raise ValueFitError("the file ends before its first frame")
 
 
-_XING = re.compile(b"Xing|Info|VBRI")  # tags in a first frame without audio
+_XING = re.compile(b"Xing|Info|VBRI")  # a first frame with one of these tags contains no audio
 
 
 def _mp3(data: bytes, header: MediaInfo) -> None:
@@ -444,7 +444,10 @@ def ffprobe(data: bytes, use_ffmpeg: bool) -> MediaInfo:
 
 
 def _claimed_samples(data: bytes) -> int:
-    """Return the sum of all sample counts in an MP4; a huge number if the header is compressed."""
+    """Return the sum of all sample counts in an MP4.
+
+    The sample counts of a compressed header are unknown, so the result is larger than any limit.
+    """
     return sum(
         1 << 40 if match[2] else int.from_bytes(match[1]) for match in _SAMPLE_COUNTS.finditer(data)
     )
@@ -453,8 +456,8 @@ def _claimed_samples(data: bytes) -> int:
 def _count_packets(container: Any, info: MediaInfo) -> MediaInfo:
     """Add missing facts about the first video track; without video, about the first audio track.
 
-    The frame count is the number of packets. The duration is the duration of the container. If this
-    is missing, the duration is the time from the first packet to the end of the last packet.
+    The frame count is the number of packets. The duration is from the container. If the container
+    has no duration, it is the time from the first packet to the end of the last packet.
     """
     streams = container.streams.video or container.streams.audio
     if not streams:

@@ -217,7 +217,7 @@ def _opened_image(data: bytes, info: MediaInfo, max_pixels: int) -> Iterator[Ima
 
     try:
         with Image.open(io.BytesIO(data), formats=[PILLOW_FORMATS[info.kind or ""]]) as image:
-            check_pixels(*image.size)  # a file may contain a second, larger size
+            check_pixels(*image.size)  # Pillow may read a larger size than the header parser
             yield image
     except (ValueFitError, MemoryError):
         raise

@@ -56,7 +56,7 @@ class Result:
     findings     findings to report; `counts["findings"]` is the total
     counts       number of files, shards, rows, bytes and findings
     unprotected  one sentence for each file without checksums
-    extra        names of files that no list contains
+    extra        names of files in the dataset's folder that no index or playlist lists
     """
 
     sources: Sequence[str]
