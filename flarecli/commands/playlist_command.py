@@ -53,9 +53,9 @@ def playlist(options: PlaylistOptions) -> str:
 
     `NAME=ADDRESS` names a stream; sources with the same name are concatenated. Addresses in the
     folder of the playlist (without `out`, the working folder) are relative. `rebase` and `header`
-    are dicts or lists of pairs; the first prefix of `rebase` that matches is replaced. Bytes are
-    read only for checksums that are not listed yet. Raises UsageError for sources that cannot be
-    listed, and the errors of resolving and reading a dataset.
+    are dicts or lists of pairs. Of the prefixes in `rebase` that match an address, only the first
+    is replaced. Checksums that are already listed are not computed again. Raises UsageError for
+    sources that cannot be listed, and the errors of resolving and reading a dataset.
     """
     named = address_texts(options.sources)
     guard, out, base = options.guard(named), options.out, options.base
@@ -84,7 +84,7 @@ def _check_is_playlist(at: Location) -> None:
     """Raise UsageError if a file exists and is not a playlist, so that replacing it would lose data."""
     try:
         at.size()
-    except FlareError:  # no file; writing reports any other problem
+    except FlareError:  # no readable file; the write reports other errors
         return
     try:
         parse(stored(at), at)
@@ -180,7 +180,7 @@ class _Place:
     def address(self, at: Location) -> str | None:
         """Return the address of a file as the playlist lists it; None for the playlist itself.
 
-        raises  UsageError if readers would reject the address, or if it contains a secret
+        raises  UsageError if readers would reject the address, or if the address contains a secret
         """
         if isinstance(at.store, LocalStore):
             real = os.path.join(at.store.root, at.path)
@@ -191,7 +191,7 @@ class _Place:
             address = os.path.relpath(real, self._folder).replace(os.sep, "/")
             names = [str(at), address, real]
         else:
-            # in the store of a web server, the path is a complete address
+            # for a web server, `path` is the complete URL
             address = without_user(at.path) if is_url(at.path) else str(at)
             if self._is_remote and address == self._path:
                 return None
@@ -332,7 +332,7 @@ def check_playlist(path: str, guard: Guard | None = None) -> list[Finding]:
 
 
 def _refused_entries(stream: Stream) -> Iterator[tuple[tuple[str | int, ...], FlareError]]:
-    """Yield the path in the YAML and the error for each stream entry that readers reject."""
+    """Yield (path in the YAML, error) for each value of a stream that readers reject."""
     if stream.format is not None and not formats.is_known(stream.format):
         hint = f"Choose one of {', '.join(formats.all_names())}."
         yield (

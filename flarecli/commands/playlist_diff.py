@@ -132,7 +132,10 @@ def _pairs(old: Sequence[_Listed], new: Sequence[_Listed]) -> dict[int, int]:
 
 
 def _facts(stream: Stream) -> _Facts:
-    """Return the facts listed for each chunk: name -> values; None, -1 or empty means unknown."""
+    """Return the listed facts: name of the fact -> one value per chunk.
+
+    A value of None or -1, or an empty value, means unknown.
+    """
     counts = {"rows": stream.rows, "bytes": stream.sizes, "raw_bytes": stream.raw_sizes}
     same = {"format": stream.format, "columns": stream.columns}
     return {

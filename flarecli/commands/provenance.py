@@ -2,10 +2,10 @@
 
 The name of a source in outputs does not depend on how its path was typed.
 
-A resumed pack needs the position of a row in the selection, and the report of a failed row needs
-the row number in the source. If the selected rows are consecutive, the difference between the two
-numbers is constant. Otherwise, a column contains the source row numbers, which are kept until the
-rows can no longer fail.
+A resumed pack needs the position of a row in the selection. The report of a failed row needs the
+row number in the source. If the selected rows are consecutive rows of the source, the difference
+between the two numbers is constant. Otherwise, a column of the batches contains the source row
+numbers, and they are kept in memory until the rows are processed.
 """
 
 from __future__ import annotations

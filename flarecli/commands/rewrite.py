@@ -1,4 +1,4 @@
-"""Rewrite some shards of a dataset, and commit a version that lists the new shards in their place.
+"""Rewrite some shards of a dataset, and commit a version that lists the new shards instead.
 
 `flare drop` rewrites shards without some of their rows, and `flare compact` joins small shards.
 """
@@ -40,10 +40,11 @@ _STEP_BYTES = 16 << 20  # stored bytes that are read at a time
 
 @dataclass(frozen=True)
 class Group:
-    """Consecutive shards of a list that are replaced together.
+    """Consecutive shards of a stream that are replaced together.
 
-    start, stop  positions of the shards in the list
-    kept         rows to keep, for each shard: int64, ascending, numbered from 0 in the shard; None: all
+    start, stop  range of shard indexes in the stream
+    kept         numbers of the rows to keep, for each shard: int64, ascending, counted from 0 in
+                 the shard; None: all rows
     """
 
     start: int
@@ -53,7 +54,11 @@ class Group:
 
 @dataclass(frozen=True)
 class Run:
-    """Consecutive shards of a list, and the stream that replaces them; None: they are removed."""
+    """Consecutive shards of a stream, and their replacement.
+
+    urls  addresses of these shards
+    new   stream that replaces these shards; None: the shards are removed
+    """
 
     urls: tuple[str, ...]
     new: Stream | None
@@ -63,8 +68,8 @@ class Run:
 class Rewrite(versions.Change):
     """The change that replaces runs of shards.
 
-    runs     number of a stream -> its runs, in the order of its shards
-    columns  number of a stream -> its columns, if they change; all its shards are then replaced
+    runs     index of a stream -> its runs, in the order of its shards
+    columns  index of a stream -> its new columns, if they change; all its shards are then replaced
     """
 
     at: Location
@@ -154,7 +159,7 @@ def groups_without(stream: Stream, dropped: IntArray) -> list[Group]:
 
 
 def total_size(base: Version, groups: Mapping[int, Sequence[Group]]) -> tuple[int, int]:
-    """Return the number of shards in groups, and their total size in bytes."""
+    """Return the number of shards in all groups, and the total size of these shards in bytes."""
     shards = size = 0
     for number, own in groups.items():
         sizes = base.streams[number].stored
@@ -183,12 +188,12 @@ def rewrite(
     """Write the new shards of groups to a fragment for each stream, and commit a version.
 
     out          address of the dataset, as the user typed it
-    groups       number of a stream -> its groups, in the order of its shards, without overlaps
-    facts        values that determine the groups, and thus the names of the fragments
+    groups       index of a stream -> its groups, in the order of its shards, without overlaps
+    facts        values that identify this rewrite; the names of the fragments depend on them
     shard_bytes  maximum size of a new shard; None: one shard for each group
-    columns      number of a stream -> the columns to keep; its groups then contain all shards
-    commit       function that commits a version with the given change and other changes; None: the
-                 version contains only this change
+    columns      index of a stream -> the columns to keep; its groups then contain all shards
+    commit       function that receives the change, and commits it together with other changes;
+                 None: commit only this change
     raises       BusyError if another process has replaced one of the shards
     """
     options = hashlib.sha256(repr([verb, shard_bytes, *facts]).encode()).hexdigest()[:32]
@@ -202,7 +207,7 @@ def rewrite(
         return versions.commit(at, change, base) if commit is None else commit(change)
 
     def write(i: int) -> Version:
-        """Write the groups of the streams from order[i] on; the fragments stay locked until the commit."""
+        """Write the streams order[i:]; their fragments stay locked until the commit."""
         if i == len(order):
             return finished()
         number = order[i]

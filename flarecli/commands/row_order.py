@@ -2,8 +2,8 @@
 
 rows -> sample -> shuffle -> rank -> head or tail
 
-An order maps each step, which is a position in the order, to a row number. The row numbers are
-computed for one block of steps at a time.
+An order is a sequence of row numbers. A step is a position in this sequence. The row numbers are
+computed only when they are needed, for one block of steps at a time.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _MIN_RUN_ROWS = 16  # scans are faster if the average run has at least this leng
 
 @dataclass(frozen=True)
 class Order:
-    """An order of rows, which maps steps to rows.
+    """A sequence of row numbers, each computed from its step, the position in the sequence.
 
     starts, strides, firsts  first row, stride and first step of each range of rows
     picks                    steps in the sample, in increasing order; None: all steps
@@ -135,7 +135,7 @@ def select_rows(
 
 
 def format_runs(runs: Sequence[range]) -> str:
-    """Return the `spec` for `select_rows` that selects runs of rows."""
+    """Format ranges of rows as text for the `spec` of `select_rows`, such as `0:10,20:30`."""
     return ",".join(f"{run.start}:{run.stop}" for run in runs) or "0:0"
 
 
@@ -151,7 +151,8 @@ def open_dataset(
 ) -> tuple[Dataset, list[list[Stream]]]:
     """Open a dataset; return the dataset and the parts of each stream.
 
-    table, opened  headers for tables, and open streams; see `resolve`
+    table   headers for tables; see `resolve`
+    opened  open input streams, by address
     """
     playlists = resolve(sources, format=format, guard=guard, maps=maps, table=table, opened=opened)
     note_sources(playlists, progress or Progress())

@@ -1,6 +1,7 @@
-"""Sources of the commands that read datasets: streams, and notes on the data that is read.
+"""Input streams of the commands that read datasets, and notes about the data that is read.
 
-A stream is standard input or a FIFO. A tar in a stream is read in one pass, in bounded memory.
+An input stream is standard input or a FIFO. A tar from an input stream is read in one pass, in
+bounded memory.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ __all__ = ["note_sources", "open_streams", "samples", "single_tar"]
 def open_streams(
     sources: Sequence[str], kind: str | None, stdin: IO[bytes] | None = None
 ) -> dict[str, Spool]:
-    """Open the sources that are streams, and return address -> stream.
+    """Open the sources that are input streams; return address -> open stream.
 
     kind    value of --input
     raises  the errors of `ingest.open_streams`
@@ -44,10 +45,10 @@ def open_streams(
 def single_tar(
     sources: Sequence[str], opened: Mapping[str, Spool], table: Mapping[str, object]
 ) -> Spool | None:
-    """Return the only source if it is a stream that contains a tar, and None otherwise.
+    """Return the input stream if it is the only source and contains a tar, and None otherwise.
 
     table   headers for tables, which contain the value of --input
-    raises  FormatError for a stream of an unknown kind
+    raises  FormatError for an input stream of an unknown kind
     """
     if len(sources) != 1 or sources[0] not in opened:
         return None
@@ -66,7 +67,7 @@ def samples(
     """Return the schema and the batches of the samples in a tar, which is read once.
 
     format  format that the user named
-    exact   whether numbers that are stored as text stay text
+    exact   whether numbers that are stored as text are returned as text
     raises  UsageError for another format; FormatError for an invalid or empty tar; ReachError if
             reading fails
     """
@@ -102,11 +103,12 @@ def _plain(batches: Iterator[pa.RecordBatch], where: str) -> Iterator[pa.RecordB
 
 
 def note_sources(playlists: Sequence[Playlist], progress: Progress) -> None:
-    """Report the lists and streams of sources as verbose notes.
+    """Report the lists and input streams of sources as verbose notes.
 
-    Two notes are reported even without --verbose: the buckets that a local list names, because they
-    are read with the user's credentials; and a table that is read as one file, because the user may
-    have expected its rows.
+    Two notes are also reported without --verbose:
+
+    - the buckets that a local list names, because the user's credentials are used to read them,
+    - a table that is read as one file, because the user may have expected its rows.
     """
     for one in playlists:
         if one.at is not None and one.at.is_local:

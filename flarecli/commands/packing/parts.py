@@ -84,10 +84,10 @@ _MAX_NOTES = 20  # maximum number of reported notes about parts
 
 @dataclass(frozen=True)
 class _Outcome:
-    """Result of packing a part: the counts or the error, and the notes.
+    """Result of packing one part: `packed` or `error`, and the notes.
 
-    reported  rows, bytes and written rows that were already reported to the progress of the pack
-    failed    failed rows that were already reported to the progress of the pack
+    reported  rows, bytes and written rows that were already added to the progress of the pack
+    failed    failed rows that were already added to the progress of the pack
     """
 
     packed: Packed | None
@@ -288,7 +288,7 @@ def join_parts(task: PackTask, progress: Progress) -> Packed:
 
 
 def _join(plan: Plan, division: _Division, target: Target, progress: Progress) -> Packed:
-    """Check all parts, and join them in a locked target."""
+    """Join all parts in a target that this process has locked."""
     task, journal = plan.task, None
     try:
         record, head = _record_and_head(plan, division)
@@ -447,7 +447,7 @@ def _divided(plan: Plan, count: int) -> _Division:
 
 
 def _prepare(plan: Plan, division: _Division, progress: Progress) -> tuple[Location, PackTask]:
-    """Write or check the journal of the whole pack.
+    """Write the journal of the whole pack, or compare the task with an existing journal.
 
     return  the folder of the target, and the task with the values that all parts share
     """
@@ -522,10 +522,10 @@ def _hints_without_overwrite(task: PackTask, division: _Division) -> Iterator[No
 
 
 def _from_first_row(task: PackTask, source: Source) -> PackTask:
-    """Return a task that reads its range of the selected rows from the first row of the range.
+    """Return a task that starts reading at the first row of its range of the selected rows.
 
-    Only the columns in the condition are read to find this row. The task is returned unchanged if a
-    shuffle or a query requires that all earlier rows are read.
+    To find this row, only the columns in the condition are read. If a shuffle or a query needs all
+    earlier rows, the task is returned unchanged.
     """
     span, options = task.selection, task.options
     if span is None or options.where is None or options.shuffle is not None:
@@ -812,7 +812,7 @@ def pack_part(task: PackTask, progress: Progress | None = None) -> _Outcome:
     """Pack one part, on any engine.
 
     The target is locked by this process or by its driver. If another process packs the same part,
-    that process is a worker of a lost driver or node, and will end soon.
+    its driver or node was lost, and the process will end soon.
 
     progress  progress of the pack; None in another process, whose rows the engine reports
     """

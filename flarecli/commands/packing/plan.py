@@ -65,10 +65,11 @@ _NAME_OF = "name of the file in "  # prefix of internal columns that contain fil
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """A range of the selected rows: the positions `first` to `stop` after where, limit and shuffle.
+    """A range of the selected rows.
 
-    row      source row at which reading may start
-    skipped  number of selected rows before this source row
+    first, stop  range of positions in the selection, after where, limit and shuffle
+    row          source row from which reading may start
+    skipped      number of selected rows before this source row
     """
 
     first: int
@@ -88,11 +89,11 @@ class PackTask:
     encodings      column -> encoding; None: inferred from the first rows
     types          column -> Arrow type in the source, in source order; None: unknown
     object_name    class name of the Python object whose rows the source file contains; empty: none
-    object_columns columns of a flare dataset whose rows were saved
+    object_columns columns of the flare dataset whose rows the source file contains; None: none
     base_folder    base folder of relative addresses; None: the working folder
     existing       the dataset to which the rows are appended; its keys count as keys of earlier rows
     erased         keys of erased rows; a row with such a key fails
-    head           further facts that a resumed pack must repeat, such as the base of a change
+    head           further values that a resumed pack must repeat, such as the base of a change
     null_columns   column that the source lacks -> Arrow type; its values are null
     """
 
@@ -234,9 +235,9 @@ class PackTask:
     def recorded_options(self) -> dict[str, Any]:
         """Return the options that a resumed pack must repeat, except source, format and settings.
 
-        These options determine the bytes of the output. Access limits are included only if rows
-        beyond the limits are skipped. If such a row ends the pack instead, a resumed pack may have
-        different limits.
+        These options determine the bytes of the output. Access limits are included only with
+        --on-error skip, because a row that exceeds a limit is then skipped. With --on-error fail,
+        such a row ends the pack, and the resumed pack may have other limits.
         """
         options = self.options
         access: dict[str, Any] = {
@@ -248,7 +249,7 @@ class PackTask:
             access["allow_hosts"] = sorted(self.guard.allow_hosts)
         if options.ignore_robots_tag:
             access["ignore_robots_tag"] = True
-        if options.user_agent:  # X-Robots-Tag headers may apply to a word of the User-Agent
+        if options.user_agent:  # the User-Agent determines which X-Robots-Tag headers apply
             access["user_agent"] = options.user_agent
         streams, span = name_list(options.streams), self.selection
         return {
@@ -304,7 +305,7 @@ class Plan:
     """A task whose options were checked against the columns of its source.
 
     names       columns to pack, in the order of the source or of `-c`
-    links       link columns to fetch, if their downloads are in `names`
+    links       link columns whose downloads are in `names`
     duplicates  number of rows that were skipped because an earlier row has the same key
     has_dots_note  whether dots in keys were reported
     """
@@ -469,9 +470,10 @@ def _media(plan: Plan, names: Sequence[str]) -> tuple[list[MediaColumn], dict[st
 
 
 def check_keys(plan: Plan) -> None:
-    """Raise FormatError for the first duplicate key in the selection, if duplicates are errors.
+    """Raise FormatError for the first duplicate key in the selection.
 
-    Keys that the format stores as equal keys are errors in any case.
+    With --on-duplicate `first` or `keep`, duplicate keys are allowed. Different keys that the
+    format stores as equal keys are errors in any case.
     """
     has_changed_keys = plan.row_name is not None and bool(plan.task.format.key_column)
     if has_changed_keys or (
@@ -530,7 +532,7 @@ def selected(
 
 
 def _unused_columns(plan: Plan) -> list[str]:
-    """Return the source columns that are not used before `--max-object` is checked."""
+    """Return the source columns whose values are used only after `--max-object` was checked."""
     used = {plan.key, *(link.source for link in plan.links)}
     return [name for name in plan.source.schema.names if name not in used]
 
@@ -581,9 +583,9 @@ def _with_files(
 def _missing_files(
     plan: Plan, batch: pa.RecordBatch, columns: Sequence[str], key: str | None
 ) -> dict[int, tuple[str, str, str]]:
-    """Return the rows that lack a file: row -> column, error kind, message.
+    """Return the rows that lack a file: row -> (column, error kind, message).
 
-    columns  columns of file names or contents; a null marks a row without a file
+    columns  columns of file names or file contents; a null marks a missing file
     key      column that contains the row keys; None if there is none
     """
     rows: dict[int, tuple[str, str, str]] = {}
@@ -675,7 +677,8 @@ def _duplicate(plan: Plan, key: str, row: int, earlier: int, are_source_rows: bo
             "Make the keys unique, or pack all parts with --on-duplicate keep into another folder."
         )
     if earlier_file == file and row - earlier != at - earlier_at:
-        # A file has consecutive rows. If the two distances differ, the file is listed twice.
+        # The rows of a file are consecutive. If the two distances differ, the file is listed more
+        # than once.
         place, hint = (
             f"{place} of the same file, which is listed more than once",
             f"List the file only once. {hint}",
@@ -809,7 +812,7 @@ def _limited(
 def _without_erased(
     plan: Plan, parts: Generator[fetch_links.Fetched, None, None]
 ) -> Generator[fetch_links.Fetched, None, None]:
-    """Yield the rows, but convert each row with an erased key to a failure without the key."""
+    """Yield the rows; a row with an erased key becomes a failure that does not contain the key."""
     erased, existing = plan.task.erased, plan.task.existing
     with contextlib.closing(parts):
         for part in parts:
@@ -835,7 +838,7 @@ def _erased(row: int, column: str) -> Failure:
 def _read_files(
     plan: Plan, rows: Iterator[pa.RecordBatch], first: int, files: Sequence[str]
 ) -> Generator[fetch_links.Fetched, None, None]:
-    """Read the files that rows name. A row becomes a failure if a file cannot be read."""
+    """Read the files that the rows name. If a file cannot be read, its row becomes a failure."""
     read_already = [
         name
         for name in plan.condition_files
@@ -855,7 +858,8 @@ def _read_files(
         problems = list[tuple[int, str, str, str, str, bool]]()
         for row, column, error in flaws:
             name = str(batch.column(_NAME_OF + column)[row])
-            is_key = keys is not None and str(keys[row]) == name  # true for a list of files
+            # in a list of files, the file name is the key
+            is_key = keys is not None and str(keys[row]) == name
             hint = error.hint if error.kind == "unsafe" else ""
             problems.append((row, column, error.kind, f"{name}: {error.message}", hint, is_key))
         missing = _missing_files(plan, batch, [*names_of, *read_already], plan.row_name)

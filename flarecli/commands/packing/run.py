@@ -360,7 +360,7 @@ def _write(
                 progress.advance(count, writer.written_bytes - written_bytes)
                 written_bytes = writer.written_bytes
     if plan.options.add_column is not None:
-        writer.end_shard(until)  # a resume continues here if the dataset has more rows by then
+        writer.end_shard(until)  # if rows are appended later, a resumed pack continues here
     if plan.duplicates:
         count = format_count(plan.duplicates, "row")
         progress.note(f"skipped {count} with the key of an earlier row")
@@ -377,9 +377,9 @@ def failed_row(plan: Plan, failure: Failure) -> FlareError:
 
 
 def write_share(options: PackOptions) -> float:
-    """Estimate the share of a pack's time that remains after all rows were received.
+    """Return the estimated share of a pack's time that remains after the last row was received.
 
-    With compression, this share is large, unless most of the time is spent on downloads.
+    The share is large with compression. It is small without compression, or with downloads.
     """
     return 0.5 if options.compress and not options.fetch else 0.1
 
@@ -448,7 +448,8 @@ class _InferredColumns(NamedTuple):
 def _inferred(plan: Plan, part: fetch_links.Fetched) -> _InferredColumns:
     encode, source = plan.task.encode, plan.source
     extensions = {name: one.lower() for name, one in plan.extensions.items() if one[0] != "{"}
-    # use `bytes` if the files have several types, so that the first file does not decide
+    # use `bytes` for files of several types, because the encoding of the first file may not fit the
+    # others
     mixed = {
         name: "bytes"
         for name in source.files
@@ -525,7 +526,7 @@ class Estimate:
     """Rows, shards and bytes that a pack would write.
 
     types       column -> Arrow type in the source, in source order
-    tried       number of rows that were converted, and whose links were fetched
+    tried       number of rows that were converted; their links were also fetched
     is_exact    whether the numbers are computed from all rows, and not only from the first rows
     addresses   columns that contain addresses but are not fetched
     duplicates  number of rows that are skipped because an earlier row has the same key
@@ -588,7 +589,7 @@ def estimate(plan: Plan, part_rows: int | None = None) -> Estimate:
     """Convert the first rows, and estimate the total size from these rows."""
     format, settings = plan.task.format, plan.task.settings
     rows = count_selected(plan)
-    duplicates = plan.duplicates  # saved here, because `fetched` counts the first rows again
+    duplicates = plan.duplicates  # save the count, because `fetched` changes it
     typed: ColumnConverter | None = None
     columns: Columns = ()
     types: Mapping[str, pa.DataType] = {}
@@ -659,7 +660,7 @@ def estimate(plan: Plan, part_rows: int | None = None) -> Estimate:
 
 
 def _count_shards(sizes: IntArray, max_bytes: int, max_rows: int | None) -> int:
-    """Return the number of shards for rows of the given sizes, as the Writer divides them."""
+    """Return the number of shards that the Writer creates for rows of the given sizes."""
     ends, shards, start = np.cumsum(sizes), 0, 0
     while start < len(sizes):
         before = int(ends[start - 1]) if start else 0
@@ -686,7 +687,7 @@ def count_selected(plan: Plan) -> int:
 
 
 def _part_shares(plan: Plan, rows: int, part_rows: int | None) -> list[tuple[int, float]]:
-    """Return, for each part size, the number of parts and the share of rows in one such part.
+    """Return (number of parts, share of all rows in each part), for full parts and the last part.
 
     A condition is assumed to select rows evenly.
     """
@@ -727,7 +728,7 @@ class ShardNotes:
         self._reported = set[str]()
 
     def check_progress(self, shards: int, done: int) -> None:
-        """Report a large number of finished or projected shards.
+        """Report a note if too many shards are finished or expected.
 
         shards  number of finished shards
         done    number of rows (or parts) that these shards contain
@@ -737,7 +738,7 @@ class ShardNotes:
         self.check_total(shards)
 
     def check_total(self, shards: int) -> None:
-        """Report a large total number of shards."""
+        """Report a note if the total number of shards is too large."""
         if shards > MAX_SHARDS:
             self.report(self._many_shards)
 

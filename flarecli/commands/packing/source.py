@@ -38,8 +38,8 @@ class RowRequest:
     where     condition used to skip rows that cannot match; other rows are not filtered
     place     name of an additional int64 column for the source row numbers
     checksum  checksum to update with the bytes that are read
-    unused    columns that are not used before `--max-object` is checked; zero bytes may replace
-              their values above this limit
+    unused    columns whose values are used only after `--max-object` was checked; a value above
+              this limit may be replaced with zero bytes
     """
 
     columns: Sequence[str] | None = None
@@ -65,13 +65,13 @@ class Source:
     details  notes for verbose output
     stored   column -> encoding in a dataset; empty for an index
     is_list  whether the rows are addresses, so that `files` may name any file
-    types    column -> Arrow type to preserve, if it differs from the type in `schema`: a dictionary
-             type of an index, or the original type in the source of a packed dataset
-    files    columns of file names in `batches`; `schema` has the types of the file contents
+    types    column -> Arrow type to preserve, if `schema` has another type: a dictionary type of an
+             index, or the original type of a packed column
+    files    columns with file names in `batches`; `schema` has the types of the file contents
     key      column that contains the row keys; None if the source has none
-    flaw     function that returns the error kind and message for a missing file, or None if the row
-             is valid; its arguments are the column, whether the row has no files, and the key. None
-             if every row has all files
+    flaw     function that returns the error kind and message for a missing file, or None if the
+             file may be missing; its arguments are the column, whether all files of the row are
+             missing, and the key. None if no file can be missing
     extensions  column -> `Column.extension`
     encodings   column -> encoding of the contents of files, unless the first row determines it
     is_run   whether row numbers are 0, 1, 2, …
@@ -168,7 +168,7 @@ class StoredColumns(NamedTuple):
 
     schema  schema of the saved batches, with the encodings of stored columns
     stored  column -> encoding
-    types   column -> listed Arrow type
+    types   column -> Arrow type that the playlist lists
     """
 
     schema: pa.Schema
@@ -205,9 +205,9 @@ class _DatasetSource(Source):
     """Rows of a dataset.
 
     rows       rows to select, such as `10:20`; None: all
-    exact      whether numbers that are stored as text stay text, so that they do not change
+    exact      whether numbers that are stored as text are returned as text
     max_bytes  maximum size of a value
-    spools     streams that contain the shards
+    spools     input streams that contain the shards
     """
 
     def __init__(
@@ -274,16 +274,18 @@ class SourceOptions:
     text            CSV columns that are always read as text
     columns         columns to pack; for a folder, the file extensions that form a row
     streams, rows   streams to read, and rows such as `10:20`; only for a dataset
-    exact           whether numbers that a dataset stores as text stay text
+    exact           whether numbers that a dataset stores as text are returned as text
     dialect         dialect of CSV files
-    kind            value of --input; None: determined by names, and by the content of a stream
-    null_separated  whether addresses in a list end with a NUL
-    object_name     class of a Python object whose rows were saved; empty for addresses
-    object_columns  the columns of a flare dataset whose rows were saved
+    kind            value of --input; None: detected from the names, or from the bytes of an input
+                    stream
+    null_separated  whether each address in a list ends with a NUL byte
+    object_name     class of the Python object whose rows were saved; empty for addresses
+    object_columns  columns of the flare dataset whose rows were saved; None for other sources
     folder_column   name of a column with the first folder of each file; only for a folder
     allow_missing   whether files of a folder and columns of an index may be missing
-    by_extension    whether each extension in a folder is a column, instead of each category of files
-    used, where     columns of a folder that are used besides `columns`, and the condition
+    by_extension    whether a folder has one column per extension, instead of one per file category
+    used            columns of a folder that are used in addition to `columns`
+    where           condition that selects rows
     """
 
     guard: Guard
@@ -360,7 +362,7 @@ def open_source(sources: Addresses, options: SourceOptions) -> Source:
             )
         source: Source
         if options.object_name:
-            # allow relative paths and local files, which the user's code can also read
+            # the user's own code created the rows, so allow relative paths and local files
             index = replace(index, at=locate(".", replace(options.guard, allow_local=True)))
             source = saved = _ObjectSource(
                 options.object_name, replace(name, folder=""), index, options.guard
@@ -438,7 +440,7 @@ def _tables_in(folder: str, resolved: Sequence[Playlist]) -> list[str]:
 
 
 def _check_kind(kind: str, resolved: Sequence[Playlist]) -> None:
-    """Raise UsageError for a folder without files of the kind that --input names."""
+    """Raise UsageError if a folder contains no files of the kind in --input."""
     for one in resolved:
         if one.at is None and facts(one.streams[0].format).is_plain:
             raise UsageError(
@@ -459,10 +461,10 @@ def _check_folder_column(name: str, shown: str) -> None:
 
 @contextlib.contextmanager
 def _hints_on_kind(kind: str | None, kinds: Collection[str]) -> Iterator[None]:
-    """Recommend the option `--input` in the hints of errors that the `with` block raises.
+    """Add the recommendation to use `--input` to the hint of an error that the `with` block raises.
 
     kind   value of --input
-    kinds  the kind, or the kinds of the streams; empty: do not change the hints
+    kinds  the kind, or the kinds of the input streams; empty: do not change the hint
     """
     try:
         yield
@@ -505,7 +507,7 @@ def _single_file(stream: Stream) -> tuple[str, ...]:
 
 
 def _is_plain_folder(address: str, resolved: Sequence[Playlist], guard: Guard) -> bool:
-    """Return whether an address is a folder without a dataset, which resolves to plain files."""
+    """Return whether an address is a folder that resolves to plain files."""
     streams = [stream for one in resolved for stream in one.streams]
     return (
         len(streams) == 1

@@ -2,9 +2,9 @@
 
 {key}     the value of the key column
 {row}     the row number, padded with zeros
-{column}  the column whose value the file contains
-{ext}     the extension of the packed file; if unknown, the extension is derived from the encoding of
-          the column, or else from the first bytes
+{column}  the name of the column whose value the file contains
+{ext}     the extension of the file from which the value was packed; if unknown, the extension for
+          the encoding of the column, or else for the first bytes of the value
 {…}       the value of any other column that does not become a file
 """
 
@@ -39,7 +39,8 @@ __all__ = ["ADDRESS", "ROW", "UsedNames", "NamePattern", "Where", "default_key",
 
 Where: TypeAlias = Callable[[int], object]  # row number -> address, formatted only when printed
 
-# internal columns: the row number, and (as prefix of a column name) the address of a download
+# ROW: internal column of row numbers; ADDRESS: name prefix of internal columns of download
+# addresses
 ROW, ADDRESS = "__flare_row__", "__flare_address__"
 _KEYS = ("key", "__key__", "data_id", "id")
 _FIRST_FOLDER = 1 << 62  # number for folders; files have smaller numbers
@@ -81,11 +82,12 @@ def value_views(array: pa.Array) -> list[memoryview | None]:
 class NamePattern:
     """Pattern that determines the file names of each row.
 
-    pattern  pattern with placeholders; None: the default pattern, which is `{key}.{ext}`, or
-             `{row}.{ext}` without a key. If a row has several files, the default pattern contains
-             `{column}` before `.{ext}`, except for columns that were packed from files. If the
-             column name is the extension, `.{ext}` is omitted, so the tar member `a.jpg` becomes
-             `a.jpg` again
+    The default pattern is `{key}.{ext}`, or `{row}.{ext}` without a key. If a row has several
+    files, the default pattern contains `{column}` before `.{ext}`, except for columns that were
+    packed from files. If a column has the name of its extension, `.{ext}` is omitted, so the tar
+    member `a.jpg` becomes `a.jpg` again.
+
+    pattern  pattern with placeholders; None: the default pattern
     files    the columns that become files
     digits   minimum number of digits of a row number
     extensions  column -> `Column.extension`, for columns that were packed from files
@@ -146,7 +148,7 @@ class NamePattern:
             (text, key if field == "key" and key is not None else field, spec or "")
             for text, field, spec, _ in parsed
         ]
-        # the pattern without `{column}`, for columns that were packed from files
+        # the pattern without `{column}` is for columns that were packed from files
         self._short = [
             (text, field, spec) for text, field, spec in self._parsed if field != "column"
         ]

@@ -49,8 +49,8 @@ class RowSource:
     rows      number of rows; None if unknown
     rereads   whether rows can be read twice at little cost
     checksum  function that returns a checksum of the source lists
-    batches   function that receives column names and a number of rows to skip, and yields batches
-              with these columns and the column ROW of row numbers
+    batches   function that yields batches; its arguments are the column names and the number of
+              rows to skip, and each batch also contains the column ROW of row numbers
     place     function that returns, for a row number, the index file or shard that contains the
               row, and the row number in this file; None if a query creates the rows
     named     name of the source in outputs
@@ -259,7 +259,7 @@ def _read_files(
 def _unused_columns(
     schema: pa.Schema, options: UnpackOptions, text_columns: Collection[str]
 ) -> set[str]:
-    """Return the columns, except text columns, that are not used before `--max-object` is checked."""
+    """Return the columns, except text, that are used only after `--max-object` was checked."""
     pattern = options.name or ""
     return {
         field.name

@@ -6,11 +6,12 @@
     OUT/.flare/begun     JSON lines: before the files of a batch are written, {"next": …,
                          "names": […]}; for files that another process created, {"others": […]}
 
-`next` is the position in the selection at which the next batch begins. Files are not synced one by
-one, so a resumed unpack keeps a batch only if its files exist with the recorded sizes. A name is
-written to `begun` only if no file has this name, and is synced before the file is created. If
-neither log contains the name of a file, another program wrote the file, and flare never removes or
-replaces it. An incomplete last line is ignored, because none of its files were created.
+`next` is the position in the selection at which the next batch begins. The files of a batch are not
+synced, so a resumed unpack keeps a batch only if its files exist with the recorded sizes. Before a
+new file is created, its name is written to `begun` and synced. If a file with this name already
+exists, its name is not written. A file whose name is in neither log was written by another program,
+and flare never removes or replaces it. An incomplete last line of a log is ignored, because no file
+in it was created.
 """
 
 from __future__ import annotations
@@ -112,7 +113,8 @@ class Folder(Output):
     head            source and options, which a resumed unpack must repeat
     is_done         whether the folder contains a finished unpack, and `resume` is set
     failed          error kind -> number of failed rows of the finished unpack
-    has_only_files  whether the folder is finished but has no index, so `FinishedFolder` checks it
+    has_only_files  whether the folder is finished but has no index; the caller then checks its
+                    files with `FinishedFolder`
     raises          the errors of `FolderTarget`
     """
 
@@ -231,7 +233,7 @@ class Folder(Output):
 
     @contextmanager
     def _disowns(self, name: str) -> Iterator[None]:
-        """Record that another process created the file if writing it raises UsageError."""
+        """If the block raises UsageError, record that another process created the file."""
         try:
             yield
         except UsageError:
@@ -311,7 +313,7 @@ class _BegunFiles:
         if size < self._log.size:
             self._log.cut(size)
         elif next and not (at / _BEGUN).exists():
-            # the interrupted run had written all files, and perhaps an index
+            # `begun` is missing, so the interrupted run had written all files, and perhaps an index
             self._earlier.update(map(hash, INDEXES))
         self._log.create()
 
@@ -432,7 +434,7 @@ class _UnpackedContents(Contents):
                 done |= _hashes(file)
         begun, _ = _read_begun(open_log(at / _BEGUN).entries())
         own = {hash(FAILED), *done, *begun}
-        # without this log, the interrupted run had written all files, and perhaps an index
+        # `begun` is missing, so the interrupted run had written all files, and perhaps an index
         if done and not (at / _BEGUN).exists():
             own.update(map(hash, INDEXES))
         for path in _files_below(folder):

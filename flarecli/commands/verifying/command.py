@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Verification", "verify"]
 
-_MIN_REMOTE_JOBS = 8  # may exceed the CPU count, because network jobs mostly wait
+_MIN_REMOTE_JOBS = 8  # for any CPU count, because network jobs mostly wait
 _REPAIR = "fetch it again, or pack it again with `flare pack … --overwrite`."
 # kinds of findings that packing again cannot repair
 _NOT_REPAIRED = ("reach", "listing", "streams", "unsafe")
@@ -96,7 +96,7 @@ class Verification:
     findings                    total number of findings, which may exceed the maximum
     unprotected                 notes about files without checksums
     extra                       files in the folder that no list names
-    left                        number of shards that the sample or the part skips
+    left                        number of shards that are not checked because of --sample or --part
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class Verification:
         settings = self._settings
         note_sources([playlist], settings.progress)
         yield from self._check_list(playlist)
-        # keys are not in a state file, so they cannot be compared after a resume
+        # a state file contains no keys, so a resumed check could not compare all keys
         compares_keys = (
             settings.reads_all_rows
             and len(plan.streams) > 1
@@ -416,7 +416,7 @@ def _with_unreadable(
 ) -> Iterator[Finding]:
     """Yield the findings, and the findings in `unreadable` about files that have no other finding.
 
-    A finding in `unreadable` replaces a finding about an unsafe link.
+    If both have a finding about the same unsafe link, the finding in `unreadable` is returned.
     """
     for finding in findings:
         other = unreadable.pop(link_address(finding.address), None) if unreadable else None
@@ -446,9 +446,10 @@ def _connected(engine: str) -> AbstractContextManager[None]:
 
 
 def _total(counts: Sequence[Any], choice: Choice | None = None) -> int | None:
-    """Return the sum over all arrays of counts; None if a count is unknown.
+    """Return the sum of all counts; None if a count is unknown.
 
-    choice  selects the shards of each stream whose counts are added; None: all
+    counts  one array per stream, with one count per shard
+    choice  selection of the shards in each stream whose counts are added; None: all
     """
     if any(one is None or (len(one) and one.min() < 0) for one in counts):
         return None

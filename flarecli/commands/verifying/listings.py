@@ -1,11 +1,14 @@
 """Other lists of the same shards, which must agree with the list in use and with the shards.
 
+A list is a playlist or an index:
+
     out/playlist.yaml        list in use
     out/index.json           index of the dataset; `shardindex.json` if the shards are tars
     out/00000/index.json     index of a part; if an index is in use, also the playlist of the part
 
-A list that a playlist names is checked like any file, and must list the same shards. Further lists
-are searched for at their usual paths. Files that no list names are reported.
+If the list in use names another list, the other list is checked like any file, and must list the
+same shards. Further lists are searched for at their usual paths. Files that no list names are
+reported.
 """
 
 from __future__ import annotations
@@ -97,7 +100,7 @@ def check_own_checksum(playlist: Playlist) -> tuple[int, list[Finding], bool]:
 
 
 def _derived_index(playlist: Playlist, stream: Stream) -> str:
-    """Return the path of an index that lists another version or stream; empty if there is none.
+    """Return the path of the index if it lists another version or stream; empty otherwise.
 
     The index in the folder of a changed dataset lists the first stream of the newest version.
     """
@@ -114,8 +117,9 @@ def _derived_index(playlist: Playlist, stream: Stream) -> str:
 class OtherList:
     """A list other than the list in use.
 
-    must_match     whether this list must contain the same shards, because the list in use names it
-                   or was merged from it, or because it is the list of --against
+    must_match     whether this list must contain the same shards; true for the list of --against,
+                   for a list that the list in use names or was merged from, and if no list is in
+                   use
     is_against     whether this is the list of --against; shards in a different folder match by name
     index_entries  entries of an `index.json`, one per shard; may be empty
     """
@@ -214,7 +218,8 @@ class OtherLists:
             for stream in self._read_streams(at, is_named):
                 entries = _index_entries(at, stream) if self._compares_entries(at) else ()
                 self.add(OtherList(at, stream, must_match, index_entries=entries))
-                # the index is first, because it distinguishes fewer column types than a playlist
+                # the index is the first argument, because it distinguishes fewer column types than
+                # a playlist
                 pair = (stream, self.stream) if at.name == INDEX else (self.stream, stream)
                 if not _have_same_columns(*pair):
                     message = f"columns differ from the columns in {self._address}"
@@ -301,10 +306,13 @@ class OtherLists:
         return entries, findings
 
     def _lists_for(self, place: str) -> Iterator[tuple[OtherList, bool]]:
-        """Yield each list that may name a shard, and whether a `must_match` list must name it.
+        """Yield (list, must_list) for each list that may name a shard.
 
-        Among lists with the same file name, the list nearest to the shard must name the shard. The
-        lists in folders above must name it only if they name other shards in the shard's folder.
+        `must_list` is whether the list must name the shard if `must_match` is set.
+
+        Of the lists with the same file name, the list in the nearest folder above the shard must
+        name the shard. The other lists must name the shard only if they name other shards in the
+        same folder.
         """
         for other in self._by_folder.get("", ()):
             yield other, True
@@ -370,8 +378,8 @@ def read_other_lists(
 ) -> OtherLists:
     """Read the other lists of a stream's shards.
 
-    files      results of the files that the list in use names
-    depth      depth of the check; with `quick`, no requests are sent for lists
+    files      name of a file in the list in use -> its location and the result of its check
+    depth      depth of the check; with `quick`, no list is read that needs a request
     named      other lists of the same shards, named by the user
     is_folder  whether the shards are the files of a folder, without a list in use
     only       positions of the shards that are checked; None: all
@@ -429,7 +437,10 @@ def folders_above(path: str) -> Iterator[str]:
 
 
 def _index_entries(at: Location, stream: Stream) -> Sequence[Mapping[str, Any]]:
-    """Return the index entry for each shard of a stream; empty if the index changed."""
+    """Return the index entry for each shard of a stream.
+
+    If the index was changed and has another number of entries, return an empty list.
+    """
     entries = read_shards(at)[0]
     return entries if len(entries) == len(stream) else []
 
@@ -437,9 +448,9 @@ def _index_entries(at: Location, stream: Stream) -> Sequence[Mapping[str, Any]]:
 def _compare_entries(
     ours: Mapping[str, Any], theirs: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
-    """Yield the facts that differ between two index entries: (fact in `theirs`, fact in `ours`).
+    """Yield the differences between two index entries: (text for `theirs`, text for `ours`).
 
-    Empty facts are skipped, because a rebuilt index has empty facts.
+    Empty values are not compared, because a rebuilt index has empty values.
     """
     for key in dict.fromkeys((*ours, *theirs)):
         if key not in theirs:

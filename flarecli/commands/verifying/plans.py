@@ -1,12 +1,12 @@
 """Plans of a check. Each dataset is checked once, with its most detailed list.
 
 1. Each address is resolved to a plan; damage becomes a finding.
-2. A shell expands `out/*` to lists, indexes and shards of one dataset. The plans for these files
-   are merged, and the other lists are compared with the list in use.
-3. A single file such as `out/shard.00000.mds` is checked against the lists that name it. Lists are
-   searched for in the folder of the file and in each folder above. A list in the folder of the
-   file is used even if the list is damaged or does not name the file. A list in a folder above is
-   used only if it names the file.
+2. A shell expands `out/*` to the lists and the shards of one dataset. The plans for these files are
+   merged, and the other lists are compared with the list in use.
+3. A single file such as `out/shard.00000.mds` is checked against the lists that name the file.
+   Lists are searched for in the folder of the file and in each folder above. A list in the folder
+   of the file is used even if the list is damaged or does not name the file. A list in a folder
+   above is used only if it names the file.
 """
 
 from __future__ import annotations
@@ -47,7 +47,11 @@ _MAX_SEARCHED_BYTES = 1 << 26  # bytes of a damaged list that are searched for a
 
 @dataclass
 class Only:
-    """Restriction of a check to some shards (positions) and other files (names) of a stream."""
+    """The files of a stream to which a check is restricted.
+
+    shards  positions of the shards in the stream
+    files   names of files that are not shards
+    """
 
     shards: set[int] = field(default_factory=set)
     files: set[str] = field(default_factory=set)
@@ -60,7 +64,7 @@ class Plan:
     playlist   None if the address could not be resolved; `findings` then contains the reason
     is_whole   whether the list describes a folder rather than individual shards
     is_folder  whether the address is a folder without a list, so that its files are the shards
-    named      other lists of the same shards, if the user also named these lists
+    named      lists of the same shards that the user named, except the list in use
     only       files to check in each stream, if the user named files and not the list; empty: all
     error      reason why the address could not be read, if other addresses are also checked
     """
@@ -106,9 +110,9 @@ def plan_sources(
     streams  names of the streams to check; empty: all
     quick    do not send requests for lists
     table    headers for tables; see `resolve`
-    opened   open streams, by address
-    return   plans; notes about lists that share some shards; path -> finding for unreadable files
-             in a dataset, which are reported if the check of the dataset does not report them
+    opened   open input streams, by address
+    return   plans; notes about lists that share only some shards; path -> finding for each
+             unreadable file in a dataset, for files that the check of the dataset does not report
     raises   MissingError, UsageError; ReachError if no address can be read
     """
     plans = [
@@ -134,9 +138,9 @@ def _resolve(
 ) -> Plan:
     """Resolve an address; damage becomes a finding.
 
-    is_single  whether this is the only address. Among several addresses, which a shell may have
-               expanded from `*`, an empty folder or a broken link is a finding, so that all other
-               addresses are checked
+    is_single  whether this is the only address. If there are several addresses, which a shell may
+               have expanded from `*`, an empty folder or a broken link is a finding, so that the
+               other addresses are also checked
     raises     MissingError, UsageError; ReachError for a single address
     """
     try:
@@ -196,9 +200,12 @@ def notes_about_plain_shards(plan: Plan) -> Iterator[str]:
 def _remove_listed_unreadable_files(
     plans: Sequence[Plan],
 ) -> tuple[list[Plan], dict[str, Finding]]:
-    """Remove repeated plans of unreadable addresses, and plans of folders with listed shards.
+    """Remove plans of unreadable addresses that need no plan of their own.
 
-    return  remaining plans; path -> finding for unreadable files in the folder of a dataset
+    A plan is removed if an earlier plan has the same path, if its folder contains listed shards, or
+    if its path is in the folder of a dataset.
+
+    return  remaining plans; path -> finding for each unreadable file in the folder of a dataset
     """
     if all(plan.playlist is not None for plan in plans):
         return [*plans], {}
@@ -213,7 +220,7 @@ def _remove_listed_unreadable_files(
             rest.append(plan)
             continue
         place = link_address(plan.findings[0].address)
-        # a folder with listed shards needs no list of its own
+        # a folder with listed shards needs no plan of its own
         if place not in seen and place not in folders:
             if place.startswith(tops):
                 unreadable[place] = plan.findings[0]
@@ -423,7 +430,7 @@ def _with_lists_of_files(
 
 
 def _is_of_files(plan: Plan) -> bool:
-    """Return whether the user named files, or the folder of one Granular shard, and no list."""
+    """Return whether a plan is for files that the user named, or for a folder that is one shard."""
     if plan.playlist is None or plan.list_at is not None or len(plan.streams) != 1:
         return False
     (stream,) = plan.streams
@@ -431,9 +438,9 @@ def _is_of_files(plan: Plan) -> bool:
 
 
 def _list_places(plan: Plan) -> tuple[str, ...]:
-    """Return the path of the list of a plan.
+    """Return the path of the list of a plan; empty if the plan has no list.
 
-    If the list is unreadable, return the path in the address and the path in the finding.
+    For an unreadable list, return two paths: the path of the address, and the path in the finding.
     """
     if plan.playlist is None:
         return link_address(plan.address), link_address(plan.findings[0].address)

@@ -1,6 +1,8 @@
-"""Comparisons of rows: joined streams must match row by row, and equal rows are duplicates.
+"""Comparisons of rows: keys of joined streams, and duplicate rows.
 
-The key of a stream is the column that its header `key` names, or the key column of its format.
+In joined streams, rows with the same row number must have the same key. Rows with the same bytes
+are duplicates. The key of a stream is the column that its header `key` names, or the key column of
+its format.
 """
 
 from __future__ import annotations
@@ -113,7 +115,7 @@ def _joined(streams: Sequence[StreamRows]) -> list[StreamRows]:
 
 
 def _compare_keys(first: StreamRows, other: StreamRows) -> Iterator[Finding]:
-    """Yield a finding for the first row whose key differs; it states how many later rows differ."""
+    """Yield a finding for the first row whose keys differ, with the number of later differences."""
     expected, actual = (
         pa.chunked_array([keys for _, keys in one.keys], encodings.BINARY) for one in (first, other)
     )

@@ -1,8 +1,8 @@
 """Check of one file: size, checksums and structure, if possible in one pass over the bytes.
 
-If a format allows sequential checks, a local shard is hashed while its structure is checked. Any
-other shard of bounded size is read into memory, and hashed and checked in memory. A larger shard is
-hashed in blocks, and then read again to check its structure.
+If a format supports sequential checks, a local shard is hashed during the check of its structure.
+Any other shard of bounded size is read into memory before it is hashed and checked. A larger shard
+is read twice: in blocks to hash it, and again to check its structure.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _UNKNOWN = "Write the list again with known checksums: `flare playlist … --has
 class ListEntry:
     """The entry for a file in a list.
 
-    by    address of the list
+    by    address of this list
     rows  row count of a shard, if the list in use does not contain it
     """
 
@@ -79,8 +79,8 @@ class Depth:
     decoder       image decoder; if set, all values except pickles are also decoded
     hash_rows     also hash each row, to find equal rows
     key           column whose values are compared with another stream; empty: none
-    listed_sizes  address -> size of every file below `listed_below`, from one listing of the
-                  store; None: request each size
+    listed_sizes  address -> size in bytes, for every file below `listed_below`; None: the size of
+                  each file is requested
     listed_below  address of the listed folder, with a final slash
     """
 
@@ -172,7 +172,7 @@ def check_chunk(
         ):
             _check_in_one_pass(form, chunk, entries, columns, rows, result)
             return result
-        # if rows are read later, the bytes are counted then
+        # if rows are read later, progress counts their bytes then, and not here
         with counted(_ignore) if depth.needs_rows else nullcontext():
             hashed = _hash_chunk(chunk, entries, compression, rows, result)
         if hashed is not None:
@@ -293,7 +293,7 @@ def _check_structure(
 
 
 def _with_byte_range(finding: Finding, shard: Shard) -> Finding:
-    """Add the byte range of the row to a finding, and the file if each column is a file."""
+    """Add the byte range of the row to a finding, and the address of the file that contains it."""
     row = finding.row
     if (
         finding.start is not None
@@ -393,7 +393,10 @@ def _compare(
 def _hash_chunk(
     chunk: Chunk, entries: Sequence[ListEntry], compression: str, rows: str, result: FileResult
 ) -> Chunk | None:
-    """Hash a shard. Return the chunk whose structure is checked next; None to skip this check."""
+    """Hash a shard, and compare its checksums. Return the chunk for the structure check, or None.
+
+    If the result is None, the structure is not checked.
+    """
     at, size = chunk.at, result.size
     sums = Sums(_hash_names(at, entries, result))
     # the path of the shard is needed to find companions that are not listed

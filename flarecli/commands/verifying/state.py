@@ -25,7 +25,7 @@ from flarecli.storage.local import LocalStore
 __all__ = ["VerifyState"]
 
 _MARK = b'{"flare": "verify", "format": 2, '  # the first bytes of every state file
-_EARLIER = b'{"flare": "verify", "options": '  # first bytes of format 1, which is not read
+_EARLIER = b'{"flare": "verify", "options": '  # first bytes of format 1, which cannot be read
 _TEXTS = ("address", "kind", "message", "hint", "item")
 _NUMBERS = ("row", "start", "stop", "line", "character")
 

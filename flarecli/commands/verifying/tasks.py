@@ -81,7 +81,7 @@ def file_tasks(
     """Yield tasks for listed files that are not part of a shard, and collect their results.
 
     results  dict to update: name of a file -> its location and result
-    only     check only these files, and the other lists of the shards
+    only     check only these files and the indexes of the shards; None: all
     """
 
     def check(name: str, entry: ListEntry) -> FileResult:
@@ -107,11 +107,12 @@ def chunk_tasks(
     chosen: Collection[int],
     only: Only | None = None,
 ) -> Iterator[Task]:
-    """Yield tasks for the chosen shards of a stream and their companions, with all list entries.
+    """Yield tasks for the chosen shards of a stream and for their companion files.
 
-    The lists are compared for all shards, even if a shard is not chosen.
+    Each task contains the entries of all lists for its file. The entries for a shard that is not
+    chosen are also compared.
 
-    only  compare the lists only for these shards; None: all shards
+    only  ignore all other shards; None: use all shards
     """
     first = 0  # number of the next row; -1: unknown
     for i, place in enumerate(places_of(stream)):
@@ -189,8 +190,8 @@ def run_local(
 ) -> Iterator[tuple[Task, FileResult]]:
     """Check files on threads, with a bounded number of bytes in memory.
 
-    The threads report bytes while they check a file. When its result is known, the count is
-    corrected to the size of the file.
+    The threads report the bytes that they read. After each check, the reported number is corrected
+    to the size of the file.
     """
 
     def check(task: Task) -> tuple[Task, FileResult]:
@@ -244,7 +245,7 @@ def run_on_engine(
         while next_position in results:
             yield waiting.pop(next_position), results.pop(next_position)
             next_position += 1
-    for position in sorted(results):  # results of an earlier run, after the last checked file
+    for position in sorted(results):  # results of an earlier run that follow the last checked file
         yield waiting.pop(position), results[position]
 
 
