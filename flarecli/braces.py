@@ -14,7 +14,7 @@ __all__ = ["WILDCARDS", "expand_braces", "split_pattern", "compile_pattern"]
 
 WILDCARDS = "*?["
 MAX_ADDRESSES = 1 << 20
-MAX_DEPTH = 100  # maximum number of nested braces
+MAX_DEPTH = 100  # maximum depth of nested braces
 _MARKS = r"\\[{},]|[{},]"
 _NUMBERS = r"(?a)([+-]?\d{1,18})\.\.([+-]?\d{1,18})(?:\.\.([+-]?\d{1,18}))?"
 _PADDED = r"[+-]?0\d"

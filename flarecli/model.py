@@ -131,7 +131,7 @@ class Chunk:
     files       the main file, then its companions; names are relative to the dataset's folder
     companions  location of each companion, parallel to `files[1:]`
     types       column -> Arrow type; empty if the format stores no types, or if they are unknown
-    headers     headers of the stream in the playlist
+    headers     `Stream.headers` of the shard's stream
     """
 
     at: Location

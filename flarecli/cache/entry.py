@@ -140,7 +140,7 @@ def _unsigned(address: str) -> str:
 
 
 class CopyHasher:
-    """Computes the checksum of a copy's data, and returns the bytes to write after the data."""
+    """Checksum of a copy's data. `end` returns the bytes to write after the data."""
 
     def __init__(self, identity: Entry) -> None:
         self._entry, self._hash, self.size = identity, xxhash.xxh3_128(), 0
@@ -197,7 +197,7 @@ def _opened(folder: int, name: str) -> int:
 def mapped_copy(fd: int, identity: Entry) -> memoryview:
     """Map the data of a copy in an open file. Small data is read into memory instead.
 
-    The data is not verified. The map ends before the note, so it has the bytes of the cached object.
+    The data is not verified. The map ends before the note, so it contains only the cached data.
 
     raises  OSError if the file cannot be mapped or read
     """
@@ -230,8 +230,8 @@ def read_note(folder: int, name: str) -> dict[str, Any]:
 class OpenCopies:
     """The open copies of this process, and transient objects, which are only in memory.
 
-    Open copies were verified. The least recently used copy is closed first. Each map uses a file handle, so
-    `files_limit` limits the number of maps. A transient object remains in memory until it is released.
+    A copy is verified when it is opened. The least recently used copy is closed first. Each map uses a file handle, so
+    `files_limit` limits the number of maps. A transient object remains in memory until `release` is called.
 
     touch  function that records the use of a copy in the folder, and returns whether the copy still exists
     """

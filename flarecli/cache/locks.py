@@ -33,7 +33,7 @@ __all__ = [
 
 _PAUSE_S = 0.004  # maximum delay between two attempts to lock a file
 _TURNS, _DIGITS = "turns", 3
-NOTICE_AFTER_S = 10.0  # a process that waits longer reports this once
+NOTICE_AFTER_S = 10.0  # the user is notified of a longer wait for a lock
 _YOUNG_S = 5.0  # `.part` files below this age are kept even if they are not locked
 _OLD_S = 3600.0  # `.part` files below this age are kept if locks do not work
 _HERE = "here"

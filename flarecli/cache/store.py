@@ -35,7 +35,7 @@ _JOBS = 8  # maximum number of parallel requests per read
 # memory instead, or as one file if they are not larger than limit / _TRANSIENT_SHARE.
 _WHOLE_SHARE, _TRANSIENT_SHARE = 4, 2
 MAX_OBJECTS = 1 << 16  # maximum number of objects whose used blocks are recorded
-# After a reservation has failed because no copy could be evicted, no copy is reserved for this many seconds.
+# Time to wait after a reservation has failed because every copy was in use.
 _FULL_S = 1.0
 
 

@@ -210,7 +210,7 @@ def _compounds(name: str) -> list[tuple[str, str]]:
 
 
 class _Candidates:
-    """Finds the compound extensions in a folder, such as `meta.json`.
+    """Detector that finds the compound extensions in a folder, such as `meta.json`.
 
     Most keys with a compound extension must also have a file with a plain extension.
     """
@@ -272,7 +272,7 @@ def _shown(name: str) -> str:
 
 
 class _CheckedEntries:
-    """Iterates over the files of a folder, and computes a checksum of their names and sizes."""
+    """Iterable of the files in a folder, with a checksum of the files' names and sizes."""
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         self._entries, self._sums, self._lines = entries, Sums([DEFAULT]), list[str]()
@@ -423,8 +423,8 @@ class _FileColumns:
 class FolderOptions(NamedTuple):
     """Options for reading a folder.
 
-    columns        columns to read; None: columns that at least half of the keys with the main
-                   column have
+    columns        columns to read; None: each column for which at least half of the keys have a
+                   file, counting only keys with a file for the main column
     folder_column  name of a column with the first folder of each file; empty: no such column
     allow_missing  whether incomplete rows are valid, with nulls for missing files; every extension
                    is then a column
@@ -579,7 +579,11 @@ class Folder(Part):
             )
 
     def _chosen(self, survey: _Survey) -> list[str]:
-        """Return the columns that at least half of the keys with the main column have."""
+        """Return each column for which at least half of the keys have a file.
+
+        Only keys with a file for the main column are counted. If incomplete rows are allowed, return
+        all columns.
+        """
         if self._options.allow_missing:
             return list(self._columns.counts)
         with_main = Counter[str]()
@@ -629,7 +633,7 @@ class Folder(Part):
         return "column", f"no column for this file (columns: {shown}{more})"
 
     def blocks(self) -> Iterator[bytes]:
-        """Yield the checksum of the names and sizes of the files, and the bytes of used metadata."""
+        """Yield the checksum of the listing, and the bytes of the metadata files if they are used."""
         yield _VERSION
         yield self._checksum.encode()
         if self._is_described:

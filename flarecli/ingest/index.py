@@ -44,7 +44,7 @@ __all__ = ["Index", "NumberedBatch", "open_folder", "open_index", "read_ahead"]
 JOINED_ROWS, JOINED_BYTES = 1 << 17, 32 << 20
 MAX_OPENERS = 16  # remote files that are opened concurrently
 READ_AHEAD_FILES = 4  # remote files that are read concurrently
-MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 1 << 20, 8 << 20  # size of the rows that one call reads ahead
+MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 1 << 20, 8 << 20  # bytes that one call reads ahead
 
 
 class NumberedBatch(NamedTuple):

@@ -96,7 +96,7 @@ def open_streams(
 
     addresses  addresses that the user typed; a FIFO that a wildcard matches is not a stream
     stdin      stream to read for `-`; None: standard input
-    is_opaque  whether the bytes are not decompressed
+    is_opaque  True to return the bytes without decompression
     raises     UsageError if a stream is named twice; FormatError for an empty stream; the errors of
                `standard_input`; ReachError if a FIFO cannot be read
     """
