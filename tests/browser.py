@@ -1,5 +1,6 @@
 """Chromium for tests of pages, controlled through a pipe."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -17,8 +18,7 @@ class Browser:
         (takes, self.out), (self.back, gives) = os.pipe(), os.pipe()
 
         def pipes():  # Chromium reads from 3 and writes to 4
-            a, b = os.dup(takes), os.dup(gives)
-            high = [os.dup2(one, at) for one, at in ((a, 20), (b, 21))]
+            high = [fcntl.fcntl(one, fcntl.F_DUPFD, 100) for one in (takes, gives)]
             os.dup2(high[0], 3), os.dup2(high[1], 4)
 
         flags = [

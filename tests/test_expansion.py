@@ -480,8 +480,7 @@ def test_running_out_of_memory_is_reported_in_one_line(large, tmp_path, command)
     assert (code, said, printed) == (3, NO_MEMORY, "")
 
 
-@pytest.mark.parametrize("command", ["cat", "pack"])
-@pytest.mark.parametrize("handles", [8, 9])
+@pytest.mark.parametrize(("command", "handles"), [("cat", 8), ("cat", 9), ("pack", 8)])
 def test_too_few_file_handles_are_reported(tmp_path, command, handles):
     folder = tmp_path / "d"
     table = tmp_path / "x.csv"

@@ -675,7 +675,7 @@ class UnpackOptions(_DownloadOptions, TableOptions, _WriteOptions, _FormatOption
 
 
 @dataclass(frozen=True)
-class VerifyOptions(CacheOptions, TableOptions, _FormatOptions, _SeedOptions):
+class VerifyOptions(NetworkOptions, TableOptions, _FormatOptions, _SeedOptions):
     """Options of `verify`."""
 
     conflicts = (

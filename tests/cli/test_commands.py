@@ -24,6 +24,8 @@ class Packed:
     dry_run: bool = False
     estimated: bool = False
     resumed_rows: int = 0
+    replaced: int = 0
+    rewritten_bytes: int = 0
 
     def as_json(self):
         return {
@@ -134,17 +136,15 @@ def test_every_option_of_pack_is_passed(flare):
     pack = Recorder(Packed())
     line = (
         "a.csv out -f mds -s one --stream two -r 1:5 "
-        "--fetch u:image --fetch v --key id -c id,u --encode n=int8 --encode t=str --where n>4 --limit 9 --shuffle 7 "
+        "--fetch u:image --fetch v --key id -c id,u --encode n=int8 --encode t=str --where n>4 --limit 9 "
         "--shard-size 256KiB --shard-rows 3 -z zstd:7 --hash sha1 --hash xxh64 --separator \\t| --newline \\r\\n --on-error skip "
-        "--on-duplicate first --dry-run --resume "
-        "--resize 640x480 --resize-mode crop --quality 80 --min-size 32 --max-aspect 2.5 --media-info --strict --part-rows 9 --engine ray "
-        "--input csv --folder-column label --part 2/4 --join --append --add-column score --replace --csv delimiter=; --csv null=NA --null fill --null n=0 "
-        "--overwrite --allow-empty --allow-missing -0 -j 5 --retries 2 --timeout 8s --deadline 12s --max-object 1MB --allow-private --allow-local --cache kept --cache-limit 1MB --allow-host 10.0.0.7:80 --allow-host ::1 "
+        "--on-duplicate first --dry-run "
+        "--resize 640x480 --resize-mode crop --quality 80 --min-size 32 --max-aspect 2.5 --media-info --strict "
+        "--input csv --folder-column label --csv delimiter=; --csv null=NA --null fill --null n=0 "
+        "--allow-empty --allow-missing -0 -j 5 --retries 2 --timeout 8s --deadline 12s --max-object 1MB --allow-private --allow-local --cache kept --cache-limit 1MB --allow-host 10.0.0.7:80 --allow-host ::1 "
         "--per-host 4 --user-agent mybot/1.0 --ignore-robots-tag"
     )
-    assert flare("pack", *line.split(), pack=pack).code == 0
-    options = options_of(pack)
-    assert options == {
+    expected = {
         "format": "mds",
         "fetch": ["u:image", "v"],
         "key": "id",
@@ -152,7 +152,6 @@ def test_every_option_of_pack_is_passed(flare):
         "encode": {"n": "int8", "t": "str"},
         "where": "n>4",
         "limit": 9,
-        "shuffle": 7,
         "shard_size": 1 << 18,
         "shard_rows": 3,
         "compress": "zstd:7",
@@ -162,18 +161,11 @@ def test_every_option_of_pack_is_passed(flare):
         "on_error": "skip",
         "on_duplicate": "first",
         "dry_run": True,
-        "resume": True,
-        "overwrite": True,
         "allow_empty": True,
         "allow_missing": True,
         "csv": ["delimiter=;", "null=NA"],
         "input": "csv",
         "folder_column": "label",
-        "part": (1, 4),
-        "join": True,
-        "append": True,
-        "add_column": "score",
-        "replace": True,
         "null": ["fill", "n=0"],
         "from0": True,
         "per_host": 4,
@@ -186,8 +178,6 @@ def test_every_option_of_pack_is_passed(flare):
         "max_aspect": 2.5,
         "media_info": True,
         "strict": True,
-        "part_rows": 9,
-        "engine": "ray",
         "streams": ["one", "two"],
         "rows": "1:5",
         "jobs": 5,
@@ -201,6 +191,24 @@ def test_every_option_of_pack_is_passed(flare):
         "allow_local": True,
         "allow_host": ["10.0.0.7:80", "::1"],
     }
+    alone = {  # options that cannot all be combined
+        "--part 2/4 --resume": {"part": (1, 4), "resume": True},
+        "--join": {"join": True},
+        "--append": {"append": True},
+        "--add-column score --replace": {"add_column": "score", "replace": True},
+        "--overwrite --shuffle 7": {"overwrite": True, "shuffle": 7},
+        "--part-rows 9 --engine ray": {"part_rows": 9, "engine": "ray"},
+    }
+    others = dict.fromkeys(("part", "add_column", "part_rows", "shuffle"))
+    others |= dict.fromkeys(("join", "append", "replace", "overwrite", "resume"), False)
+    for words, values in alone.items():
+        given = (
+            line.replace("--on-error skip --on-duplicate first ", "") if "--add" in words else line
+        )
+        ran = flare("pack", *given.split(), *words.split(), pack=pack)
+        assert (ran.code, ran.err) == (0, "")
+        rows = {"on_error": "fail", "on_duplicate": "error"} if given != line else {}
+        assert options_of(pack) == expected | others | {"engine": "local"} | values | rows
 
 
 def test_a_variable_sets_a_default_and_a_flag_overrides_it(flare):
@@ -364,11 +372,18 @@ def test_every_option_of_verify_is_passed(flare):
         "-s",
         "y",
         "--quick",
-        "--decode",
         "--max-findings",
         "7",
         "-j",
         "3",
+        verify=verify,
+    )
+    assert verify.options["quick"]
+    flare(
+        "verify",
+        "a",
+        "b",
+        *["-f", "mds", "-s", "x", "-s", "y", "--decode", "--max-findings", "7", "-j", "3"],
         verify=verify,
     )
     options = options_of(verify, {**NETWORK, "jobs": 3})
@@ -378,7 +393,7 @@ def test_every_option_of_verify_is_passed(flare):
         "input": None,
         "csv": (),
         "streams": ["x", "y"],
-        "quick": True,
+        "quick": False,
         "decode": True,
         "max_findings": 7,
         "sample": None,
@@ -398,13 +413,11 @@ def test_every_option_of_verify_is_passed(flare):
         "9",
         "--against",
         "p.yaml",
-        "--state",
-        "s",
-        "--duplicates",
     ]
-    flare("verify", "a", *more, verify=verify)
-    names = ("sample", "part", "seed", "against", "state", "duplicates")
-    assert [verify.options[name] for name in names] == [0.05, (2, 7), 9, "p.yaml", "s", True]
+    for words, values in (("--state s", ["s", False]), ("--duplicates", [None, True])):
+        assert flare("verify", "a", *more, *words.split(), verify=verify).code == 0
+        names = ("sample", "part", "seed", "against", "state", "duplicates")
+        assert [verify.options[name] for name in names] == [0.05, (2, 7), 9, "p.yaml", *values]
 
 
 def test_verify_refuses_invalid_parts_samples_and_reports(flare):
@@ -547,6 +560,7 @@ def test_playlist_prints_yaml_or_the_written_file(flare):
         "hash": ["sha1"],
         "header": {"k": "v"},
         "open": False,
+        "overwrite": False,
     }
     assert flare("playlist", "a", "-o", "set.yaml", playlist=playlist).out == "set.yaml\n"
     assert flare("playlist", "a", "-o", "-", playlist=playlist).out == ran.out

@@ -10,7 +10,6 @@ from xml.sax.saxutils import escape
 import pytest
 
 from flarecli import commands
-from flarecli.hashes import digest
 from tests.servers import stop_server
 
 SHARDS, PAGE = 2500, 1000
@@ -161,24 +160,3 @@ def test_a_quick_check_over_http_sends_one_request_per_shard(web):
     done = commands.verify(web.url("/set/playlist.yaml"), quick=True)
     assert (list(done), done.shards) == ([], 30)
     assert {web.asked[f"/set/{name}"] for name in names} == {1}
-
-
-def test_a_second_check_with_a_cache_downloads_no_shard_and_finds_a_replaced_shard(
-    web, plain, tmp_path
-):
-    names = sorted(path.name for path in plain.iterdir())
-    for name in names:
-        data = (plain / name).read_bytes()
-        web.file(f"/set/{name}", data, f'"{digest(data)}"')
-    cache = tmp_path / "cache"
-    address = web.url("/set/playlist.yaml")
-    assert list(commands.verify(address, cache=cache)) == []
-    first = len(web.requests)
-    assert list(commands.verify(address, cache=cache)) == []
-    asked = {name: headers.get("range") for name, headers in web.requests[first:]}
-    shards = [name for name in names if name.endswith(".mds")]
-    assert [asked[f"/set/{name}"] for name in shards] == ["bytes=0-0"] * 4  # only the version
-    data = bytes((plain / "shard.00001.mds").stat().st_size)
-    web.file("/set/shard.00001.mds", data, f'"{digest(data)}"')
-    kinds = [finding.kind for finding in commands.verify(address, cache=cache)]
-    assert kinds == ["checksum", "format"]
