@@ -85,7 +85,11 @@ CLAIMS = (
         8,
     ),
     Claim(
-        "read objects of 10 KB from S3", "s3fs", "storage", r"^flare s3 over s3fs, .*?: ([\d.]+)", 15
+        "read objects of 10 KB from S3",
+        "s3fs",
+        "storage",
+        r"^flare s3 over s3fs, .*?: ([\d.]+)",
+        15,
     ),
     Claim(
         "verify shards in the page cache",
