@@ -1,8 +1,8 @@
-"""Drop-in replacements for other libraries. To use them, a program changes only its imports.
+"""Drop-in replacements for other libraries. A program that uses them changes only its imports.
 
-`streaming`, `granular`, `ffrecord` and `sds` implement the documented API of the original
-libraries; `docs/compat.md` lists the differences. Only modules that define torch classes or return
-tensors load torch.
+The packages implement the documented APIs of mosaicml-streaming, granular, ffrecord and sds.
+`docs/compat.md` lists the differences. Only modules that define torch classes or return tensors
+load torch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ def loaded_torch_data() -> ModuleType | None:
 
 
 def register(base: type, subclass: type) -> None:
-    """Register a dataset class as an IterableDataset of torch, if torch is loaded."""
+    """Register `base` as a subclass of torch's IterableDataset, if torch is loaded.
+
+    The class `base` is not registered if `subclass` already is a torch IterableDataset.
+    """
     data = loaded_torch_data()
     if data is not None and not issubclass(subclass, data.IterableDataset):
         data.IterableDataset.register(base)

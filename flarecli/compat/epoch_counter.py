@@ -21,8 +21,8 @@ MAX_ENTRIES = 64  # maximum number of recorded iterations and epochs
 class EpochCounter:
     """Counter for the next epoch of a dataset, shared by all processes with a copy of the dataset.
 
-    All workers of one iteration receive the same epoch. The state is stored in a temporary file,
-    which the process that created the counter removes.
+    All workers of one iteration receive the same epoch. A temporary file stores the state. The
+    process that created the counter removes this file.
     """
 
     def __init__(self) -> None:
@@ -46,9 +46,9 @@ class EpochCounter:
             file.truncate()
 
     def begin(self) -> tuple[int, int, int, int]:
-        """Begin an epoch; return (epoch, first step, number of this worker, number of workers).
+        """Begin an epoch; return (epoch, first step, index of this worker, number of workers).
 
-        The workers of one iteration have the same seed, which persistent workers keep in later
+        The workers of one iteration have the same seed. Persistent workers keep this seed in later
         iterations.
         """
         data = loaded_torch_data()  # a DataLoader worker has always loaded torch
@@ -90,7 +90,7 @@ class EpochCounter:
         return count >= workers and not any_samples
 
     def advance(self, epoch: int) -> None:
-        """Record that an epoch has begun, unless a later epoch is already recorded."""
+        """Record that an epoch has begun, so that the next epoch is at least `epoch` + 1."""
         with self._state() as state:
             state["next"] = max(state["next"], epoch + 1)
 

@@ -5,7 +5,7 @@
     stream = flarecli.torch.IterableDataset(flare.open("train"), batch=64, seed=1)
     loader = StatefulDataLoader(stream, batch_size=None, num_workers=4)
 
-Consider `flare.Loader` first, because it works without torch and needs worker processes only for
+Consider `flare.Loader` first. It works without torch, and it needs worker processes only for
 transforms in pure Python.
 """
 

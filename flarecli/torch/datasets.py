@@ -35,7 +35,7 @@ from flarecli.torch.tensor_batches import tensors
 
 __all__ = ["IterableDataset", "MapDataset"]
 
-_MAX_COUNT = 1 << 31  # limit for rows per batch and for threads
+_MAX_COUNT = 1 << 31  # rows per batch and threads must be below this limit
 _KEYS = {
     "seed",
     "epoch",
@@ -88,8 +88,9 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
     data        a Dataset or a Mix
     batch       rows per batch; with a transform, a batch may have more or fewer samples
     collated    False yields single samples, for `DataLoader(stream, batch_size=batch)`
-    rank, ranks by default from torch.distributed, or from RANK and WORLD_SIZE; in a DataLoader that
-                accelerate prepared, the dataset yields all rows, because accelerate divides them
+    rank, ranks rank of this process, and number of ranks; by default from torch.distributed, or
+                from RANK and WORLD_SIZE; if accelerate prepared the DataLoader, the default is rank
+                0 of 1, because accelerate divides the rows
     threads     number of threads that prefetch batches in each worker
     transform, collate, decode, order, window, drop_last   as in `flare.Loader`; without `collate`,
                 arrays become tensors
@@ -134,7 +135,7 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
         self._seed = seed
         self._epoch = _shared(epoch, 0)  # epoch and first step, shared with persistent workers
         self._rows = self.data.order(seed, epoch, order, window).rows
-        # position of the loop, and number of samples that were already yielded from the next batch
+        # position of the loop, and number of samples of the next batch that were already yielded
         self._at = Cursor(seed, epoch, 0, order), 0
         self._resume: tuple[int, int, int, int] | None = None  # epoch, step, samples, workers
 
@@ -170,9 +171,10 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
 
     @checked
     def set_epoch(self, epoch: int, step: int = 0) -> None:
-        """Set the epoch of the next loop, and its first step.
+        """Set the epoch of the next loop, and the number of rows that the loop skips.
 
-        step  first step: k * batch * ranks after k batches per rank; `ranks` may change
+        step  number of rows that all ranks skip: `k * batch * ranks` after k batches on each rank;
+              the number of ranks may then change
         """
         _check_epoch(epoch)
         check_cursor(self.data, self._rows, Cursor(self._seed, epoch, step, self._order))
@@ -247,7 +249,7 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
         self._resume = cursor.epoch, cursor.step, given, state["workers"]
 
     def __iter__(self) -> Iterator[Any]:
-        # Check here, because only process 0 runs the loop in accelerate's dispatch mode.
+        # Check the ranks here: in accelerate's dispatch mode, only process 0 runs the loop.
         if self._given_ranks is not None:
             self._share(is_iterated=True)
         return self._loop() if torch_data.get_worker_info() is None else self._loop_in_worker()
@@ -301,10 +303,10 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
     def _yielded(
         self, maker: BatchMaker, result: BatchResult, given: int, step: int
     ) -> Iterator[Any]:
-        """Yield the batch or the samples of a result, and set the position before each yield.
+        """Yield a batch or its samples; update the position of the loop before each yield.
 
-        given  the number of samples of this batch that were already yielded
-        step   the first step of the next batch of this worker
+        given  number of samples of this batch that were already yielded
+        step   position of the loop after this batch
         """
         here = self._at[0]
         after = Cursor(here.seed, here.epoch, step, here.order)
@@ -372,6 +374,6 @@ def _shared(*values: int) -> Any:
 
 
 def _worker() -> tuple[int, int]:
-    """Return the number of this worker, and the number of workers; (0, 1) in the main process."""
+    """Return the index of this worker, and the number of workers; (0, 1) in the main process."""
     info = torch_data.get_worker_info()
     return (0, 1) if info is None else (info.id, info.num_workers)

@@ -1,13 +1,14 @@
-"""The rank of this process and the number of ranks, even if accelerate divides the rows.
+"""The rank of this process, and the number of ranks.
 
-Trainers initialize torch.distributed after they create the dataset, so the rank is read when a loop
-starts. torch.distributed is not initialized in a spawned DataLoader worker; the worker inherits the
-rank of its parent.
+Trainers create the dataset before they initialize torch.distributed. Therefore, the rank is read
+when a loop starts. torch.distributed is not initialized in a spawned DataLoader worker. The worker
+inherits the rank of its parent process.
 
-accelerate divides the rows of an IterableDataset in a prepared DataLoader among its processes. By
-default, process 0 reads all rows and sends each process its part (`DataLoaderDispatcher`). With
-`dispatch_batches=False`, each process reads all rows and keeps its part (`IterableDatasetShard`).
-In both cases, the dataset must yield all rows. Source: accelerate, src/accelerate/data_loader.py.
+If a DataLoader was prepared by accelerate, accelerate divides the rows among its processes. By
+default, process 0 reads all rows and sends rows to the other processes (`DataLoaderDispatcher`).
+With `dispatch_batches=False`, each process reads all rows and drops the rows of the other processes
+(`IterableDatasetShard`). In both cases, the dataset must yield all rows. Source: accelerate,
+src/accelerate/data_loader.py.
 """
 
 from __future__ import annotations
@@ -35,9 +36,10 @@ class Share(NamedTuple):
 
 
 class Inherited(NamedTuple):
-    """The share that a spawned process inherits from its parent, or the error of the parent.
+    """The Share of the parent process, which a spawned process inherits.
 
-    pid  process id of the parent
+    pid    process id of the parent
+    share  the Share, or the UsageError that the parent raised instead
     """
 
     pid: int
@@ -49,9 +51,11 @@ def share_of(
 ) -> Share:
     """Return the share of the rows that a dataset yields in this process.
 
-    rank, ranks  the user's arguments; None: use accelerate, torch.distributed or the environment
-    is_iterated  True at the start of a loop, to check whether accelerate prepared its DataLoader
-    raises       UsageError for an invalid rank, and if rows would be divided twice or not at all
+    rank, ranks  arguments of the dataset; None means that accelerate, torch.distributed or the
+                 environment determines the value
+    is_iterated  True at the start of a loop: check whether accelerate prepared the DataLoader
+    raises       UsageError for an invalid rank; at the start of a loop, also if both accelerate and
+                 the dataset divide the rows, or neither
     """
     processes = _accelerate_processes()
     if processes > 1 and rank is None and ranks is None:
@@ -81,7 +85,7 @@ def share_of(
 def inherited_share(inherited: Inherited | None) -> Share | None:
     """Return the share that a spawned DataLoader worker inherited; None in all other processes.
 
-    raises  the inherited UsageError, if the parent has no share
+    raises  the UsageError of the parent, if the parent failed to determine its share
     """
     parent = multiprocessing.parent_process()
     if (

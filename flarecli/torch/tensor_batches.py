@@ -1,8 +1,8 @@
 """Conversion of batches to tensors, and efficient transfer of batches from DataLoader workers.
 
-Columns of bytes are sent through a ring buffer in shared memory, because a pipe transfers only
-64 KB at a time. The memory is anonymous (memfd), so it is freed after both processes have ended,
-even if they were killed.
+Workers send columns of bytes through a ring buffer in shared memory, because a pipe transfers only
+64 KB at a time. The shared memory is anonymous (memfd). The system therefore frees it when the
+worker and the receiving process have ended, even if they were killed.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ _NUMPY_DTYPES = {
 _HEADER_BYTES = mmap.PAGESIZE  # the header contains the number of bytes read so far (uint64)
 _MIN_RING_BYTES = 1 << 16  # smaller batches are sent through the pipe
 _MAX_RING_BYTES = 1 << 24  # maximum size of a worker's ring
-_RING_BATCHES = 4  # batches that fit into a ring
+_RING_BATCHES = 4  # size of a new ring, in multiples of the current batch
 _MAX_BUFFERS = 1024  # maximum buffers per pwritev call (IOV_MAX)
 
 
 def tensors(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a batch in which numpy arrays are converted to tensors that share the arrays' memory.
+    """Convert the numpy arrays of a batch to tensors. A tensor shares the memory of its array.
 
-    Use this function as the `collate_fn` of a DataLoader, because torch's default function converts
-    each item of each list.
+    Pass this function to a DataLoader as `collate_fn`. torch's default function is slower, because
+    it processes each item of each list.
     """
     if isinstance(batch, _Sent):
         return batch
@@ -78,7 +78,7 @@ def _tensor(array: Any) -> Any:
 
 
 class _Sent(dict[str, Any]):
-    """A batch that a worker sends. Unpickling it returns a plain dict.
+    """A batch that a worker sends. The receiving process gets a plain dict.
 
     Small tensors are pickled as arrays, because torch would create a shared-memory file for each
     tensor. Lists of bytes are sent through the ring.
@@ -89,7 +89,7 @@ class _Sent(dict[str, Any]):
 
 
 def _reduce(batch: _Sent) -> tuple[Any, ...]:
-    """Return a function that restores a batch, and the function's arguments; see `object.__reduce__`."""
+    """Return `_restore` and its arguments; see `object.__reduce__`."""
     small = {
         name: value.resolve_conj().resolve_neg().numpy()
         for name, value in batch.items()
@@ -128,7 +128,7 @@ def _restore(
     return {name: batch[name] for name in names}
 
 
-ForkingPickler.register(_Sent, _reduce)  # not used by `pickle`, which writes a plain dict
+ForkingPickler.register(_Sent, _reduce)  # `pickle` does not call `_reduce`
 
 
 # -- the ring
@@ -139,8 +139,8 @@ class RingPosition(NamedTuple):
 
     ring    id of the ring
     size    bytes of the ring
-    handle  file descriptor of the ring in the ring's first batch; None in later batches
-    start   number of bytes written to the ring before these columns
+    handle  file descriptor of the ring; None if an earlier batch contained it
+    start   number of bytes written to the ring before these columns, including skipped bytes
     sizes   column -> size of each value in bytes
     """
 
@@ -152,12 +152,15 @@ class RingPosition(NamedTuple):
 
 
 class _Ring:
-    """The ring to which this process writes; `end` is the number of bytes written so far."""
+    """The ring to which this process writes.
+
+    end  number of bytes written so far, including skipped bytes at the end of the ring
+    """
 
     def __init__(self, size: int) -> None:
         self.fd = os.memfd_create("flare", os.MFD_CLOEXEC)
         self.process, self.size, self.end = os.getpid(), size, 0
-        self.is_sent = False  # True after the file descriptor was sent to the parent
+        self.is_sent = False  # True after the file descriptor was sent
         self.name = self.process.to_bytes(8, "little") + os.urandom(8)
         os.ftruncate(self.fd, _HEADER_BYTES + size)
 
@@ -166,9 +169,12 @@ class _Ring:
             os.close(self.fd)
 
     def write(self, values: Sequence[bytes], total: int) -> int | None:
-        """Write values contiguously and return the start of the first value; None if the ring is full."""
+        """Write values contiguously and return the start of the first value.
+
+        Return None if the ring is full.
+        """
         start = self.end
-        if start % self.size + total > self.size:  # continue at the beginning of the ring
+        if start % self.size + total > self.size:  # skip the rest of the ring
             start = -(-start // self.size) * self.size
         read = int.from_bytes(os.pread(self.fd, 8, 0), "little")  # number of bytes read so far
         if read != self.end and start + total - read > self.size:
@@ -189,7 +195,7 @@ _maps: dict[bytes, mmap.mmap] = {}  # the rings that this process reads, by id
 def write_ring(columns: Mapping[str, Sequence[bytes]]) -> RingPosition | None:
     """Write columns into the ring and return their position; None if the pipe must be used instead.
 
-    Each result must be passed to `read_ring` once, in order.
+    The receiving process must pass each position to `read_ring` once, in the order of the writes.
     """
     global _own_ring
     sizes = {name: list(map(len, values)) for name, values in columns.items()}
@@ -228,7 +234,7 @@ def read_ring(position: RingPosition) -> dict[str, list[bytes]]:
 
 def _map_ring(position: RingPosition) -> mmap.mmap:
     keep_freed()
-    for name in list(_maps):  # unmap the smaller ring of this worker, and rings of ended workers
+    for name in list(_maps):  # unmap older rings of this worker, and rings of ended workers
         process = int.from_bytes(name[:8], "little")
         if name[:8] == position.ring[:8] or not os.path.exists(f"/proc/{process}"):
             del _maps[name]

@@ -1,7 +1,7 @@
 """ffrecord's FileWriter and FileReader, which write and read numbered byte records.
 
-A packed folder stores each file of a folder as one record; its last record lists the file names.
-The names are pickled, and are parsed without running code.
+A packed folder is an FFRecord file with one record for each file of a folder. The last record
+contains the file names as a pickle. flare parses this pickle without running code.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["FileReader", "FileWriter", "PackedFolder", "by_part", "pack_folder"]
 
 
 class FileWriter(Closeable):
-    """Writer of `n` records in one file, which has a temporary name until it is complete.
+    """Writer of `n` records in one file. The file has a temporary name until it is complete.
 
     raises  UsageError for a name that does not end in `.ffr`
     """
@@ -78,7 +78,7 @@ class FileWriter(Closeable):
     def close(self) -> None:
         """Write the table and rename the file.
 
-        raises  UsageError if records are missing; the file is then removed
+        raises  UsageError if fewer than `n` records were written; the file is then removed
         """
         file, self._file = self._file, None
         if file is None:
@@ -145,12 +145,13 @@ class FileReader(Closeable):
         return self.n
 
     def read(self, indices: Sequence[int] | IntArray) -> list[ByteArray]:
-        """Return records as writable uint8 [bytes] in the order of `indices`, including duplicates.
+        """Return the records at `indices`, in this order, as writable arrays: uint8 [bytes] each.
 
-        The records of one call share memory, which is freed only when none of them is referenced.
+        If an index is repeated, its record is repeated. All records of one call share one buffer,
+        so a reference to one record keeps all of them in memory.
 
-        raises  UsageError unless `indices` is a list of integers; RowsError (an IndexError) for an
-                index below 0 or outside the data; IntegrityError for a damaged record
+        raises  UsageError if `indices` is not a list of integers; RowsError (an IndexError) for an
+                index that is negative or too large; IntegrityError for a damaged record
         """
         if not self._shards:
             raise UsageError("the reader is closed")
@@ -220,7 +221,7 @@ def by_part(starts: Sequence[int], rows: Sequence[int]) -> dict[int, list[int]]:
 def pack_folder(
     folder: str | os.PathLike[str], out_file: str | os.PathLike[str], verbose: bool = False
 ) -> None:
-    """Write the files of a folder and its subfolders as one file. Symbolic links are followed.
+    """Write the files of a folder and its subfolders as one FFRecord file; follow symbolic links.
 
     verbose  accepted without effect
     raises   UsageError for a name that does not end in `.ffr`, or for a link cycle; MissingError

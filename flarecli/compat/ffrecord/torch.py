@@ -17,10 +17,10 @@ __all__ = ["ConcatDataset", "DataLoader", "Dataset", "ReaderRegistry", "Subset"]
 
 
 class ReaderRegistry:
-    """Base class of datasets, which finds all FileReaders in its attributes."""
+    """Base class of the datasets. It finds the FileReaders that a dataset uses."""
 
     def ffreaders(self) -> list[FileReader]:
-        """Return the readers in attributes, including readers in lists and nested datasets."""
+        """Return the readers in the attributes, in lists in attributes, and in nested datasets."""
         readers = []
         for attribute in vars(self).values():
             for value in attribute if isinstance(attribute, list) else [attribute]:
@@ -32,9 +32,9 @@ class ReaderRegistry:
 
 
 class Dataset(torch.utils.data.Dataset, ReaderRegistry):  # type: ignore[misc, type-arg, unused-ignore]
-    """Records of FFRecord files as a dataset.
+    """Dataset of the records in FFRecord files.
 
-    `data[[3, 4, 1]]` returns `process(indices, records)`.
+    `data[[3, 4, 1]]` reads three records and returns `process([3, 4, 1], records)`.
     """
 
     def __init__(self, fnames: Any, check_data: bool = True) -> None:
@@ -102,8 +102,8 @@ class ConcatDataset(Dataset):
 class _Skipping:
     """Batch sampler that skips the first `step` batches.
 
-    Skipped batches are drawn and discarded, so that a random sampler has the same state as without
-    `step`.
+    The sampler draws the skipped batches and discards them. Therefore, later batches are the same
+    as without `step`.
     """
 
     def __init__(self, batches: Any) -> None:

@@ -16,7 +16,7 @@ def dump(
 ) -> None:
     """Write an indexable dataset of bytes as one file, or as files `PART_00000.ffr`, … in a folder.
 
-    nfiles   number of files; all files but the last contain the same number of records
+    nfiles   maximum number of files; all files except the last have the same number of records
     verbose  accepted without effect
     raises   FormatError if the dataset is empty and `nfiles` is above 1
     """

@@ -24,7 +24,7 @@ _BAG, _IDX = ".bag", ".idx"
 
 
 class SharedBuffer:
-    """Bytes of a bag or of its table in memory, for `BagReader`; pickling copies the bytes."""
+    """Source of a `BagReader`: a bag or a table as bytes in memory. Pickling copies the bytes."""
 
     def __init__(self, content: bytes | bytearray | memoryview) -> None:
         self.buf: bytes | None = bytes(content)
@@ -55,9 +55,9 @@ class SharedBuffer:
 class BagWriter(Closeable):
     """Writer that creates or extends one bag and its table.
 
-    After a crash, the bag may have bytes after the last record in the table. The next records must
-    match these bytes, which are not written again. Table entries that are incomplete, or whose
-    records are missing, are dropped.
+    After a crash, the bag may have bytes after the last record in the table. The next appended
+    records must equal these bytes. The bytes are not written again. After a crash, the writer also
+    removes incomplete table entries, and table entries whose records are missing.
 
     bag_path  a path, or an object with the methods of a Path
     idx_path  path of the table; None means `NAME.idx` next to the bag
@@ -78,7 +78,7 @@ class BagWriter(Closeable):
 
     @property
     def size(self) -> int:
-        """Size of the flushed records in bytes, plus 8 bytes per record."""
+        """Size in bytes: the flushed records, and 8 bytes for each appended record."""
         return self.offset + 8 * self.length
 
     def __len__(self) -> int:
@@ -103,7 +103,8 @@ class BagWriter(Closeable):
     def flush(self) -> None:
         """Write the pending records, then their table entries.
 
-        raises  IntegrityError if different bytes follow the last record in the table
+        raises  IntegrityError if the pending records differ from the bytes that a crash left after
+                the last record in the table
         """
         if not self._pending:
             return
@@ -132,7 +133,10 @@ class BagWriter(Closeable):
         self.closed = True
 
     def abort(self) -> None:
-        """Close the writer; ignore errors, so that the exception from the block is raised."""
+        """Write the pending records and close the writer; ignore errors of the writer.
+
+        The program therefore receives the exception from the `with` block.
+        """
         with contextlib.suppress(FlareError):
             self.close()
 

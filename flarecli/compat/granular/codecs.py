@@ -56,7 +56,7 @@ def _decode_image(name: str, data: bytes) -> Any:
 def _encode_video(name: str, codec: str, value: Any) -> bytes:
     """Encode frames as a video file.
 
-    value  the bytes of a file, which are returned unchanged, or uint8 [frames, height, width, 3]
+    value  frames: uint8 [frames, height, width, 3]; the bytes of a video file are returned as is
     """
     if isinstance(value, bytes):
         return value

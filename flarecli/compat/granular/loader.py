@@ -20,11 +20,13 @@ Batch = dict[str, Any]
 class Loader:
     """An endless iterator over batches; each batch is a dict: key -> array [batch, …].
 
-    source    function from a step to a datapoint; all values of a key have the dtype and shape of
-              the first value
+    source    function from a step to a datapoint; the datapoint of step 0 determines the shape and
+              dtype of each key
     prefetch  number of batches to prefetch
-    workers   number of threads, or of processes if `mp`, a multiprocessing context, is set
-    shard_id, num_shards  number of this loader, and number of loaders that share the steps
+    workers   number of threads; if `mp` is set, number of processes
+    mp        multiprocessing context for worker processes; None means threads
+    shard_id, num_shards  index of this loader, and number of loaders that divide the steps
+    recycle_after  accepted without effect
     """
 
     def __init__(

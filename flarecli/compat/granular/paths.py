@@ -1,6 +1,6 @@
 """Conversion of a path, an address or a path-like object to the Location of a folder.
 
-A path-like object has `/`, `exists`, `open`, `glob`, `mkdir` and `name`, as a Path does.
+Like a pathlib.Path, a path-like object supports `/`, `exists`, `open`, `glob`, `mkdir` and `name`.
 """
 
 from __future__ import annotations

@@ -25,12 +25,12 @@ class _Reader(Closeable):
     """Base class of both readers. A reader is pickled as its arguments.
 
     directory    a path, an address, or an object with the methods of a Path
-    decoders     type -> function from bytes to a value; None returns bytes
-    cache_keys   keys whose records are all read once and kept in memory
+    decoders     type -> function from bytes to a value; None means that values remain bytes
+    cache_keys   keys whose records are read at the start and kept in memory
     shards       (first shard, step to the next shard); None means a dataset without shards
     raises       MissingError or FormatError for a missing or invalid dataset; UsageError for a type
-                 without a decoder, and if the dataset is sharded but `shards` is None, or vice
-                 versa
+                 without a decoder, a sharded dataset without `shards`, or `shards` for a dataset
+                 without shards
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class _Reader(Closeable):
                     f"no decoder for type {plain!r:.60}", hint="Pass decoders=None for bytes."
                 )
             self._decoders[key] = None if decoders is None else decoders[plain]
-        # `refs`, the table of lists, is always in memory
+        # cache_keys may contain `refs`, the table of lists, which is always in memory
         has_refs = any(file.name == REFS for file in self._shards[0].chunk.companions)
         for key in cache_keys:
             if key not in self.spec and not (key == "refs" and has_refs):
@@ -116,10 +116,10 @@ class _Reader(Closeable):
         return (self[i] for i in range(len(self)))
 
     def __getitem__(self, index: Any) -> dict[str, Any]:
-        """Return a datapoint, or a list per key for a range: `[i]`, `[a:b]`, `[range(a, b)]`.
+        """Return one datapoint for `[i]`, or key -> list of values for `[a:b]` or `[range(a, b)]`.
 
-        `[row, keys]` reads only the selected keys: a tuple or list of keys, or a mapping from each
-        key to True, False, or a range of the key's list.
+        `[i, keys]` reads only the keys in `keys`: a tuple or list of keys, or a mapping from each
+        key to True, False, or a range of items of the list value.
 
         raises  RowsError (an IndexError) for a row outside the data; UsageError for an unknown
                 key, or a range of a value that is not a list
@@ -144,7 +144,7 @@ class _Reader(Closeable):
     def _rows(
         self, rows: range, keys: list[str], parts: Mapping[str, tuple[int, int]]
     ) -> list[dict[str, Any]]:
-        """Return the datapoints of consecutive rows, shard by shard."""
+        """Read consecutive rows from one or more shards, and return their datapoints."""
         out = []
         while rows:
             i = bisect_right(self._starts, rows.start) - 1
@@ -168,7 +168,7 @@ class _Reader(Closeable):
         return bytes(data) if decoder is None else decoder(bytes(data))
 
     def available(self, index: int) -> dict[str, Any]:
-        """Return the mask of all values in a datapoint: key -> True, or a range for each list."""
+        """Return the `keys` that select a complete datapoint: True, or a range for each list."""
         row = rows_of(index, len(self), "datapoint").start
         i = bisect_right(self._starts, row) - 1
         (values,) = formats.find("granular").read_rows(self._shards[i], [row - self._starts[i]])

@@ -1,6 +1,6 @@
 """granular's sources: functions from a step to a datapoint.
 
-Random orders are drawn by numpy and equal the orders of the original with the same seed.
+numpy draws the random orders. With the same seed, flare and granular draw the same order.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def _called(source: Any) -> Callable[[int], Any]:
 
 
 class Epochs:
-    """Endless repetition of a source, reshuffled each time if `shuffle` is set.
+    """Endless repetition of a source; with `shuffle`, each repetition has a new random order.
 
-    The seed of the order is `seed`, which the original ignores.
+    seed  seed of the random orders; granular ignores `seed` and always uses 0
     """
 
     def __init__(

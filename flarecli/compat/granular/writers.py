@@ -1,7 +1,7 @@
-"""granular's writers, which write one bag per key, with the same bytes as the original.
+"""granular's writers: each key has its own bag. The files are byte-identical to granular's files.
 
-A type such as `utf8[]` without an encoder of that name is a list type. A dataset with list types is
-written in the format of granular 0.21.
+A type such as `utf8[]` is a list type if no encoder is named `utf8[]`. The writers store a dataset
+with list types in the format of granular 0.21.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ class _Writer(Closeable):
         """Append one datapoint and return its number; `flush` writes the datapoint immediately.
 
         raises  UsageError for keys that differ from the spec, or after `close`; ValueFitError for
-                a value that is not bytes; IntegrityError if a different datapoint was partly
-                written
+                a value that is not bytes; IntegrityError if an interrupted write left bytes of a
+                different datapoint
         """
         if self.closed:
             raise UsageError("the writer is closed", where=self._at)
@@ -168,7 +168,7 @@ class _Writer(Closeable):
                 ) from None
 
     def close(self) -> None:
-        """Write the pending datapoints, and all rows of a dataset with lists."""
+        """Write all remaining datapoints and close the writer."""
         if not self.closed:
             self.flush()
             if isinstance(self._appender, _LegacyWriter):
@@ -176,7 +176,10 @@ class _Writer(Closeable):
         self.closed = True
 
     def abort(self) -> None:
-        """Close the writer; discard the pending rows of a dataset with lists."""
+        """Close the writer after an error in the `with` block.
+
+        The pending datapoints are written. In a dataset with lists, they are discarded.
+        """
         if isinstance(self._appender, _LegacyWriter):
             self._appender.abandon()
             self.closed = True
@@ -187,17 +190,17 @@ class _Writer(Closeable):
 class _LegacyWriter:
     """Writer of datasets with lists, in the format of granular 0.21 and earlier.
 
-    In this format, a file has its table after its records, so the rows are kept in an unnamed file
-    until the dataset or the shard is complete.
+    In this format, each file ends with its table, so all rows must be known before a file is
+    written. Until then, the writer stores the rows in an unnamed temporary file.
 
     at          the folder of the dataset
     columns     columns with the encodings `bytes` and `bytes[]`
-    words       type names of the columns for spec.json, sorted by column
-    shard_rows  rows per shard; None means that the folder is one dataset
+    words       column -> type name, as in spec.json, sorted by column
+    shard_rows  rows per shard; None means a dataset without shards
     start, step  number of the first shard, and the step to the next shard
     spool       folder for the unnamed file; None means the system's temporary folder
     rows        number of appended rows
-    raises      UsageError if the folder contains a dataset, which cannot be extended
+    raises      UsageError if the folder contains a dataset, because the writer cannot extend it
     """
 
     def __init__(
@@ -225,7 +228,7 @@ class _LegacyWriter:
         self._spooled: tuple[IO[bytes], pa.RecordBatchStreamWriter] | None = None
 
     def begin(self) -> None:
-        """Do nothing, because files are written only after all rows are known."""
+        """Do nothing; `append` and `close` write the files."""
 
     def append(self, batch: pa.RecordBatch) -> None:
         """Append rows and write complete shards."""
@@ -238,7 +241,7 @@ class _LegacyWriter:
                 self._write()
 
     def close(self) -> None:
-        """Write the pending rows. A dataset may be empty, but a shard must have rows."""
+        """Write the pending rows, or an empty dataset. Empty shards are not written."""
         if self._pending or (self._shard_rows is None and not self.rows):
             self._write()
 

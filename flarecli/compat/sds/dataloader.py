@@ -1,4 +1,4 @@
-"""sds's MultiStreamDataLoader: scheduled batches of several datasets. This module loads torch."""
+"""sds's MultiStreamDataLoader, which reads batches of several datasets. The module loads torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flarecli.errors import FormatError, UsageError
 
 __all__ = ["Batch", "MultiStreamDataLoader", "ScheduleType", "Stream", "StreamOptions"]
 
-_SEED_STEP, _RANK_STEP, _SEEDS = 1007, 1_000_003, 1 << 32  # the constants of the original
+_SEED_STEP, _RANK_STEP, _SEEDS = 1007, 1_000_003, 1 << 32  # the same constants as in sds
 MAX_ROUND_BATCHES = 100_000  # maximum batches in one round of a schedule
 _STRATEGIES = ("no_mixing", "mix_all", "custom")
 
@@ -67,7 +67,7 @@ class ScheduleType(Enum):
 def _round(
     schedule: ScheduleType, counts: tuple[tuple[int, int], ...], seed: int
 ) -> tuple[int, ...]:
-    """Return the groups of one round of a schedule, in order."""
+    """Return the mixing group of each batch in one round of the schedule."""
     if schedule is ScheduleType.CONSECUTIVE_INTERLEAVED:
         turns = range(max(count for _, count in counts))
         return tuple(group for turn in turns for group, count in counts if turn < count)
@@ -113,12 +113,13 @@ class StreamOptions:
     """Options of one dataset in a mix.
 
     ratio             share of the batches; 0 means that the dataset is unused
-    mixing_group_id   group of the dataset: all ranks use the same group for a batch, and each rank
-                      draws a dataset of the group
+    mixing_group_id   group of the dataset; for each batch, all ranks use the same group, and each
+                      rank draws one dataset of this group
     dataloader_kwargs  additional arguments for torch's DataLoader
     is_main           True for the loader's `main_stream`
-    batch_size, batch_gpu  samples per batch on all ranks, and per rank; None for both disables
-                      batching
+    batch_gpu         samples per batch on one rank
+    batch_size        samples per optimizer step: batch_gpu * ranks * num_accum_rounds; if
+                      batch_size and batch_gpu are None, samples are not batched
     num_accum_rounds  number of consecutive batches of this stream, for gradient accumulation
     """
 
@@ -162,12 +163,13 @@ class StreamOptions:
         drop_unused: bool = False,
         mixing_strategy: str = "no_mixing",
     ) -> list[StreamOptions]:
-        """Return the options of the streams of a mix, with ratios whose sum is 1.
+        """Return the options of each stream; scale the ratios so that their sum is 1.
 
-        drop_unused      drop streams with ratio 0
-        mixing_strategy  no_mixing: one group per stream; mix_all: one group; custom: by
-                         mixing_group_id
-        raises           UsageError for incomplete ratios or groups, and for duplicate names
+        drop_unused      omit streams with ratio 0
+        mixing_strategy  no_mixing: one group for each stream; mix_all: one group for all streams;
+                         custom: the group is mixing_group_id
+        raises           UsageError if only some streams have a ratio, for groups that contradict
+                         the strategy, and for duplicate names
         """
         if mixing_strategy not in _STRATEGIES:
             raise UsageError(
@@ -246,11 +248,11 @@ class MultiStreamDataLoader:
 
     datasets          StreamingDatasets
     stream_opts       options of each dataset; datasets with ratio 0 are unused
-    num_workers       total number of processes, which are divided among the streams by ratio, or
-                      a list with the number for each stream
+    num_workers       total number of processes, or a list with the number for each stream
     schedule          see `ScheduleType`
-    counts_precision  number of decimals to which ratios are rounded for a round of the schedule
-    reweight_workers  False uses the same number of workers for each stream
+    counts_precision  number of decimals of the ratios that determine the schedule
+    reweight_workers  True divides a total number of processes among the streams by ratio; False
+                      divides it evenly, and is required for a list
     raises            UsageError for contradictory options
     """
 
@@ -336,9 +338,9 @@ class MultiStreamDataLoader:
         return {"stream_states": states, "num_batches_yielded": self._yielded}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Resume from a state of this class or of the original.
+        """Resume from a state that this class or sds's class saved.
 
-        Raises UsageError if the state has a different number of streams.
+        raises  UsageError if the state has a different number of streams
         """
         states = state_dict.get("stream_states")
         if not isinstance(states, Sequence) or len(states) != len(self.streams):
@@ -426,7 +428,7 @@ def _workers_listed(
 
 
 def _counts(ratios: Sequence[float], precision: int) -> list[int]:
-    """Return the batches of each group per round: group -> ratio divided by the smallest ratio."""
+    """Return each group's number of batches in one round: its ratio / the smallest ratio."""
     shares = np.round(np.array(ratios), precision)
     if not (shares > 0).all():
         raise UsageError(

@@ -1,4 +1,4 @@
-"""sds's StreamingDataset: fetches the files of an index on demand, by position or by epoch.
+"""sds's StreamingDataset, which fetches the files of samples when the samples are read.
 
 The module does not load torch. If torch is loaded, StreamingDataset is an IterableDataset.
 """
@@ -42,10 +42,13 @@ class IndexMetaData(NamedTuple):
 
 
 class StreamingDataset:
-    """Samples of an index, in which addresses are replaced by the paths of fetched files.
+    """Dataset of the rows of an index.
 
-    src                  an index (Parquet, CSV, JSON), a wildcard for several indexes, a list of
-                         indexes, or a folder of files; local or remote
+    An index row contains addresses of files. The sample contains the paths of the fetched files
+    instead.
+
+    src                  address of an index (Parquet, CSV, JSON), a wildcard for several indexes,
+                         a `.txt` file that lists indexes, or a folder of files
     dst                  folder for fetched files, with a subfolder per dataset
     data_type            `image`, `video`, `audio` or `text`, with or without the suffix `_latent`;
                          added to each sample
@@ -64,9 +67,10 @@ class StreamingDataset:
     allow_local          allow local paths outside the folder of the index, `file://` and links
     resolution, num_random_access_retries, print_…, lazy_index_…, min_num_pending_tasks_thresh
                          accepted without effect
-    failed               number of skipped rows, each of which is reported in the log
+    failed               number of rows that were skipped because of an error; the log reports each
+                         row
     raises               UsageError for invalid options; MissingError or FormatError for a missing
-                         or invalid index; the error of the first row if all rows of an epoch failed
+                         or invalid index; the first error of an epoch if all its rows failed
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> StreamingDataset:
@@ -108,7 +112,7 @@ class StreamingDataset:
         lazy_index_prefetch_factor: int = 3,
         min_num_pending_tasks_thresh: int | None = None,
     ) -> None:
-        # the original accepts an enum member or its value
+        # sds accepts an enum member or its value
         self.data_type = (
             None if data_type is None else str(getattr(data_type, "value", data_type)).lower()
         )
@@ -154,7 +158,7 @@ class StreamingDataset:
         self._epoch_counter = EpochCounter()
 
     def build_index(self) -> None:
-        """Read the index again, for example after its files have changed."""
+        """Read the index again, for example after the index has changed."""
         self._rows = self._open_rows()
         self.index_meta = IndexMetaData(len(self._rows))
 
@@ -247,11 +251,11 @@ class StreamingDataset:
                 self._epoch_counter.advance(epoch)
 
     def _shares(self, step: int, workers: int) -> int:
-        """Return the number of workers of this rank that still have rows to read at a step."""
+        """Return the number of workers of this rank that have rows if an epoch starts at `step`."""
         return min(workers, -(-(len(self) - step) // ranks()[1]))
 
     def _all_failed(self, epoch: int, first: FlareError) -> FlareError:
-        """Return the error for an epoch in which all rows failed, based on the first row's error."""
+        """Return the error for an epoch in which all rows failed; `first` is the first error."""
         error = type(first)(
             f"all rows of epoch {epoch} failed; first error: {first}",
             where=self.src,
@@ -262,7 +266,7 @@ class StreamingDataset:
         return error
 
     def _rows_of(self, epoch: int, step: int, worker: int, workers: int) -> Iterator[list[int]]:
-        """Yield the rows of a worker in blocks."""
+        """Yield the row numbers of a worker, in lists. The files of a list are fetched together."""
         (rank, world), total, seed = ranks(), len(self), self.shuffle_seed or 0
         if self.unaligned_worker_index:
             seed, rank, world, worker, workers = seed + rank * workers + worker, 0, 1, 0, 1
@@ -300,7 +304,10 @@ class StreamingDataset:
     def _submit(
         self, blocks: Iterator[list[int]], in_flight: deque[int]
     ) -> Future[list[FetchedRow]] | None:
-        """Start to fetch the next rows; increase their use counts first, so that files are kept."""
+        """Start to fetch the files of the next rows.
+
+        The use counts of the rows are increased first, so that the cache keeps the files.
+        """
         rows = next(blocks, None)
         if rows is None:
             return None
@@ -309,9 +316,10 @@ class StreamingDataset:
         return submit(lambda: self._rows.fetch(rows))
 
     def state_dict(self) -> dict[str, int]:
-        """Return the position, computed from the samples that this process has yielded.
+        """Return the position in the epoch, from the number of samples that this process yielded.
 
-        With DataLoader workers, use `set_progress` instead.
+        DataLoader workers yield samples in other processes. With workers, count the samples in the
+        program, and resume with `set_progress`.
         """
         epoch, step = self._epoch_counter.last()
         return {"epoch": epoch, "sample_in_epoch": step + self._yielded * ranks()[1]}

@@ -1,4 +1,4 @@
-"""Rows of an index, and the files that the rows name. Names are checked before a download.
+"""Rows of an index, and their files. The file names are checked before a download.
 
 The rows are stored in a local memory-mapped file, because an index may be larger than memory.
 """
@@ -32,20 +32,21 @@ from flarecli.write.fetch_links import Link, fetch
 
 __all__ = ["FetchedRow", "IndexFile", "Rows"]
 
-MAX_BATCH_ROWS = 1 << 14  # a lookup of one row reads one batch
+MAX_BATCH_ROWS = 1 << 14  # small, because a lookup of one row reads a complete batch
 MIN_STALE_AGE_S = 60.0
 MAX_EXTENSION_LENGTH = 12
 
 
 class IndexFile:
-    """Rows of batches by position, stored in a file.
+    """Rows of an index, stored in a local file and read by row number.
 
-    An IndexFile is pickled as the name of its file. The process that created the file removes it.
+    A pickled IndexFile contains the path of the file, and no rows. The process that created the
+    file removes it.
 
-    folder    folder for the file; old files of killed processes are removed from this folder
-    key       name of a column with unique values
-    suffixes  no key may equal another key followed by `-` and one of these suffixes
-    raises    UsageError for duplicate keys, and for two keys that differ by a suffix
+    folder    folder for the file; files that killed processes left in this folder are removed
+    key       name of a column whose values must be unique; None means no key
+    suffixes  if `a` is a key, `a-SUFFIX` must not be a key
+    raises    UsageError for duplicate keys, or for a key that equals `a-SUFFIX` for another key `a`
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class IndexFile:
         return int(self._starts[-1])
 
     def take(self, rows: Sequence[int]) -> pa.Table:
-        """Return rows in the given order; only the batches with these rows are read."""
+        """Return rows in the order of `rows`; read only the batches that contain the rows."""
         positions = np.asarray(rows, np.int64)
         number = np.searchsorted(self._starts, positions, "right") - 1
         order = np.argsort(number, kind="stable")
@@ -151,7 +152,7 @@ def _check_suffix(both: Keys, column: pa.Array, suffix: str, where: str) -> None
 
 
 def _remove_stale(folder: str) -> None:
-    """Remove old files without a lock, because they are from killed processes."""
+    """Remove the index files of killed processes: old files that no process has locked."""
     for path in glob.glob(os.path.join(glob.escape(folder), ".flare-index-*.arrow")):
         try:
             fd = os.open(path, os.O_RDONLY | descriptors.FILE)
@@ -193,8 +194,8 @@ class FetchedRow:
 class Rows:
     """The rows of an index or of a folder of files; their files are fetched on request.
 
-    key     column whose values name the files; the row number is used if `key` is `index` and no
-            such column exists
+    key     column whose values are used in file names; if the default `index` is not a column, the
+            key column of the source is used, or else the row number
     raises  UsageError for a missing column or a duplicate key
     """
 
@@ -320,10 +321,10 @@ class Rows:
         return names
 
     def _fetch_files(self, table: pa.Table, missing: list[int], fetched: list[FetchedRow]) -> None:
-        """Write the files of rows, and replace failed rows in `fetched`.
+        """Fetch and write the files of rows; add the error of each failed row to `fetched`.
 
         table    rows whose files are fetched
-        missing  positions of these rows in `fetched`
+        missing  position of each row of `table` in `fetched`
         """
         (batch,) = table.combine_chunks().to_batches() or [
             pa.RecordBatch.from_pylist([], table.schema)
@@ -331,7 +332,7 @@ class Rows:
         if self._files:
             self._read_files(batch, missing, fetched)
             return
-        for column in self.columns:  # one column at a time, because a row may lack a column
+        for column in self.columns:  # a row may have an address in only some columns
             at = [
                 k
                 for k, i in enumerate(missing)

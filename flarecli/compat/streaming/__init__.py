@@ -1,7 +1,7 @@
 """The API of mosaicml-streaming: `import flarecli.compat.streaming as streaming`.
 
-The modules below `base` have the same paths as in the original. Names are loaded on first use; only
-`StreamingDataLoader` loads torch.
+The modules below `base` have the same paths as in mosaicml-streaming. Names are loaded on first
+use. Only `StreamingDataLoader` loads torch.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ def samples_per_stream(
 ) -> list[int]:
     """Return the number of samples that each stream has in an epoch.
 
-    raises  UsageError if only some streams have a proportion, or if `epoch_size` is given with
-            `repeat` or `choose`
+    raises  UsageError if only some streams have a proportion, if all proportions are 0, or if
+            `epoch_size` is combined with `repeat` or `choose`
     """
     total = epoch_size if epoch_size is not None else sum(sizes)
     weights = [stream.given for stream in streams]
@@ -64,7 +64,10 @@ def _divide(weights: Sequence[float], total: int) -> list[int]:
 
 
 def parse_count(value: float | str) -> int:
-    """Parse a number of samples such as 1000, `10k` or `1.5m`. Raises UsageError for other text."""
+    """Parse a number of samples such as 1000, `10k` or `1.5m`.
+
+    raises  UsageError for an invalid number or a number below 1
+    """
     text = str(value).lower().strip()
     unit = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}.get(text[-1:], 1)
     try:
@@ -79,9 +82,11 @@ def parse_count(value: float | str) -> int:
 class Sampler:
     """The samples of an epoch: complete passes over each stream, and then a partial pass.
 
-    starts       per stream: the first sample of each shard, then the total number of samples
+    starts       for each stream: number of the first sample of each shard, then the total number of
+                 samples
     counts       number of samples that each stream has in the epoch
-    method       `balanced` draws a partial pass for each epoch; `fixed` repeats one partial pass
+    method       `balanced` draws new samples for the partial pass of each epoch; `fixed` uses the
+                 same samples in each epoch
     granularity  number of consecutive samples that are drawn together in a partial pass
     """
 
@@ -114,7 +119,7 @@ class Sampler:
         return int(self._places[-1])
 
     def samples(self, steps: IntArray, epoch: int, order: str, window: int) -> IntArray:
-        """Return the sample of each step with all streams mixed: int64 [k]."""
+        """Return the sample number of each step; the order mixes all streams: int64 [k]."""
         places = Epoch(self.edges, self._seed, epoch, order, window).at(steps)
         streams: IntArray = np.searchsorted(self._places, places, "right") - 1
         return self._at(streams, places - self._places[streams], epoch)
@@ -122,7 +127,7 @@ class Sampler:
     def samples_of_streams(
         self, streams: IntArray, places: IntArray, epoch: int, order: str, window: int
     ) -> IntArray:
-        """Return the sample at each position in the shuffled order of a stream: int64 [k]."""
+        """Return the sample at `places[i]` in the order of stream `streams[i]`: int64 [k]."""
         in_stream: IntArray = np.empty(len(places), np.int64)
         for k in np.unique(streams).tolist():
             of_k = streams == k
@@ -132,7 +137,7 @@ class Sampler:
         return self._at(streams, in_stream, epoch)
 
     def _at(self, streams: IntArray, in_stream: IntArray, epoch: int) -> IntArray:
-        """Return the sample at each position in a stream's complete and partial passes."""
+        """Return the sample number of position `in_stream[i]` in the passes over `streams[i]`."""
         out: IntArray = np.empty(len(in_stream), np.int64)
         for k in np.unique(streams).tolist():
             of_k, size = streams == k, self._sizes[k]
@@ -145,9 +150,10 @@ class Sampler:
         return out
 
     def _partial(self, part: IntArray, size: int, epoch: int) -> IntArray:
-        """Return the samples of a partial pass over a stream, drawn in random groups.
+        """Return the samples at positions in a partial pass, which draws groups of samples.
 
-        If groups do not divide the stream evenly, the remaining samples differ in each epoch.
+        If the last group is incomplete, the groups begin at a random sample in each epoch. The
+        incomplete group then contains different samples in each epoch.
         """
         if self._granularity == 1:
             return positions(part, size, self._seed, epoch)
@@ -165,10 +171,10 @@ class Sampler:
 
 
 def _edges(starts: Sequence[int], count: int) -> IntArray:
-    """Return the first position of each shard if a stream is repeated up to `count` samples.
+    """Return the positions at which shards begin if a stream is repeated to `count` samples.
 
-    The last item is `count`. If there are more than MAX_EDGES positions, return evenly spaced
-    positions instead. A shuffled order then mixes more shards at a time.
+    The last item is `count`. For more than MAX_EDGES shards, return evenly spaced positions
+    instead. A shuffled order then mixes more shards at a time.
     """
     size, ends = starts[-1], np.array(starts[1:], np.int64)
     turns = -(-count // size) if size else 0
@@ -179,15 +185,15 @@ def _edges(starts: Sequence[int], count: int) -> IntArray:
 
 
 class Batching:
-    """Assignment of streams to steps; rank s % ranks reads step s.
+    """Assignment of a stream to each step. Rank `s % ranks` reads the sample of step s.
 
     A global batch consists of batch × ranks consecutive steps.
 
     method  stratified: each global batch has the same stream proportions as the epoch;
             per_stream: each global batch has one stream; device_per_stream: each rank's batch has
             one stream
-    counts  samples of each stream in an epoch; an incomplete last batch is dropped
-    raises  UsageError for an unknown method, or a stream too small to be in every batch
+    counts  number of samples of each stream in an epoch; an incomplete last batch is dropped
+    raises  UsageError for an unknown method, or if a stream is too small to be in every batch
     """
 
     def __init__(
@@ -213,7 +219,7 @@ class Batching:
         self.steps = self.batches * self._size // self.global_size * self.global_size
 
     def at(self, steps: IntArray, epoch: int, shuffle: bool) -> tuple[IntArray, IntArray]:
-        """Return the stream of each step and the position in the stream's order: int64 [k] each."""
+        """Return each step's stream, and the position in this stream's order: int64 [k] each."""
         if self._method == "stratified":
             bounds = np.cumsum(self._shares)
             number, offset = np.divmod(steps, self.global_size)
@@ -232,10 +238,10 @@ class Batching:
 
 
 def _shares(counts: Sequence[int], whole: int) -> IntArray:
-    """Divide a batch in proportion to the counts.
+    """Divide a batch of `whole` samples among the streams, in proportion to the counts.
 
-    The largest remainders are rounded up. Among equal remainders, the last are rounded up, as in
-    the original.
+    Shares are rounded down. The remaining samples are added to the shares with the largest
+    remainders. If remainders are equal, later streams have priority, as in mosaicml-streaming.
     """
     exact = np.array(counts, np.float64) * whole / max(1, sum(counts))
     shares: IntArray = np.floor(exact).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Shard cache of a StreamingDataset, which fetches shards into local folders and evicts them."""
+"""Shard cache of a StreamingDataset. It fetches shards into local folders and evicts shards."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MIN_SHARDS_IN_LIMIT = 4  # minimum cache limit, in multiples of the largest shar
 class ShardCache(Sequence[Any]):
     """The concatenated shards of all streams.
 
-    firsts  the first shard of each stream, then the total number of shards
+    firsts  number of the first shard of each stream, then the total number of shards
     limit   maximum bytes in the local folders, including indexes; None means unlimited
     raises  UsageError for a limit that is too small
     """
@@ -108,7 +108,7 @@ class ShardCache(Sequence[Any]):
 
     @cached_property
     def _owners(self) -> dict[str, dict[str, int]]:
-        """Shard of each file: folder -> file name -> shard."""
+        """The shard to which each file belongs: folder -> file name -> shard."""
         owners: dict[str, dict[str, int]] = {}
         for shard in range(len(self)):
             for folder, name, _ in self._files(shard):
@@ -132,7 +132,10 @@ class ShardCache(Sequence[Any]):
 
     @contextmanager
     def _changing(self, shard: int) -> Iterator[None]:
-        """Update the folder sizes, if computed, after the block adds or removes a shard's files."""
+        """Update the folder sizes after the `with` block.
+
+        The block adds or removes the files of a shard.
+        """
         with ExitStack() as stack:
             if "_folders" in self.__dict__:
                 names: dict[str, list[str]] = {}
@@ -155,7 +158,8 @@ class ShardCache(Sequence[Any]):
     def _make_room(self, new: int) -> None:
         """Evict the least recently used shards until shard `new` fits in the limit.
 
-        If there are many shards, evict more than necessary, so that shards are listed less often.
+        If the folders contain many shards, evict more shards than necessary, because each call
+        lists all shards.
         """
         files = list(self._files(new))
         present = sum(self._folders[folder].present([name]) for folder, name, _ in files)

@@ -1,6 +1,6 @@
-"""Transforms from sds's README, which decode an image as a tensor and check the fields of a sample.
+"""Two transforms of sds: one decodes an image as a tensor, one checks the fields of a sample.
 
-`flarecli.presets` has further decoders for images, audio, video and text.
+`flarecli.presets` has more decoders for images, audio, video and text.
 """
 
 from __future__ import annotations
@@ -17,7 +17,12 @@ __all__ = ["DecodeImageTransform", "EnsureFieldsTransform", "create_standard_ima
 
 @dataclass(frozen=True, slots=True)
 class DecodeImageTransform:
-    """Transform from an image path to torch.uint8 [3, height, width], cropped and scaled."""
+    """Transform that decodes an image file as a tensor: uint8 [3, height, width].
+
+    input_field   field with the path of the file
+    output_field  field for the tensor
+    resolution    (height, width) in pixels, to which the image is cropped and scaled
+    """
 
     input_field: str
     output_field: str
@@ -37,7 +42,9 @@ class DecodeImageTransform:
 class EnsureFieldsTransform:
     """Transform that raises ValueFitError if a field is missing or has a different type.
 
-    drop_others  drop all fields that are not listed
+    fields_whitelist    names of the required fields, or field name -> type
+    check_dummy_values  also raise ValueFitError if a field is None or empty
+    drop_others         remove all other fields from the sample
     """
 
     fields_whitelist: Sequence[str] | Mapping[str, type]
@@ -66,8 +73,10 @@ class EnsureFieldsTransform:
 def create_standard_image_pipeline(
     image_field: str, resolution: tuple[int, int], output_field: str = "image"
 ) -> list[Callable[[Sample], Sample]]:
-    """Return the transforms that decode `image_field`, a path, into `output_field`.
+    """Return a list with one DecodeImageTransform, for `transforms=`.
 
-    resolution  (height, width) in pixels
+    image_field   field with the path of the image file
+    resolution    (height, width) in pixels
+    output_field  field for the tensor
     """
     return [DecodeImageTransform(image_field, output_field, resolution)]

@@ -1,4 +1,4 @@
-"""Modules at the paths of the original's `streaming.base`; names are loaded on first use."""
+"""The modules of mosaicml-streaming's `streaming.base`. Names are loaded on first use."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ __all__ = ["StreamingDataLoader"]
 
 
 class StreamingDataLoader(DataLoader):  # type: ignore[misc, type-arg, unused-ignore]
-    """torch's DataLoader with `state_dict()` and `load_state_dict(…)`."""
+    """torch's DataLoader with `state_dict()` and `load_state_dict(…)` for a StreamingDataset."""
 
     num_samples_yielded = 0
 
@@ -33,6 +33,6 @@ class StreamingDataLoader(DataLoader):  # type: ignore[misc, type-arg, unused-ig
         return self.dataset.state_dict(self.num_samples_yielded * self.dataset._ranks()[1], False)
 
     def load_state_dict(self, obj: dict[str, Any]) -> None:
-        """Resume at a saved position with the next iteration."""
+        """Start the next iteration at a saved position."""
         if isinstance(self.dataset, StreamingDataset):
             self.dataset.load_state_dict(obj)

@@ -1,4 +1,4 @@
-"""StreamingDataset, which reads remote shards through a local folder.
+"""StreamingDataset, which copies remote shards to a local folder and reads the copies.
 
 The module does not load torch. If torch is loaded, StreamingDataset is an IterableDataset.
 """
@@ -37,28 +37,30 @@ __all__ = ["StreamingDataset"]
 
 DEFAULT_BLOCK_SIZE = 1 << 18  # approximate number of samples that are shuffled together
 MAX_FETCHES = 4  # shards fetched in parallel
-STEPS_PER_BLOCK = 1 << 16  # steps whose samples are computed at a time
+STEPS_PER_BLOCK = 1 << 16  # number of steps whose samples are computed together
 _ORDER = "flare-1"  # name of the sample order, in saved states
 _PARTITIONS, _ALGORITHMS = ("orig", "relaxed"), ("naive", "py1b", "py1br", "py1e", "py1s", "py2s")
 
 
 class StreamingDataset(Array):
-    """Samples by position, or the samples of an epoch for this rank and DataLoader worker.
+    """Dataset of shards. `data[i]` returns a sample; a loop yields an epoch's samples.
 
-    streams       several datasets, instead of one dataset in `remote`, `local` and `split`
+    A loop yields only the samples of this rank and this DataLoader worker.
+
+    streams       the Streams of several datasets; replaces `remote` and `local`
     download_retry, download_timeout, validate_hash, keep_zip  defaults for all streams
     epoch_size    samples per epoch, such as 10000 or `10k`; divided among the streams by their
                   proportions or sizes
     predownload   number of samples for which shards are fetched in advance
-    cache_limit   maximum bytes in the local folders, including indexes; at least four times the
-                  largest shard; the least recently used shard is evicted first
+    cache_limit   maximum bytes in the local folders, including indexes; must be at least four times
+                  the largest shard; the least recently used shard is evicted first
     sampling_method, sampling_granularity  how partial passes over a stream are drawn; see `Sampler`
-    batch_size    number of consecutive samples per worker, so that a DataLoader's batches keep the
-                  order
+    batch_size    the DataLoader's batch_size; each worker reads this number of consecutive samples
+                  at a time, so that the DataLoader returns the samples in order
     shuffle       shuffle the samples; `shuffle_algo="naive"` shuffles all samples; any other value
                   shuffles the samples of a few shards at a time
     shuffle_seed  random seed of the order
-    batching_method  random batches, batches with equal stream proportions, or batches of one stream
+    batching_method  `random` mixes all streams; for the other methods, see `Batching`
     replication   number of consecutive ranks that receive the same samples
     stream_config  additional arguments for the Stream of `remote` and `local`
     num_canonical_nodes  an epoch is padded with repeated samples to a multiple of this number; the
@@ -223,9 +225,9 @@ class StreamingDataset(Array):
         return -(-count // nodes) * nodes
 
     def _without_filling(self, steps: IntArray) -> IntArray:
-        """Map the padding steps after the end of an epoch to evenly spaced steps of the epoch.
+        """Replace each padding step after the end of the epoch by a step within the epoch.
 
-        The streams therefore keep their proportions.
+        The replacements are evenly spaced, so that the streams keep their proportions.
         """
         extra = self._filled(self.epoch_size) - self.epoch_size
         again: IntArray = (steps - self.epoch_size) * self.epoch_size // max(1, extra)
@@ -266,7 +268,7 @@ class StreamingDataset(Array):
         self.shards.fetch(shard_id)
 
     def evict_shard(self, shard_id: int) -> None:
-        """Remove a shard from its folder, unless the folder has the only copy."""
+        """Remove a shard from its folder if another copy exists."""
         self.shards.evict(shard_id)
 
     def evict_coldest_shard(self) -> None:
@@ -294,9 +296,9 @@ class StreamingDataset(Array):
         return max(1, min(shards, window))
 
     def _ids(self, epoch: int, step: int, worker: int, workers: int) -> Iterator[IntArray]:
-        """Yield the samples of this rank and worker from a step on.
+        """Yield the sample numbers of this rank and worker, from a step to the end of the epoch.
 
-        All ranks receive the same number of samples; the first samples are repeated if needed.
+        All ranks receive the same number of samples. If necessary, the first samples are repeated.
         """
         rank, ranks = self._ranks()
         total, window, each = self._steps(), self._window(), self.batch_size or 1
@@ -315,7 +317,10 @@ class StreamingDataset(Array):
                 yield self._sampler.samples_of_streams(streams, places, epoch, order, window)
 
     def _check_order(self) -> None:
-        """Raise UsageError if canonical nodes have no samples; warn if shards are not mixed."""
+        """Check that the sample order is possible; warn if samples are shuffled only within shards.
+
+        raises  UsageError if the epoch has fewer samples than canonical nodes
+        """
         if 0 < self.epoch_size < (self.num_canonical_nodes or 1):
             raise UsageError(
                 "The number of samples assigned to a canonical node is 0: the epoch has "
@@ -338,7 +343,7 @@ class StreamingDataset(Array):
     def _samples(self, blocks: Iterator[IntArray]) -> Iterator[Any]:
         """Yield samples through `self[i]`, which a subclass may override; prefetch the shards."""
         ends = np.cumsum(self.samples_per_shard)
-        pending: deque[tuple[int, int]] = deque()  # samples and their shards
+        pending: deque[tuple[int, int]] = deque()  # (sample, shard), next sample first
         is_copied = any(stream.is_copied for stream in self.streams)
         queued, fetched = set[int](), set[int]()
 
@@ -379,8 +384,9 @@ class StreamingDataset(Array):
     def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:
         """Return the position in the epoch.
 
-        num_samples     samples yielded on all ranks since the epoch began or was resumed
-        from_beginning  True if the samples of a resumed epoch are counted from its beginning
+        num_samples     number of samples that all ranks have yielded
+        from_beginning  True if `num_samples` is counted from the beginning of the epoch; False if
+                        it is counted from the step at which the epoch was resumed
         """
         epoch, step = self._epochs.last()
         state: dict[str, Any] = {
@@ -397,9 +403,9 @@ class StreamingDataset(Array):
     def load_state_dict(self, obj: dict[str, Any]) -> None:
         """Resume at a saved position, with its seed, on any number of ranks and workers.
 
-        raises  UsageError for a position outside the epoch, a position that mosaicml-streaming
-                saved within an epoch (the order differs), or a different global batch size if
-                batches are drawn by stream
+        raises  UsageError for a position outside the epoch; for a position within an epoch that
+                mosaicml-streaming saved, because its sample order differs; and, unless
+                `batching_method` is `random`, for a different global batch size
         """
         seed = int(obj.get("shuffle_seed", self.shuffle_seed))
         epoch, step = int(obj.get("epoch", 0)), int(obj.get("sample_in_epoch", 0))

@@ -9,9 +9,9 @@ __all__ = ["LocalDataset"]
 
 
 class LocalDataset(Array):
-    """A map-style dataset of a local folder.
+    """Map-style dataset of the shards in a local folder.
 
-    allow_unsafe_types  decode `pkl` columns, which runs code from the data
+    allow_unsafe_types  True decodes `pkl` columns; a pickle can run code
     """
 
     def __init__(

@@ -12,7 +12,7 @@ __all__ = ["Registry", "construct_from_registry"]
 
 
 class Registry:
-    """Registry of classes or functions by name; `register` is also a decorator."""
+    """Registry of classes and functions by name. `register` can be used as a decorator."""
 
     def __init__(self) -> None:
         self._functions: dict[str, Callable[..., Any]] = {}
@@ -51,13 +51,14 @@ def construct_from_registry(
     post_validation_function: Callable[[Any], None] | None = None,
     kwargs: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Call the class or function that is registered under a name.
+    """Call the class or function that is registered as `name`, and return the result.
 
-    partial_function          True returns a function with its arguments bound, without calling it
-    pre_validation_function   function that is called with the class or function, or a required base
-                              class
-    post_validation_function  function that is called with the result
-    raises                    UsageError; errors that the called functions raise
+    partial_function          True does not call a function, but returns a `functools.partial` of it
+    pre_validation_function   required base class, or function that checks the class or function
+    post_validation_function  function that checks the result
+    kwargs                    arguments of the class or function
+    raises                    UsageError for an unknown name, or for a class without the required
+                              base class; errors of the called functions
     """
     registered = registry.get(name)
     if isinstance(pre_validation_function, type):

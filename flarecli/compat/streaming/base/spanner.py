@@ -11,7 +11,7 @@ __all__ = ["Spanner"]
 
 
 class Spanner:
-    """Mapping from a sample number to the shard and the position in the shard.
+    """Mapping from a sample number to a shard and a position in this shard.
 
     shard_sizes  number of samples of each shard: int64 [shards]
     span_size    accepted without effect

@@ -22,7 +22,7 @@ __all__ = ["Stream", "streams_registry"]
 
 
 class NoIndexError(MissingError, RuntimeError):
-    """A local folder has no index, and no remote is set to fetch the index from."""
+    """A local folder has no index, and the stream has no `remote` that contains the index."""
 
 
 class NoSamplesError(UsageError, RuntimeError):
@@ -30,7 +30,12 @@ class NoSamplesError(UsageError, RuntimeError):
 
 
 class Weights(NamedTuple):
-    """Amount of a stream in an epoch: a share, a factor, or a number of samples."""
+    """The number of samples of a stream in an epoch, expressed in three ways.
+
+    proportion  share of the epoch's samples
+    repeat      multiple of the stream's samples
+    choose      number of samples
+    """
 
     proportion: float | None
     repeat: float | None
@@ -40,11 +45,13 @@ class Weights(NamedTuple):
 class Stream:
     """One dataset of a StreamingDataset.
 
-    remote, local, split  the dataset, the folder for its shards, and a subfolder of both
-    proportion, repeat, choose  amount of the stream in an epoch: a share, a factor, or a number of
-                          samples; pass at most one; a StreamingDataset derives the others
+    remote                address of the dataset
+    local                 folder for copies of the shards
+    split                 subfolder of `remote` and `local`
+    proportion, repeat, choose  number of samples in an epoch, see `Weights`; pass at most one; a
+                          StreamingDataset computes the others
     download_retry, download_timeout  number of retries, and timeout in seconds
-    validate_hash         name of a listed hash that is also used to check files in `local`
+    validate_hash         name of a hash in the index; files in `local` are checked with this hash
     keep_zip              keep the compressed file next to the decompressed file
     raises                UsageError for invalid or contradictory options
     """
@@ -94,7 +101,7 @@ class Stream:
 
     @property
     def given(self) -> Weights:
-        """The weights that the user set, excluding weights that a dataset derived."""
+        """The weights that the user set, without the weights that a StreamingDataset computed."""
         return self._given if self._weights == self._derived else self._weights
 
     def derive(self, size: int, count: int, total: int) -> None:
@@ -156,7 +163,7 @@ class Stream:
 
     @property
     def safe_keep_zip(self) -> bool:
-        """True if compressed files are kept; files without a remote copy are always kept."""
+        """True if `keep_zip` is set, or if the files in the folder have no remote copy."""
         return bool(self.keep_zip) or not self.is_copied
 
     @property
@@ -165,12 +172,12 @@ class Stream:
         return os.path.join(self.local, self.split).rstrip("/")
 
     def open(self, allow_unsafe_types: bool) -> Shards:
-        """Fetch the index if it is not in the folder, and return the shards.
+        """Return the shards. Fetch the index first, if it is not in the folder.
 
-        raises  NoIndexError if there is neither an index nor a remote; CorruptIndexError if the
-                index is not valid JSON; NoSamplesError if it lists no samples; UsageError if the
-                folder has a different dataset than `remote`, or if the index does not list
-                `validate_hash`; UnsafeError for pickles that are not allowed
+        raises  NoIndexError if the folder has no index and `remote` is None; CorruptIndexError if
+                the index is not valid JSON; NoSamplesError if the index lists no samples;
+                UsageError if the index in the folder differs from the index in `remote`, or does
+                not list `validate_hash`; UnsafeError for pickles that are not allowed
         """
         os.makedirs(self.folder, exist_ok=True)
         path = os.path.join(self.folder, INDEX)
@@ -236,7 +243,8 @@ class Stream:
     def is_present(self, shard: Reader) -> bool:
         """Return whether the shard can be read from the folder.
 
-        Its files must have the listed sizes. If `validate_hash` is set, they must also be verified.
+        The raw files must have the listed sizes. If `validate_hash` is set, this process must also
+        have verified the files.
         """
         return all(
             self._has(raw) and (not self.validate_hash or raw.basename in self._verified)
@@ -251,10 +259,10 @@ class Stream:
             return False
 
     def prepare(self, shard: Reader) -> None:
-        """Fetch, check and decompress the raw files of a shard into the folder.
+        """Write the raw files of a shard to the folder; fetch and decompress them if necessary.
 
-        raises  IntegrityError for bytes that differ from the index; ReachError if the remote cannot
-                be read
+        raises  IntegrityError if a file does not match the index; ReachError if `remote` cannot be
+                read
         """
         for raw, zipped in shard.file_pairs:
             if self._is_intact(raw):
@@ -276,7 +284,7 @@ class Stream:
             self._verified.add(raw.basename)
 
     def forget(self, shard: Reader) -> None:
-        """Mark the files of a shard as not verified, before the files are removed."""
+        """Mark the files of a shard as not verified. The caller removes the files."""
         self._verified.difference_update(raw.basename for raw, _ in shard.file_pairs)
 
     def _is_intact(self, raw: FileInfo) -> bool:

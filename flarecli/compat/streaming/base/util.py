@@ -1,4 +1,4 @@
-"""Functions at the original's import path `streaming.base.util`."""
+"""The functions of mosaicml-streaming's `streaming.base.util` that flare supports."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def merge_index(
     out: str | os.PathLike[str] | None = None,
     index_file_urls: Sequence[str] | None = None,
 ) -> None:
-    """Write one `index.json` for all datasets below a folder.
+    """Merge the indexes of several datasets below a folder into one `index.json` in this folder.
 
-    The function is called as `merge_index(out)` or `merge_index(index_file_urls, out)`.
+    Call `merge_index(out)` or `merge_index(index_file_urls, out)`.
 
     index_file_urls  the `index.json` of each dataset, in order; default: all indexes below `out`
     keep_local, download_timeout  accepted without effect, because indexes are not copied

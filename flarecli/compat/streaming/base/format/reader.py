@@ -40,8 +40,11 @@ class CorruptIndexError(FormatError, JSONDecodeError):
 
 
 class FileInfo(NamedTuple):
-    """A file that the index lists: name relative to the folder, size in bytes, and
-    hash name -> hex digest.
+    """A file in the index.
+
+    basename  name, relative to the folder of the index
+    bytes     size in bytes
+    hashes    hash name -> hex digest
     """
 
     basename: str
@@ -86,7 +89,7 @@ class Array:
 
 
 class Reader(Array):
-    """The samples of a shard, with the methods of the original.
+    """The samples of a shard, with the methods of mosaicml-streaming's Reader.
 
     dirname, split  folder and subfolder of the shard
     entry           the shard's entry in `index.json`
@@ -133,7 +136,10 @@ class Reader(Array):
         return self.samples
 
     def validate(self, allow_unsafe_types: bool) -> None:
-        """Raise PicklesError if the shard has pickles and pickles are not allowed."""
+        """Set whether pickles are allowed.
+
+        raises  PicklesError if a column contains pickles and pickles are not allowed
+        """
         self.allow_unsafe_types = allow_unsafe_types
         for column in self.columns:
             if column.encoding == "pkl" and not allow_unsafe_types:
@@ -151,7 +157,7 @@ class Reader(Array):
         return self.get_items([idx])[0]
 
     def get_items(self, rows: Sequence[int]) -> list[Sample]:
-        """Return samples in the given order; adjacent samples share a read."""
+        """Return samples in the order of `rows`. Adjacent samples are read together."""
         for row in rows:
             self._check(row)
         shard = self._open()
@@ -210,7 +216,7 @@ class Reader(Array):
             at = locate(f"{self._where.rstrip('/')}/")
             raws = [raw for raw, _ in self.file_pairs]
             if not all(os.path.exists(self._path(raw)) for raw in raws):
-                raws = []  # the compressed files are read instead
+                raws = []  # read the compressed files
             listed = Listed()
             listed.add(self._entry, self._where, frozenset(raw.basename for raw in raws))
             chunk = listed.stream(at, File("index.json")).chunk(0)
@@ -231,7 +237,10 @@ class Reader(Array):
         return sum(raw.bytes for raw, _ in self.file_pairs)
 
     def get_zip_size(self) -> int | None:
-        """Return the total listed size of the compressed files in bytes; None if there are none."""
+        """Return the total listed size of the compressed files in bytes.
+
+        Return None if an uncompressed file has no compressed file.
+        """
         zips = [zipped.bytes for _, zipped in self.file_pairs if zipped is not None]
         return sum(zips) if len(zips) == len(self.file_pairs) else None
 
@@ -240,11 +249,11 @@ class Reader(Array):
         return self.get_raw_size() + (self.get_zip_size() or 0)
 
     def get_persistent_size(self, keep_zip: bool) -> int:
-        """Return how many bytes the shard occupies in the folder while the shard is in use."""
+        """Return the listed size of the files in the folder after preparing the shard, in bytes."""
         return self.get_max_size() if self.compression and keep_zip else self.get_raw_size()
 
     def evict(self) -> int:
-        """Remove the shard's files from the folder; return their total listed size."""
+        """Remove the shard's files; return the listed size of the removed files in bytes."""
         self.close()
         return sum(
             self._remove(info) for pair in self.file_pairs for info in pair if info is not None
@@ -258,10 +267,13 @@ class Reader(Array):
         return info.bytes
 
     def set_up_local(self, listing: set[str], safe_keep_zip: bool) -> int:
-        """Remove incomplete files and, unless `safe_keep_zip` is set, compressed files.
+        """Remove files of the shard that are not needed.
 
-        listing        paths of the files that exist, as `os.path.join(dirname, split, basename)`
-        safe_keep_zip  keep compressed files, and remove raw files without a compressed file
+        If a raw file is missing, all raw files are removed. The same applies to compressed files.
+
+        listing        paths of the existing files, as `os.path.join(dirname, split, basename)`
+        safe_keep_zip  True keeps compressed files, and removes raw files if a compressed file is
+                       missing; False removes compressed files if all raw files exist
         return         total listed size of the remaining files in bytes
         raises         UsageError for a shard that lists a compressed file but no compression
         """
@@ -296,7 +308,7 @@ def _reader(
 
 
 def _scalar(encoding: str) -> Any:
-    """Return numpy's type if the original decodes the encoding to numpy scalars, else None."""
+    """Return the numpy scalar type if mosaicml-streaming decodes to this type, else None."""
     is_number = encoding.rstrip("0123456789") in ("int", "uint", "float") and encoding[-1].isdigit()
     return np.dtype(encoding).type if is_number else None
 
@@ -311,7 +323,7 @@ def reader_from_json(dirname: str, split: str | None, obj: Mapping[str, Any]) ->
 class Shards(Sequence[Reader]):
     """Readers of the shards in an index, each created on first use.
 
-    starts  the first sample of each shard, then the total number of samples
+    starts  number of the first sample of each shard, then the total number of samples
     """
 
     def __init__(
@@ -353,10 +365,10 @@ class Shards(Sequence[Reader]):
 
 
 def read_index(local: str, split: str | None) -> list[dict[str, Any]]:
-    """Return the entries of a folder's index after checking them.
+    """Check the index of a folder and return its shard entries.
 
-    raises  MissingError for a missing index; CorruptIndexError if the index is not valid JSON;
-            FormatError for an invalid index
+    raises  MissingError for a missing index; CorruptIndexError if the index is empty, is not valid
+            JSON or has no list of shards; FormatError for an invalid entry
     """
     at = locate(f"{os.path.join(local, split or '').rstrip('/')}/") / INDEX
     try:

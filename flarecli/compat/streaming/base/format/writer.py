@@ -1,7 +1,7 @@
-"""Base class of the writers, which write the same shards and `index.json` as the original.
+"""Base class of the writers. They write the same shards and `index.json` as mosaicml-streaming.
 
-Unlike in the original, no index is written if the `with` block raises, because an index marks a
-dataset as complete.
+If the `with` block raises, flare writes no index, because an index marks a dataset as complete.
+mosaicml-streaming writes an index in this case.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ class Writer(Closeable):
     """Base class of the writers.
 
     columns     name -> encoding; other keys of a sample are ignored
-    out         a folder or an address; (folder, address) copies the folder to the address
-    keep_local  keep the folder if `out` is (folder, address)
+    out         a folder or an address; (folder, address) writes the dataset to the folder and then
+                copies the files to the address
+    keep_local  if `out` is (folder, address), keep the files in the folder
     size_limit  bytes per shard: a number below 2**32, or text such as `67mb`; None means no limit
     exist_ok    replace the dataset in `out`
     progress_bar, max_workers, retry  accepted without effect
@@ -46,7 +47,7 @@ class Writer(Closeable):
     """
 
     format = ""
-    encodings: Mapping[str, str] | None = None  # encoding names in this format -> flare's names
+    encodings: Mapping[str, str] | None = None  # the format's name -> flare's name
 
     def __init__(
         self,
@@ -122,7 +123,7 @@ class Writer(Closeable):
         return self.encodings[name]
 
     def get_config(self) -> dict[str, Any]:
-        """Return the settings that `index.json` lists for every shard."""
+        """Return the settings in each shard entry of `index.json`."""
         return mds_config.config(self.format, self._writer.columns or (), self._settings)
 
     def write(self, sample: Mapping[str, Any]) -> None:
@@ -147,7 +148,7 @@ class Writer(Closeable):
             _copy(locate(f"{self.local}/"), locate(f"{self.remote.rstrip('/')}/"), self.keep_local)
 
     def close(self) -> None:
-        """Finish the dataset at the end of a block; discard the last shard if an error occurs."""
+        """Finish the dataset at the end of the `with` block. After an error, call `abort`."""
         try:
             self.finish()
         except BaseException:
@@ -155,12 +156,12 @@ class Writer(Closeable):
             raise
 
     def abort(self) -> None:
-        """Discard the last shard and the index after an error in the block."""
+        """Stop without writing the last shard and the index."""
         self._writer.abandon()
 
 
 def _copy(folder: Location, remote: Location, keep: bool) -> None:
-    """Copy a folder's files, the index last, then remove them from the folder unless `keep`."""
+    """Copy the files of a folder, the index last; if `keep` is False, remove them afterwards."""
     names = sorted((entry.name for entry in folder.list()), key=lambda name: (name == INDEX, name))
     for name in names:
         (remote / name).write((folder / name).blocks())

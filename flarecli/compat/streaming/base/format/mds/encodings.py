@@ -1,4 +1,6 @@
-"""Custom encodings of MDS columns, at the original's import path.
+"""Custom encodings of MDS columns, at the import path of mosaicml-streaming.
+
+This example registers an encoding for complex numbers:
 
 class Complex128(Encoding):
     def encode(self, obj): return np.complex128(obj).tobytes()
@@ -85,9 +87,9 @@ class _Named(Encoding):
 
 
 class _Encodings(dict[str, type[Encoding]]):
-    """The class of each encoding: name -> class.
+    """Registry of encodings: name -> class.
 
-    All readers and writers of this process use a class that is added here.
+    All readers and writers of this process can use an encoding that is added here.
     """
 
     def __setitem__(self, name: str, encoding: type[Encoding]) -> None:
