@@ -511,7 +511,7 @@ class KnownPrefixes:
             return True
         known = {name[:PREFIX_DIGITS] for name in names if NAME.fullmatch(name)}
         with self._lock:
-            if changes == self._changes:  # the listing contains all copies of this process
+            if changes == self._changes:  # no copy was added since the listing began
                 self._known, self._listed = known, listed
             return prefix[:PREFIX_DIGITS] in known
 

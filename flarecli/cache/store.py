@@ -31,8 +31,8 @@ BLOCK = 1 << 20  # size of a block in bytes
 _REQUEST_BYTES = 8 << 20  # maximum bytes per request for missing blocks
 _FETCH_BYTES = 32 << 20  # bytes to fetch at a time if a whole object is fetched
 _JOBS = 8  # maximum number of parallel requests per read
-# Objects larger than limit / _WHOLE_SHARE are cached as blocks. Objects that are used only once in a run are kept in
-# memory instead, or as one file if they are not larger than limit / _TRANSIENT_SHARE.
+# An object of at most limit / _WHOLE_SHARE bytes is cached as one file, and a larger object as blocks. If a larger object is
+# used only once in a run, it is cached as one file up to limit / _TRANSIENT_SHARE bytes, and otherwise kept in memory.
 _WHOLE_SHARE, _TRANSIENT_SHARE = 4, 2
 MAX_OBJECTS = 1 << 16  # maximum number of objects whose used blocks are recorded
 # Time to wait after a reservation has failed because every copy was in use.

@@ -27,7 +27,7 @@ _WINDOW_S = 30.0  # time over which rates are averaged; the whole task if it is 
 
 
 class Sample(NamedTuple):
-    """Counts of rows and bytes at one time."""
+    """Counts of rows and bytes at one moment."""
 
     time: float
     rows: int

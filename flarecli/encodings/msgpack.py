@@ -74,7 +74,7 @@ def _check(value: Any, tree: bool, depth: int) -> None:
     elif isinstance(value, (list, tuple)) and not isinstance(value, ExtType):
         if tree and _is_array(value):
             raise ValueFitError(
-                "a list of four items that starts with '_' would be read as an array"
+                "a list of four items that starts with '_' would be read as a numpy array"
             )
         items = value
     else:

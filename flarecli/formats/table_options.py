@@ -22,7 +22,7 @@ class TableOptions(Options):
             group="Rows",
             metavar="KIND",
             choices=tuple(INPUTS),
-            help="Kind of SOURCE (default: detected), such as lines for a list of addresses: {choices}.",
+            help="Kind of SOURCE (default: detected): {choices}. A list of addresses is `lines`.",
         ),
     )
     csv: Sequence[str] = option(

@@ -178,7 +178,7 @@ class TFRecord(Format):
                 )
         if is_raw and len(columns) != 1:
             raise IntegrityError(
-                f"records that are not Examples have one column; {len(columns)} are listed",
+                f"records that are not Examples have one column; the playlist lists {len(columns)}",
                 where=chunk.at,
             )
 

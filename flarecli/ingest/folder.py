@@ -237,7 +237,8 @@ class _Candidates:
             self._count[extension] += 1
             self._with_plain[extension] += bool(plain)
         if len(self._count) > MAX_COMPOUNDS:
-            # drop candidates without a plain extension; names like `A.B.jpg` add many candidates
+            # names such as `A.B.jpg` add many candidates for compound extensions. Drop each candidate
+            # whose keys have no file with a simple extension.
             self._count = Counter(
                 {name: count for name, count in self._count.items() if self._with_plain[name]}
             )

@@ -401,8 +401,9 @@ def open_index(
     """Open an index without reading its rows.
 
     address         tables (parquet, CSV, TSV, JSON, JSON lines, Arrow; text files also as `.gz`,
-                    `.bz2` and `.zst`), lists of tables (`.txt`) and streams (`-` for standard
-                    input), which are concatenated; or one list of addresses
+                    `.bz2` and `.zst`), `.txt` files that list tables, and streams (`-` for
+                    standard input); all of them are concatenated. One list of other addresses, such
+                    as links, is also an index
     text            columns of CSV and TSV files that are always text, such as keys and links
     allow_missing   fill columns that are missing in some files with nulls
     null_separated  whether addresses in a stream end with a NUL instead of a newline

@@ -347,7 +347,7 @@ def _is_tar(head: bytes) -> bool:
 
 
 def _is_list(head: bytes) -> bool:
-    """Return whether the first line and at least half of the first lines are addresses."""
+    """Return True if line 1 and at least half of the first _FIRST_LINES lines are addresses."""
     lines = [line.strip(b" \t\r") for line in head.split(b"\n")]
     if len(lines) > 1 and lines[-1]:
         lines.pop()  # the line may be incomplete

@@ -220,7 +220,7 @@ class Table:
     def locate(
         self, indices: Sequence[int] | IntArray, least: int, names: Sequence[str] | None
     ) -> GatheredRows | None:
-        """Locate at least the first `least` of the given rows in memory; see `Series.locate`."""
+        """Locate rows, or a prefix of at least `least` of them; see `Series.locate`."""
         if len(self.series) > 1:
             return None
         return self.series[0].locate(self.series_rows(indices), least, names)

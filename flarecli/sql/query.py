@@ -238,7 +238,7 @@ def _check_steps(steps: Sequence[str]) -> None:
         )
     if reads == 0 and "EMPTY_RESULT" not in steps:
         raise UsageError(
-            "--where does not read the rows of the source",
+            "--where: the query does not read the table `dataframe`",
             hint="Write SELECT … FROM dataframe …, or a condition.",
         )
 

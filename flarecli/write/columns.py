@@ -249,9 +249,9 @@ def table_encodings(
 def stored_schema(format: Format, columns: Columns, types: Mapping[str, pa.DataType]) -> pa.Schema:
     """Return the schema of the batches that a format stores.
 
-    In a typed format, a column with the default encoding of its Arrow type has this type, or the
-    value type of a dictionary. The field of such a column has no metadata. All other columns have
-    the types of their encodings.
+    A format that stores Arrow types keeps the type of a column with the default encoding of this
+    type; a dictionary type is replaced by its value type. The field of such a column has no
+    metadata. All other columns have the types of their encodings.
 
     types  column -> Arrow type in the table
     """

@@ -64,8 +64,8 @@ class LinkFailure:
     hint: str = ""
 
 
-# Outcome of a link: None during a download; a Location for a file or bucket object before the read;
-# a Future for a bucket object during the read.
+# Result of a link, or its state: None while an HTTP download is running; a Location if a file or an
+# object in a bucket has not been read yet; a Future while an object in a bucket is being read.
 Outcome: TypeAlias = (
     "bytes | FetchedLink | Page | Fault | LinkFailure | Location"
     " | Future[bytes | LinkFailure | None] | None"

@@ -706,7 +706,7 @@ def concatenated(at: Location, streams: Sequence[Stream]) -> Stream:
 
 
 def sliced(stream: Stream, start: int, stop: int) -> Stream:
-    """Return a stream with the shards from `start` to before `stop`. `files` does not change."""
+    """Return a stream with only the shards start..stop, and with all entries of `files`."""
 
     def part(values: Any) -> Any:
         return None if values is None else values[start:stop]
@@ -724,7 +724,7 @@ def sliced(stream: Stream, start: int, stop: int) -> Stream:
 
 
 def without_unused_files(stream: Stream) -> Stream:
-    """Remove the files of a fragment from a stream if the stream lists no shard of the fragment."""
+    """Return a stream whose `files` omits each fragment that has no listed shard."""
     used = {url.partition("/")[0] for url in stream.urls}
     files = {
         name: file

@@ -222,7 +222,8 @@ def test_arrays_that_cannot_be_restored_are_refused(array):
 
 def test_a_list_that_would_be_read_as_an_array_is_refused_in_a_tree():
     with pytest.raises(
-        ValueFitError, match="^a list of four items that starts with '_' would be read as an array$"
+        ValueFitError,
+        match="^a list of four items that starts with '_' would be read as a numpy array$",
     ):
         encode(lookup("tree"), {"a": ["_", 1, 2, 3]})
     assert decode(lookup("msgpack"), encode(lookup("msgpack"), ["_", 1, 2, 3])) == ["_", 1, 2, 3]

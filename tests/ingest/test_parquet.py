@@ -271,7 +271,7 @@ def test_a_footer_whose_two_schemas_differ_is_refused():
     )  # in the parquet schema, which is before the Arrow schema
     assert error_of(data[:at] + b"Second" + data[at + 6 :]) == (
         "x.parquet: the two schemas in the footer differ: column 'Second', column 'second'",
-        "The footer is damaged, or a tool changed only one schema; write the file again.",
+        "The footer is damaged, or a tool changed only one of its two schemas; write the file again.",
     )
 
 

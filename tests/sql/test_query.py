@@ -248,12 +248,12 @@ def test_an_interrupt_in_the_source_is_an_interrupt():
         ("count(*) > 1", "--where: WHERE clause cannot contain aggregates!", CONDITION),
         (
             "SELECT 1 AS n",
-            "--where does not read the rows of the source",
+            "--where: the query does not read the table `dataframe`",
             "Write SELECT … FROM dataframe …, or a condition.",
         ),
         (
             "SELECT * FROM range(1000000000000)",
-            "--where does not read the rows of the source",
+            "--where: the query does not read the table `dataframe`",
             "Write SELECT … FROM dataframe …, or a condition.",
         ),
         (

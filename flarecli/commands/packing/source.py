@@ -180,7 +180,7 @@ class _ObjectSource(_IndexSource):
     """Rows of a Python object, which were saved to a file. Messages contain the class of the object."""
 
     def keep(self, columns: StoredColumns) -> None:
-        """Use the encodings and types of a flare dataset, which the saved file does not contain."""
+        """Use the given encodings and types, because the temporary file of the rows contains neither."""
         self.schema = pa.schema(
             [
                 field.with_metadata(columns.schema.field(field.name).metadata)

@@ -163,7 +163,7 @@ def opened(bag: Chunk, starts: IntArray) -> Bag:
     view = byte_ranges.whole(bag)
     if view is not None and len(view) < int(starts[-1]):
         raise FormatError(
-            f"file is {len(view)} bytes; its table needs {int(starts[-1])}",
+            f"file is {len(view)} bytes; its offset table requires {int(starts[-1])}",
             where=bag.at,
             hint=DAMAGED,
         )

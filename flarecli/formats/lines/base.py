@@ -278,7 +278,9 @@ def _check_table(starts: UInt32Array, header: int, size: int, chunk: Chunk, meta
         )
     if int(starts[-1]) != size:
         raise FormatError(
-            f"file is {size} bytes; its table needs {starts[-1]}", where=chunk.at, hint=DAMAGED
+            f"file is {size} bytes; its offset table requires {starts[-1]}",
+            where=chunk.at,
+            hint=DAMAGED,
         )
 
 

@@ -388,7 +388,7 @@ def _table_fault(starts: UInt32Array, row: int | None, end: int, size: int) -> s
     if row is not None:
         return f"sample {row} starts at byte {starts[row]} and ends at byte {starts[row + 1]}"
     if size < starts[-1]:
-        return f"file is {size} bytes; its table needs {starts[-1]}"
+        return f"file is {size} bytes; its offset table requires {starts[-1]}"
     return f"{size - int(starts[-1])} bytes follow the last sample"
 
 

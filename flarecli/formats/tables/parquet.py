@@ -91,8 +91,8 @@ class Parquet(Part):
             raise FormatError(
                 f"the two schemas in the footer differ: {difference}",
                 where=at,
-                hint="The footer is damaged, or a tool changed only one schema; "
-                "write the file again.",
+                hint="The footer is damaged, or a tool changed only one of its two "
+                "schemas; write the file again.",
             )
         # without field metadata; `encodings` has the names of the encodings
         self.schema = pa.schema([(field.name, plain(field.type)) for field in self._footer_schema])

@@ -210,7 +210,7 @@ def test_a_bag_truncated_after_opening_is_reported(tmp_path):
     (tmp_path / "x.bag").write_bytes(b"one")
     with pytest.raises(FormatError) as caught:
         granular.read_rows(shard, [1])
-    assert str(caught.value) == f"{tmp_path}/x.bag: file is 3 bytes; its table needs 6"
+    assert str(caught.value) == f"{tmp_path}/x.bag: file is 3 bytes; its offset table requires 6"
 
 
 @pytest.mark.parametrize("rows", [0, 1, 3, 7])

@@ -340,7 +340,7 @@ def put(at, value):
             "shard.00000.csv.meta: expected the first line at byte 2 of the data, got 0",
         ),
         (put(8, 99), "shard.00000.csv.meta: line 1 starts at byte 99 and ends at byte 6"),
-        (put(12, 7), "shard.00000.csv: file is 6 bytes; its table needs 7"),
+        (put(12, 7), "shard.00000.csv: file is 6 bytes; its offset table requires 7"),
         (
             lambda data: data[:7],
             "shard.00000.csv.meta: file is 7 bytes; an empty table needs 8",
@@ -377,7 +377,7 @@ def test_bytes_after_the_last_line_are_damage():
                 shard_of(form, b"".join([*lines, rest]), starts, config)
             assert (
                 str(caught.value)
-                == f"shard.00000.{form.name}: file is {starts[-1] + size} bytes; its table needs {starts[-1]}"
+                == f"shard.00000.{form.name}: file is {starts[-1] + size} bytes; its offset table requires {starts[-1]}"
             )
 
 

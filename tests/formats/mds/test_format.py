@@ -219,7 +219,7 @@ def test_a_shard_has_the_layout_of_the_documentation(shard_bytes):
         ),
         (4, 3, "s.mds: sample 0 starts at byte 3, inside the table"),
         (8, 1, "s.mds: sample 0 starts at byte {0} and ends at byte 1"),
-        (16, 0xFFFFFFFF, "s.mds: file is {size} bytes; its table needs 4294967295"),
+        (16, 0xFFFFFFFF, "s.mds: file is {size} bytes; its offset table requires 4294967295"),
     ],
 )
 def test_a_forged_table_is_refused_before_anything_is_read(shard_bytes, at, value, message):
@@ -244,7 +244,7 @@ def test_a_truncated_shard_is_reported_with_its_size(shard_bytes):
         opened(shard_bytes[:-5])
     assert (
         str(caught.value)
-        == f"s.mds: file is {len(shard_bytes) - 5} bytes; its table needs {len(shard_bytes)}"
+        == f"s.mds: file is {len(shard_bytes) - 5} bytes; its offset table requires {len(shard_bytes)}"
     )
     with pytest.raises(IntegrityError) as caught:
         opened(shard_bytes[:-5], size=len(shard_bytes))

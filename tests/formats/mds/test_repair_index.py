@@ -205,7 +205,7 @@ def test_folders_without_a_valid_dataset_are_reported(tmp_path):
     (folder / "shard.00002.mds.zstd").unlink()
     (folder / "shard.00002.mds").write_bytes((tmp_path / "away").read_bytes()[:-1])
     with pytest.raises(
-        FormatError, match=r"shard.00002.mds: file is \d+ bytes; its table needs \d+$"
+        FormatError, match=r"shard.00002.mds: file is \d+ bytes; its offset table requires \d+$"
     ):
         rebuild(at)
     assert not (folder / "index.json").exists()
