@@ -86,7 +86,7 @@ class CacheWarning(UserWarning):
 
 
 class Folder:
-    """A cache folder in this process.
+    """The state of a cache folder in this process: its descriptors, locks and known copies.
 
     Methods do not raise exceptions; an error disables the cache and issues one warning.
     """

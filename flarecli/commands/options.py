@@ -893,7 +893,7 @@ class PlaylistOptions(CacheOptions, TableOptions):
             metavar="K=V",
             is_repeatable=True,
             parse=_pairs,
-            help="Header to add to every stream; repeatable.",
+            help="Entry of the playlist's `headers` for every stream; repeatable.",
         ),
     )
     overwrite: bool = option(

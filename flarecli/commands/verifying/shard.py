@@ -93,7 +93,7 @@ class Depth:
 
     @property
     def needs_rows(self) -> bool:
-        """Return whether rows are read after the structure was checked."""
+        """Return True if rows must be read, which happens after the check of the structure."""
         return self.decoder is not None or self.hash_rows or bool(self.key)
 
     def size(self, at: Location) -> int:
