@@ -177,17 +177,21 @@ def _complete_columns(ctx: typer.Context, incomplete: str) -> list[str]:
     import os
 
     from flarecli import read
-    from flarecli.errors import FlareError
+    from flarecli.names import is_url
 
     before, comma, start = incomplete.rpartition(",")
     for address in ctx.args:  # during completion, Typer does not assign the arguments to parameters
-        if os.path.exists(address):
-            try:
-                with read.open(address) as data:
-                    names = data.column_names
-            except (FlareError, OSError):
+        if not os.path.exists(address):
+            continue
+        try:
+            streams = [one for playlist in read.resolve(address) for one in playlist.streams]
+            if not all(one.at.is_local and not any(map(is_url, one.urls)) for one in streams):
                 return []
-            return [before + comma + name for name in names if name.startswith(start)]
+            with read.open(address) as data:
+                names = data.column_names
+        except Exception:  # a traceback would be printed into the line that the user types
+            return []
+        return [before + comma + name for name in names if name.startswith(start)]
     return []
 
 

@@ -102,11 +102,14 @@ def test_completion_of_commands_options_and_values_loads_no_heavy_library(shell,
         ("flare cat missing.csv -c ", "\n"),
         ("flare cat http://127.0.0.1:9/pets.csv -c ", "\n"),
         ("flare drop set --key t", "text\n"),
+        ("flare cat far.yaml -c ", "\n"),
     ],
 )
 def test_completion_lists_the_columns_of_a_local_table(flare_run, tmp_path, words, wanted):
     (tmp_path / "pets.csv").write_text("id,text,score\n1,a cat,0.9\n")
     assert main(["pack", f"{tmp_path}/pets.csv", f"{tmp_path}/set", "-q"]) == 0
+    far = "data:\n  content:\n    - http://127.0.0.1:9/shard.00000.mds\n"
+    (tmp_path / "far.yaml").write_text(far)
     env = {"_FLARE_COMPLETE": "complete_bash", "COMP_WORDS": words}
     env["COMP_CWORD"] = str(words.count(" "))
     ran = flare_run([], env=env, cwd=tmp_path)

@@ -1062,6 +1062,32 @@ def test_prune_keeps_a_fragment_that_is_resumed_meanwhile(out, tmp_path, monkeyp
     assert files_of(out) == files_of(expected)
 
 
+def test_appended_parts_are_continued_after_another_commit(out, tmp_path, monkeypatch):
+    more = table(rows(10, 5), tmp_path / "more.parquet")
+
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(versions, "commit", interrupted)
+        flare.pack(more, out, append=True, part_rows=2)
+    flare.pack(table(rows(20, 3), tmp_path / "other.parquet"), out, append=True)
+    packed = flare.pack(more, out, append=True, part_rows=2, resume=True)
+    assert (packed.version, packed.rows, packed.resumed_rows) == (3, 5, 5)
+    assert content(out) == rows(0, 10) + rows(20, 3) + rows(10, 5)
+    assert len(list(out.glob("fragment.*"))) == 2
+
+
+@pytest.mark.parametrize("more", [{}, {"key": "id"}, {"key": "id", "on_duplicate": "replace"}])
+def test_a_key_that_does_not_fit_the_type_of_the_dataset_is_an_error(out, tmp_path, more):
+    flare.drop(out, where="id = 1", key="id", erase=True)
+    source = table(rows(10, 1), tmp_path / "more.parquet")
+    with pytest.raises(FormatError) as caught:
+        flare.pack(source, out, append=True, where="SELECT text AS id, text FROM dataframe", **more)
+    assert caught.value.column == "id"
+    assert "cannot be compared with the keys of the dataset" in str(caught.value)
+
+
 def test_a_fragment_that_prune_deleted_is_packed_again(out, tmp_path):
     more = table(rows(10, 5), tmp_path / "more.parquet")
     expected = shutil.copytree(out, tmp_path / "expected")

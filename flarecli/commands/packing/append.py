@@ -13,7 +13,7 @@ import pyarrow as pa
 from flarecli import encodings, formats, playlists, read
 from flarecli.commands.options import PackOptions
 from flarecli.commands.packing.parts import check_division, pack_parts
-from flarecli.commands.packing.plan import PackTask, Plan, selected
+from flarecli.commands.packing.plan import PackTask, Plan, key_values, selected
 from flarecli.commands.packing.run import Packed, dry_run, pack_task, planned, source_record
 from flarecli.commands.rewrite import (
     Group,
@@ -246,8 +246,7 @@ def _replaces(plan: Plan) -> bool:
 def _would_replace(plan: Plan, base: Version, packed: Packed) -> Packed:
     """Return the result of a dry run, with the number of rows that the new rows would replace."""
     name, data = plan.renamed(plan.key or ""), base.dataset
-    kind = data.schema.field(name).type
-    keys = (batch.column(name).cast(kind) for batch in selected(plan, keys_only=True))
+    keys = (key_values(plan, name, batch.column(name)) for batch in selected(plan, keys_only=True))
     rows = _rows_with_keys(keys, data, name)
     _, size = total_size(base, _groups_without(base, rows))
     return replace(packed, replaced=len(rows), rewritten_bytes=size)
@@ -428,6 +427,7 @@ def _for_dataset(task: PackTask, base: Version) -> PackTask:
         encodings=chosen,
         types=types,
         existing=data,
+        existing_schema=data.schema,
     )
 
 

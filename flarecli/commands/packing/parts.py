@@ -175,7 +175,7 @@ def pack_parts(
         check_target(task.out, resume=options.resume, overwrite=options.overwrite, guard=task.guard)
         return dry_run(plan, part_rows)
     division = _Division(_count(plan), part_rows)
-    record, head = _record_and_head(plan, division)
+    record, head = _record_and_head(task, plan.source, division)
     target = claim(task.out, resume=options.resume, overwrite=options.overwrite, guard=task.guard)
     if target.is_done:
         return finished_before(target, record, options.format)
@@ -291,7 +291,7 @@ def _join(plan: Plan, division: _Division, target: Target, progress: Progress) -
     """Join all parts in a target that this process has locked."""
     task, journal = plan.task, None
     try:
-        record, head = _record_and_head(plan, division)
+        record, head = _record_and_head(plan.task, plan.source, division)
         journal = Journal(target.at, head)
         tasks = _PartTasks(_common_task(task, record, journal), str(target.at), division)
         _check_all_packed(target.at, tasks)
@@ -360,7 +360,9 @@ def _joined_before(plan: Plan, target: Target) -> Packed:
     at = target.at / PLAYLIST
     part_rows = parts.rows_of_first(target.at, playlists.read(at).streams[0])
     division = _Division(part_rows, max(part_rows, 1))
-    return finished_before(target, _record_and_head(plan, division)[0], plan.options.format)
+    return finished_before(
+        target, _record_and_head(plan.task, plan.source, division)[0], plan.options.format
+    )
 
 
 def _check_all_packed(at: Location, tasks: _PartTasks) -> None:
@@ -451,7 +453,7 @@ def _prepare(plan: Plan, division: _Division, progress: Progress) -> tuple[Locat
 
     return  the folder of the target, and the task with the values that all parts share
     """
-    record, head = _record_and_head(plan, division)
+    record, head = _record_and_head(plan.task, plan.source, division)
     target = _claim_and_wait(plan.task, progress)
     if target.is_done:
         finished_before(target, record, plan.options.format)
@@ -562,11 +564,12 @@ def _empty_part(plan: Plan, division: _Division, number: int) -> Packed:
     return Packed("", plan.options.format, 0, 0, 0)
 
 
-def _record_and_head(plan: Plan, division: _Division) -> tuple[dict[str, str], dict[str, Any]]:
+def _record_and_head(
+    task: PackTask, source: Source, division: _Division
+) -> tuple[dict[str, str], dict[str, Any]]:
     """Return the source record for the playlist, and the first line of the journal."""
-    task = plan.task
     recorded = {**task.recorded_options(), "part_rows": division.part_rows}
-    record = source_record(task, plan.source, recorded)
+    record = source_record(task, source, recorded)
     head = {
         "flare": __version__,
         "format": task.options.format,
@@ -612,8 +615,9 @@ def _common_task(
         task, options=options, source_digest=record[DEFAULT], base_folder=_base_folder(task)
     )
     if task.encodings is not None:
-        # the keys of all rows were compared before, so each part need not read the dataset's keys
-        return replace(common, options=replace(options, on_duplicate="keep"))
+        # The keys of all rows were compared before, so a part reads no keys of the dataset. A task
+        # without the dataset is small, also if the dataset lists a million shards.
+        return replace(common, options=replace(options, on_duplicate="keep"), existing=None)
     return replace(
         common,
         encodings=None if columns is None else dict(columns),

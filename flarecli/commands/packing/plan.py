@@ -53,6 +53,7 @@ __all__ = [
     "Selection",
     "check_keys",
     "fetched",
+    "key_values",
     "parse_link",
     "selected",
 ]
@@ -91,7 +92,8 @@ class PackTask:
     object_name    class name of the Python object whose rows the source file contains; empty: none
     object_columns columns of the flare dataset whose rows the source file contains; None: none
     base_folder    base folder of relative addresses; None: the working folder
-    existing       the dataset to which the rows are appended; its keys count as keys of earlier rows
+    existing       the dataset whose keys count as keys of earlier rows; None: no keys to compare
+    existing_schema  Arrow schema of the dataset to which the rows are appended; None: a new dataset
     erased         keys of erased rows; a row with such a key fails
     head           further values that a resumed pack must repeat, such as the base of a change
     null_columns   column that the source lacks -> Arrow type; its values are null
@@ -108,6 +110,7 @@ class PackTask:
     object_columns: StoredColumns | None = None
     base_folder: str | None = None
     existing: read.Dataset | None = None
+    existing_schema: pa.Schema | None = None
     erased: ErasedKeys = field(default_factory=ErasedKeys)
     head: Mapping[str, Any] = field(default_factory=dict)
     null_columns: Mapping[str, pa.DataType] = field(default_factory=dict)
@@ -220,7 +223,7 @@ class PackTask:
     def _text_columns(self) -> set[str]:
         """Return the columns of a CSV file that are read as text, whatever their values are."""
         text = {link.source for link in self.links}
-        if self.existing is not None:  # the rows must have the types of the existing rows
+        if self.existing_schema is not None:  # the rows must have the types of the existing rows
             return text | {
                 name for name, kind in (self.types or {}).items() if encodings.is_text(kind)
             }
@@ -435,8 +438,8 @@ def _checked_names(plan: Plan) -> list[str]:
     known = pa.schema([pa.field(name, pa.null()) for name in (*after, *infos)])
     check_names(known, [plan.renamed(name) for name in task.encode], "--encode")
     filled = [plan.renamed(name) for name in task.nulls.values]
-    if task.existing is not None:  # the source may lack a column of the dataset
-        filled = [name for name in filled if name not in task.existing.schema.names]
+    if task.existing_schema is not None:  # the source may lack a column of the dataset
+        filled = [name for name in filled if name not in task.existing_schema.names]
     check_names(known, filled, "--null")
     check_names(known, names, "--columns")
     for name, encoding in task.encode.items():
@@ -614,10 +617,7 @@ def _distinct(batches: Iterator[pa.RecordBatch], plan: Plan) -> Iterator[pa.Reco
                 batch.column(PLACE).to_numpy() if has_places else np.arange(row, row + len(column))
             )
             row += batch.num_rows
-            compared = column
-            if plan.task.existing is not None:  # only values of one type can be compared
-                name = plan.renamed(plan.key or "")
-                compared = column.cast(plan.task.existing.schema.field(name).type)
+            compared = key_values(plan, plan.renamed(plan.key or ""), column)
             earlier = np.where(is_empty_key(column), -1, keys.seen(compared, rows + before))
             again = np.flatnonzero(earlier >= 0)
             if len(again) and plan.options.on_duplicate != "first":
@@ -642,6 +642,30 @@ def _distinct(batches: Iterator[pa.RecordBatch], plan: Plan) -> Iterator[pa.Reco
                 )
             plan.duplicates += len(again)
             yield batch.filter(pa.array(earlier < 0)) if len(again) else batch
+
+
+def key_values(plan: Plan, name: str, values: pa.Array) -> pa.Array:
+    """Return keys with the type of their column in the dataset to which the rows are appended.
+
+    Only values of one type can be compared. Without such a dataset, the keys are returned unchanged.
+
+    name    name of the column in the dataset
+    raises  FormatError for a key that does not fit the type
+    """
+    schema = plan.task.existing_schema
+    if schema is None or name not in schema.names or values.type.equals(schema.field(name).type):
+        return values
+    kind = schema.field(name).type
+    try:
+        return values.cast(kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        raise FormatError(
+            f"a key of type {values.type} cannot be compared with the keys of the dataset, "
+            f"which have the type {kind}",
+            where=plan.source.address,
+            hint=f"Convert column {name!r} to {kind}.",
+            column=name,
+        ) from None
 
 
 def _add_existing_keys(keys: Keys, plan: Plan) -> int:
@@ -813,15 +837,14 @@ def _without_erased(
     plan: Plan, parts: Generator[fetch_links.Fetched, None, None]
 ) -> Generator[fetch_links.Fetched, None, None]:
     """Yield the rows; a row with an erased key becomes a failure that does not contain the key."""
-    erased, existing = plan.task.erased, plan.task.existing
+    erased = plan.task.erased
     with contextlib.closing(parts):
         for part in parts:
             failures: dict[int, Failure] = {}
             for name in erased.hashes:
-                if existing is None or name not in part.batch.schema.names:
+                if name not in part.batch.schema.names:
                     continue
-                kind = existing.schema.field(name).type  # keys are compared as values of one type
-                found = erased.contains(name, part.batch.column(name).cast(kind))
+                found = erased.contains(name, key_values(plan, name, part.batch.column(name)))
                 for at in np.flatnonzero(found).tolist():
                     failures[at] = _erased(int(part.rows[at]), name)
             earlier = [
