@@ -20,14 +20,21 @@ from flarecli.errors import BusyError, MissingError, UsageError
 from flarecli.hashes import digest
 from flarecli.model import Columns, IntArray, Stream
 from flarecli.names import is_url
-from flarecli.playlists import version_name
 from flarecli.prefetch import cpu_count
 from flarecli.progress import Progress
-from flarecli.read.version_lists import file_names, files_of, listed_files
+from flarecli.read.version_lists import file_names, files_of, files_to_remove, listed_files
 from flarecli.storage import Location, locate
 from flarecli.suggest import choose
-from flarecli.write import CommitLock, key_bytes, removal, versions
-from flarecli.write.erased import ErasedKeys, WithoutFailures, failed_names, failures_without
+from flarecli.write import CommitLock, check_key_type, erasable_bytes, removal, versions
+from flarecli.write.erased import (
+    ErasedKeys,
+    KeysToErase,
+    WithoutFailures,
+    failed_names,
+    failures_without,
+    files_with_keys,
+    shard_files,
+)
 from flarecli.write.versions import Version, open_for_change
 
 __all__ = ["Changed", "compact", "drop"]
@@ -78,7 +85,8 @@ def drop(options: DropOptions) -> Changed:
         if selection is None and erasure.lines:
             selection = _Selection({}, [])
     if selection is None:
-        progress.note("no row matches")
+        if erasure is None or not _erase_history(at, erasure, options, progress):
+            progress.note("no row matches")
         return Changed(None, 0, 0, 0, options.dry_run)
     shards, sizes = total_size(base, selection.groups)
     if options.dry_run:
@@ -178,6 +186,8 @@ def _selected(options: DropOptions, base: Version) -> _Selection | None:
         )
     if options.drop_column is not None:
         return _column(options.drop_column, base)
+    if options.key is not None:
+        _check_key(base.dataset, options.key)
     dropped = _dropped_rows(options, base.dataset)
     if not len(dropped):
         return None
@@ -216,8 +226,7 @@ def _replaced_files(base: Version, selection: _Selection) -> list[str]:
             names += [name for name, _ in file_names(stream)]
         for group in selection.groups.get(number, ()):
             for i in range(group.start, group.stop):
-                names.append(stream.urls[i])
-                names += [file.name for file in (stream.parts[i] if stream.parts else ())]
+                names += shard_files(stream, i)
     return [name for name in names if not is_url(name)]
 
 
@@ -228,16 +237,18 @@ class _Erasure:
     files    names of the files to delete after the commit
     lines    name of each `failed.jsonl` that contains an erased key -> the lines to keep
     scanned  names of all `failed.jsonl` files
+    keys     keys to erase
     """
 
     at: Location
     files: tuple[str, ...]
     lines: Mapping[str, list[bytes]]
     scanned: frozenset[str]
+    keys: KeysToErase
 
     def added_to(self, change: versions.Change) -> versions.Change:
-        """Return a change that also replaces the `failed.jsonl` files."""
-        return WithoutFailures(self.at, change, self.lines, self.scanned, self.files)
+        """Return a change that also replaces the `failed.jsonl` files, and records the keys."""
+        return WithoutFailures(self.at, change, self.keys, self.lines, self.scanned, self.files)
 
 
 def _planned_erasure(
@@ -247,15 +258,17 @@ def _planned_erasure(
     selection: _Selection | None,
     progress: Progress,
 ) -> _Erasure:
-    """Record the keys to erase, and find the files that contain the removed rows or these keys.
+    """Find the keys to erase, and the files that contain the removed rows or these keys.
 
-    The keys are recorded before the commit, because the rows cannot be read afterwards.
-
-    raises  UsageError if a pin lists a file to erase, unless `break_pins` is set
+    raises  UsageError if a pin lists a file to erase, unless `break_pins` is set; the error of a
+            shard in an earlier version or a pin that cannot be read
     """
-    lists = [(number, version_name(number)) for number in versions.numbers(at)]
-    lists += [(pin.number, pin.at.name) for pin in versions.pins(at).values()]
-    names = [list_name for _, list_name in sorted(lists)]
+    earlier = [(pin.number, pin) for pin in versions.pins(at).values()]
+    for number in versions.numbers(at):
+        with contextlib.suppress(MissingError):  # another process has removed this version
+            earlier.append((number, versions.read_version(at, number)))
+    earlier.sort(key=lambda one: (one[0], one[1].at.name))
+    names = [version.at.name for _, version in earlier]
     listed = files_of(at, base.playlist).keys()
     failed = failed_names(listed)
     for list_name in names:
@@ -272,17 +285,17 @@ def _planned_erasure(
     replaced = set(lines)
     if selection is not None:
         replaced.update(_replaced_files(base, selection))
+    known = frozenset(url for stream in base.streams for url in stream.urls)
+    if options.key is not None and erased:
+        found_versions = [version for _, version in earlier]
+        replaced |= files_with_keys(at, found_versions, name, erased, known) - listed
+        known |= {url for one in found_versions for stream in one.streams for url in stream.urls}
     found = removal.copies(at, names, replaced)
     files = tuple(sorted(found - (listed - replaced)))
     if not options.break_pins:
         removal.refuse_pins(at, files, base.number + 1)
-    if keys:
-        with CommitLock(at):
-            known = ErasedKeys.read(at)
-            more = known.added(name, keys)
-            if more != known:
-                more.write(at)
-    return _Erasure(at, files, lines, frozenset(failed))
+    recorded = KeysToErase(name, keys, erased, known, base.number)
+    return _Erasure(at, files, lines, frozenset(failed), recorded)
 
 
 def _keys_to_erase(
@@ -293,9 +306,8 @@ def _keys_to_erase(
     name, data = options.key, base.dataset
     if name is None:
         return found
-    _check_key(data, name)
     if options.keys is not None:
-        keys = _keys(options, name)
+        keys = _keys(options, data, name)
         with contextlib.suppress(pa.ArrowInvalid):  # not UTF-8
             keys = keys.cast(pa.large_string())
         found.append(keys)
@@ -315,6 +327,17 @@ def _complete_erasures(at: Location, options: DropOptions, progress: Progress) -
     if erased:
         listed = files_of(at, versions.newest(at).playlist)
         _erase(at, sorted(erased - listed.keys()), options, progress)
+    elif files_to_remove(at):  # only earlier versions contained the rows
+        _erase(at, [], options, progress)
+
+
+def _erase_history(
+    at: Location, erasure: _Erasure, options: DropOptions, progress: Progress
+) -> bool:
+    """Record the keys, and erase files that only earlier versions list; return whether any exist."""
+    if erasure.files or erasure.keys.keys:
+        _erase(at, erasure.files, options, progress, erasure.keys)
+    return bool(erasure.files)
 
 
 def _erases(at: Location, number: int) -> tuple[str, ...]:
@@ -324,10 +347,25 @@ def _erases(at: Location, number: int) -> tuple[str, ...]:
         return ()
 
 
-def _erase(at: Location, files: Sequence[str], options: DropOptions, progress: Progress) -> None:
-    """Delete files, and all playlists that list one of these files."""
+def _erase(
+    at: Location,
+    files: Sequence[str],
+    options: DropOptions,
+    progress: Progress,
+    keys: KeysToErase | None = None,
+) -> None:
+    """Delete files, and all playlists that list one of these files.
+
+    keys  keys to record before the deletion; None if they were recorded before
+    """
     with CommitLock(at) as lock:
         number = versions.newest(at).number
+        if keys is not None:
+            keys.check(at)
+            removal.refuse_listed(at, files, number)
+            keys.record(at, lock)
+            if not files:
+                return
         count, busy = removal.erase(at, files, number, options.break_pins, lock)
     for name in busy:
         progress.note(
@@ -354,11 +392,11 @@ def _dropped_rows(options: DropOptions, data: read.Dataset) -> IntArray:
 
 def _rows_with_keys(data: read.Dataset, options: DropOptions) -> IntArray:
     name = options.key or ""
-    _check_key(data, name)
-    keys = _keys(options, name)
+    keys = _keys(options, data, name)
     rows, first = [], 0
     for batch in data.select([name]).batches():
-        found = pc.is_in(key_bytes(batch.column(0)), value_set=keys)
+        column = batch.column(0)
+        found = pc.is_in(erasable_bytes(column, column.type), value_set=keys)
         rows.append(first + np.flatnonzero(found.to_numpy(zero_copy_only=False)))
         first += batch.num_rows
     return np.concatenate(rows) if rows else np.zeros(0, np.int64)
@@ -369,10 +407,12 @@ def _check_key(data: read.Dataset, name: str) -> None:
         raise UsageError(
             f"--key: no column {name!r}", hint=choose(name, data.schema.names, "Choose from")
         )
+    check_key_type(name, data.schema.field(name).type)
 
 
-def _keys(options: DropOptions, name: str) -> pa.Array:
+def _keys(options: DropOptions, data: read.Dataset, name: str) -> pa.Array:
     """Return the keys in a file: the lines of a text file, or a column of a table."""
+    kind = data.schema.field(name).type
     address = address_text(options.keys or "")
     guard = options.guard([address])
     if ingest.is_index(address) and not address.endswith(".txt"):
@@ -383,10 +423,11 @@ def _keys(options: DropOptions, name: str) -> pa.Array:
                 where=address,
                 hint=choose(name, index.schema.names, "Choose from"),
             )
-        pieces = [key_bytes(batch.column(0)) for batch in index.batches([name])]
+        check_key_type(name, index.schema.field(name).type, address)
+        pieces = [erasable_bytes(batch.column(0), kind) for batch in index.batches([name])]
         return pa.chunked_array(pieces, pa.large_binary()).combine_chunks().drop_null()
     lines = locate(address, guard).read().splitlines()
-    return pa.array([line for line in lines if line], pa.large_binary())
+    return erasable_bytes(pa.array([line for line in lines if line], pa.large_binary()), kind)
 
 
 @from_options(CompactOptions)

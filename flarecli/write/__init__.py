@@ -5,7 +5,14 @@ from __future__ import annotations
 from flarecli.write.failures import FAILED, Failure, drop_rows, error_of, too_large
 from flarecli.write.folder_target import FolderTarget, bucket_of, check_target, claim
 from flarecli.write.journal import Journal
-from flarecli.write.keys import Keys, is_empty_key, key_bytes, key_text
+from flarecli.write.keys import (
+    Keys,
+    check_key_type,
+    erasable_bytes,
+    is_empty_key,
+    key_bytes,
+    key_text,
+)
 from flarecli.write.spool import Spool
 from flarecli.write.target import Contents, Target, check_can_pack, check_streams
 from flarecli.write.versions import CommitLock
@@ -30,6 +37,8 @@ __all__ = [
     "claim",
     "drop_rows",
     "error_of",
+    "check_key_type",
+    "erasable_bytes",
     "is_empty_key",
     "key_bytes",
     "key_text",

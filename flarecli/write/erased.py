@@ -7,15 +7,17 @@ random secret of this hash function. Therefore, the file contains no key of an e
 hashes in the files of two datasets cannot be compared. Keys that can be guessed are not protected:
 anyone who can read the file can test whether a given key was erased.
 
-Only the owner of the commit lock changes the file, before the rows are erased.
+Only the owner of the commit lock changes the file, directly before it creates the playlist without
+the rows. If the commit fails earlier, rows with these keys can still be appended.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b, sha256
 from typing import Any
@@ -24,17 +26,27 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from flarecli.errors import BusyError, FormatError, MissingError
+from flarecli.errors import BusyError, FormatError, MissingError, UsageError
 from flarecli.hashes import DEFAULT, digest
-from flarecli.model import File, Stream
+from flarecli.model import File, IntArray, Stream
+from flarecli.names import is_url
+from flarecli.read import Dataset
 from flarecli.read.version_lists import ERASED, files_of, is_failed_copy
 from flarecli.storage import Location
 from flarecli.storage.append_log import format_line
 from flarecli.write.failures import FAILED, read_failed
-from flarecli.write.keys import is_empty_key, key_bytes, key_text
-from flarecli.write.versions import Change, Version
+from flarecli.write.keys import check_key_type, erasable_bytes, is_empty_key, key_text
+from flarecli.write.versions import Change, CommitLock, Version, numbers, read_version, sliced
 
-__all__ = ["ErasedKeys", "WithoutFailures", "failed_names", "failures_without"]
+__all__ = [
+    "ErasedKeys",
+    "KeysToErase",
+    "WithoutFailures",
+    "failed_names",
+    "failures_without",
+    "files_with_keys",
+    "shard_files",
+]
 
 _MAX_BYTES = 1 << 30
 _KEY_BYTES, _HASH_BYTES = 32, 16
@@ -67,7 +79,7 @@ class ErasedKeys:
                 for name, own in found["columns"].items()
             }
             return cls(_checked_key(bytes.fromhex(found["key"])), hashes)
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise FormatError(
                 "expected a JSON object with a key and hashes of erased keys",
                 where=where,
@@ -75,10 +87,18 @@ class ErasedKeys:
             ) from None
 
     def write(self, at: Location) -> None:
-        """Write the erased keys of a dataset. The caller must hold the commit lock."""
+        """Write the erased keys of a dataset. The caller must hold the commit lock.
+
+        raises  UsageError if the file would be too large to be read
+        """
         columns = {name: sorted(map(bytes.hex, own)) for name, own in sorted(self.hashes.items())}
-        text = json.dumps({"key": self.key.hex(), "columns": columns})
-        (at / ERASED).write([f"{text}\n".encode()])
+        data = (json.dumps({"key": self.key.hex(), "columns": columns}) + "\n").encode()
+        if len(data) > _MAX_BYTES:
+            raise UsageError(
+                f"the hashes of the erased keys need {len(data)} bytes, more than {_MAX_BYTES}",
+                where=at / ERASED,
+            )
+        (at / ERASED).write([data])
 
     def __bool__(self) -> bool:
         return any(self.hashes.values())
@@ -90,16 +110,22 @@ class ErasedKeys:
         return digest(repr(every).encode()) if self else ""
 
     def added(self, name: str, keys: Sequence[pa.Array]) -> ErasedKeys:
-        """Return a copy that also contains the given keys of a column. Empty keys are ignored."""
+        """Return a copy that also contains the given keys of a column. Empty keys are ignored.
+
+        keys  in a floating array, -0.0 and 0.0 are the same key
+        """
         if not keys:
             return self
         own = self if self.key else ErasedKeys(secrets.token_bytes(_KEY_BYTES))
         found = set(own.hashes.get(name, ()))
         for batch in keys:
             known = batch.filter(pa.array(~is_empty_key(batch)))
-            found.update(map(own._hash, key_bytes(known).to_pylist()))
+            values = erasable_bytes(known, batch.type).to_pylist()
+            found.update(map(own._hash, values))
             # `failed.jsonl` lists keys as text
             found.update(own._hash(key_text(key).encode()) for key in known)
+            if pa.types.is_floating(batch.type) and b"0" in values:
+                found.update(map(own._hash, (b"0.0", b"-0.0")))
         return ErasedKeys(own.key, {**own.hashes, name: frozenset(found)})
 
     def contains(self, name: str, keys: pa.Array) -> npt.NDArray[np.bool_]:
@@ -107,7 +133,7 @@ class ErasedKeys:
         own = self.hashes.get(name)
         if not own:
             return np.zeros(len(keys), bool)
-        values = key_bytes(keys).to_pylist()
+        values = erasable_bytes(keys, keys.type).to_pylist()
         found = (value is not None and self._hash(value) in own for value in values)
         return np.fromiter(found, bool, len(values))
 
@@ -157,6 +183,124 @@ def failures_without(
     return found
 
 
+def shard_files(stream: Stream, shard: int) -> list[str]:
+    """Return the names of the files of one shard. Files at other addresses are omitted."""
+    parts = stream.parts[shard] if stream.parts else ()
+    names = [stream.urls[shard], *(file.name for file in parts)]
+    return [name for name in names if not is_url(name)]
+
+
+def files_with_keys(
+    at: Location, found: Iterable[Version], name: str, erased: ErasedKeys, known: Collection[str]
+) -> set[str]:
+    """Return the files of the unknown shards that contain rows with erased keys, in all streams.
+
+    The keys of a shard that several versions list are read once.
+
+    found   versions to search
+    name    key column
+    known   names of shards whose files are not returned
+    raises  FormatError if the keys of a shard cannot be determined; the error of a shard that
+            cannot be read
+    """
+    out, rows = set[str](), dict[str, IntArray]()
+    searched, unknown = set(known), dict[str, Version]()
+    for version in found:
+        streams = version.streams
+        keyed = [one for one in streams if name in [column.name for column in one.columns or ()]]
+        new = [
+            url for one in streams for url in one.urls if url not in searched and not is_url(url)
+        ]
+        if not new:
+            continue
+        if not keyed or any(one.rows is None or (one.rows < 0).any() for one in streams):
+            unknown.update(dict.fromkeys(new, version))
+            continue
+        stream = keyed[0]
+        starts = _starts(stream)
+        for shard, url in enumerate(stream.urls):
+            # without new rows, a change may have replaced the shards of another stream
+            if is_url(url) or (len(streams) == 1 and url in known):
+                continue
+            if url not in rows:
+                rows[url] = _erased_rows(at, sliced(stream, shard, shard + 1), name, erased)
+            for one in streams if len(rows[url]) else ():
+                places = np.searchsorted(_starts(one), rows[url] + starts[shard], "right") - 1
+                for place in np.unique(places).tolist():
+                    if one.urls[place] not in known:
+                        out.update(shard_files(one, place))
+        searched.update(new)
+    for url, version in unknown.items():
+        if url not in searched:
+            raise FormatError(
+                f"the keys of the rows in {url} are unknown, because the playlist lacks the column "
+                f"{name!r} or the numbers of rows",
+                where=version.at,
+                hint="Delete the earlier versions with `flare prune`, and run the command again.",
+            )
+    return out
+
+
+def _starts(stream: Stream) -> IntArray:
+    """Return the number of the first row of each shard: int64 [shards]."""
+    rows = np.zeros(len(stream), np.int64) if stream.rows is None else stream.rows
+    starts: IntArray = np.cumsum(rows) - rows
+    return starts
+
+
+def _erased_rows(at: Location, shard: Stream, name: str, erased: ErasedKeys) -> IntArray:
+    """Return the rows of a shard that have an erased key: int64, counted from 0 in the shard."""
+    data = Dataset([[shard]])
+    check_key_type(name, data.schema.field(name).type, at / shard.urls[0])
+    found, first = [np.zeros(0, np.int64)], 0
+    for batch in data.select([name]).batches():
+        found.append(first + np.flatnonzero(erased.contains(name, batch.column(0))))
+        first += batch.num_rows
+    return np.concatenate(found)
+
+
+@dataclass(frozen=True)
+class KeysToErase:
+    """Keys to erase, with the shards that were searched for rows with these keys.
+
+    name    key column
+    keys    the keys; empty: no key is erased
+    erased  these keys, and all keys that were erased before
+    known   names of the shards that were searched
+    since   number of the newest version that was searched
+    """
+
+    name: str
+    keys: Sequence[pa.Array]
+    erased: ErasedKeys
+    known: frozenset[str]
+    since: int
+
+    def check(self, at: Location) -> None:
+        """Raise BusyError if a later version has added a row with an erased key."""
+        later = [number for number in numbers(at) if number > self.since] if self.keys else []
+        found: list[Version] = []
+        for number in later:
+            with contextlib.suppress(MissingError):  # another process has removed this version
+                found.append(read_version(at, number))
+        if files_with_keys(at, found, self.name, self.erased, self.known):
+            raise BusyError(
+                "another process has added a row with a key to erase",
+                where=at,
+                hint="Run the same command again.",
+            )
+
+    def record(self, at: Location, lock: CommitLock) -> None:
+        """Add the keys to `.flare-erased`. The caller must hold the commit lock."""
+        if not self.keys:
+            return
+        known = ErasedKeys.read(at)
+        more = known.added(self.name, self.keys)
+        if more != known:
+            lock.check()
+            more.write(at)
+
+
 @dataclass(frozen=True)
 class WithoutFailures(Change):
     """A change that also replaces `failed.jsonl` files with copies that do not list erased keys.
@@ -164,11 +308,13 @@ class WithoutFailures(Change):
     change   the change to the rows
     lines    name of each replaced file -> lines of its copy
     scanned  names of all `failed.jsonl` files that were searched for erased keys
+    erasure  keys that are recorded directly before the commit
     erases   names of all files to delete after the commit, including the replaced files
     """
 
     at: Location
     change: Change
+    erasure: KeysToErase
     lines: Mapping[str, list[bytes]]
     scanned: frozenset[str]
     erases: tuple[str, ...] = ()
@@ -192,7 +338,18 @@ class WithoutFailures(Change):
                 where=base.at,
                 hint="Run the same command again.",
             )
-        return tuple(self._replaced(stream, base) for stream in self.change.apply(base))
+        streams = self.change.apply(base)
+        if not {url for stream in streams for url in stream.urls}.isdisjoint(self.erases):
+            raise BusyError(
+                "the newest version again lists files to erase",
+                where=base.at,
+                hint="Run the same command again.",
+            )
+        self.erasure.check(self.at)
+        return tuple(self._replaced(stream, base) for stream in streams)
+
+    def prepare(self, lock: CommitLock) -> None:
+        self.erasure.record(self.at, lock)
 
     def _replaced(self, stream: Stream, base: Version) -> Stream:
         files: dict[str, File] = {}

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from flarecli.encodings import is_binary, is_text
+from flarecli.errors import UsageError
 from flarecli.hashes import mix64
 from flarecli.model import IntArray
 from flarecli.names import is_url
@@ -28,7 +29,9 @@ from flarecli.redact import redact, redact_text
 from flarecli.storage import descriptors
 from flarecli.storage.local import temporary_file_error
 
-__all__ = ["Keys", "is_empty_key", "key_bytes", "key_text"]
+__all__ = ["Keys", "check_key_type", "erasable_bytes", "is_empty_key", "key_bytes", "key_text"]
+
+_ZEROS = [b"0", b"0.0", b"-0", b"-0.0"]
 
 Hashes = npt.NDArray[np.uint64]
 Records = npt.NDArray[np.void]  # array of dtype _RECORD
@@ -272,6 +275,33 @@ def key_bytes(keys: pa.Array) -> pa.Array:
     if not is_binary(keys.type):
         keys = keys.cast(pa.large_string())
     return keys.cast(pa.large_binary())
+
+
+def erasable_bytes(keys: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return the `key_bytes` of keys to compare with erased keys: large_binary [rows].
+
+    kind  type of the key column; if it is floating, -0.0 and 0.0 become the same key
+    """
+    found = key_bytes(keys)
+    if not pa.types.is_floating(kind):
+        return found
+    is_zero = pc.is_in(found, value_set=pa.array(_ZEROS, pa.large_binary()))
+    return pc.if_else(is_zero, pa.scalar(b"0", pa.large_binary()), found)
+
+
+def check_key_type(name: str, kind: pa.DataType, where: object = "") -> None:
+    """Raise UsageError if a column of the given type cannot be a key.
+
+    where  address of the column's file; empty: unknown
+    """
+    try:
+        key_bytes(pa.nulls(0, kind))
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        raise UsageError(
+            f"column {name!r} cannot be a key: expected text, numbers or bytes",
+            where=where,
+            column=name,
+        ) from None
 
 
 def is_empty_key(keys: pa.Array) -> npt.NDArray[np.bool_]:

@@ -49,6 +49,7 @@ __all__ = [
     "erase",
     "lists_of",
     "finish_removal",
+    "refuse_listed",
     "refuse_pins",
     "listed_in_versions",
     "plan_removal",
@@ -115,6 +116,17 @@ def refuse_pins(at: Location, files: Collection[str], newest: int) -> None:
         )
 
 
+def refuse_listed(at: Location, files: Collection[str], newest: int) -> None:
+    """Raise BusyError if the newest version lists any of the files, with the arguments of `erase`."""
+    at = confined(at)
+    if files and not listed_files(at, version_name(newest)).keys().isdisjoint(files):
+        raise BusyError(
+            f"version {newest} again lists files to erase",
+            where=at,
+            hint="Run the same command again.",
+        )
+
+
 def copies(at: Location, lists: Sequence[str], files: Collection[str]) -> set[str]:
     """Return `files` and all files to which or from which their rows may have been copied.
 
@@ -149,12 +161,7 @@ def erase(
             version lists a file; ReachError if a file still exists after its deletion
     """
     at = confined(at)
-    if not listed_files(at, version_name(newest)).keys().isdisjoint(files):
-        raise BusyError(
-            f"version {newest} again lists files to erase",
-            where=at,
-            hint="Run the same command again.",
-        )
+    refuse_listed(at, files, newest)
     if not breaks_pins:
         refuse_pins(at, files, newest)
     numbered, pins = lists_of(at, files, newest)

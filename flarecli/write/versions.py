@@ -206,6 +206,12 @@ class Change(ABC):
                 FormatError if the columns of the new rows differ from the columns of `base`
         """
 
+    def prepare(self, lock: CommitLock) -> None:  # noqa: B027 - most changes write nothing here
+        """Write the files that must exist before the playlist of the next version is created.
+
+        lock  the commit lock, which this process holds
+        """
+
 
 def fragment_name(parts: Sequence[Any]) -> str:
     """Return the folder name of a fragment. It contains a digest of `parts`.
@@ -438,12 +444,14 @@ def commit(at: Location, change: Change, base: Version) -> Version:
                 one = read_version(at, number)
                 # the bytes are searched first, because it takes milliseconds to parse a playlist
                 if change.fragments[0].encode() in one.data and one.fragments == change.fragments:
+                    change.prepare(lock)
                     publish(at, current)
                     return one
         if not numbers(at):
             _keep_first(at, current)
         for _ in range(_MAX_ATTEMPTS):
             new = _next_version(at, change, current)
+            change.prepare(lock)
             if _created(at, new, lock):
                 _check_newest(at, new)
                 publish(at, new, current)

@@ -17,7 +17,14 @@ import flarecli as flare
 from flarecli import playlists
 from flarecli.__main__ import main
 from flarecli.commands.rewrite import Group, rewrite
-from flarecli.errors import BusyError, FlareError, FormatError, UnsafeError, UsageError
+from flarecli.errors import (
+    BusyError,
+    FlareError,
+    FormatError,
+    MissingError,
+    UnsafeError,
+    UsageError,
+)
 from flarecli.model import Playlist
 from flarecli.progress import Progress
 from flarecli.storage import Guard, locate
@@ -428,7 +435,13 @@ def test_a_row_whose_key_is_erased_while_it_is_packed_is_not_appended(out, tmp_p
 def test_a_damaged_list_of_erased_keys_is_reported(out, tmp_path):
     flare.drop(out, where="id = 3", key="id", erase=True)
     more = table(rows(10, 1), tmp_path / "more.parquet")
-    for text in ("{", "[]", '{"key": "00", "columns": {}}', '{"key": "zz", "columns": {"a": 5}}'):
+    for text in (
+        "{",
+        "[]",
+        "[" * 100_000,
+        '{"key": "00", "columns": {}}',
+        '{"key": "zz", "columns": {"a": 5}}',
+    ):
         (out / ".flare-erased").write_text(text)
         with pytest.raises(FormatError) as caught:
             flare.pack(more, out, append=True)
@@ -487,6 +500,204 @@ def test_an_erasure_killed_at_any_step_erases_keys_when_it_is_repeated(out, tmp_
         assert found == expected, step
     assert not any(b"8317" in data for data in expected.values())
     assert count > 20
+
+
+SECRET = "planted secret 8317"
+
+
+def planted(tmp_path):
+    """A dataset from which a row with a planted text was dropped, but not erased."""
+    out = tmp_path / "planted"
+    samples = [*rows(0, 3), {"id": 3, "text": SECRET}, *rows(4, 6)]
+    flare.pack(table(samples, tmp_path / "planted.parquet"), out, shard_rows=4)
+    flare.drop(out, where="id = 3")
+    (tmp_path / "keys.txt").write_text("3\n")
+    return out
+
+
+def has_secret(folder):
+    return any(SECRET.encode() in data for data in files_of(folder).values())
+
+
+def test_a_row_that_was_dropped_before_is_erased_by_its_key(tmp_path, capsys):
+    out = planted(tmp_path)
+    options = ["--erase", "--keys", str(tmp_path / "keys.txt"), "--key", "id"]
+    assert has_secret(out)
+    assert main(["drop", str(out), *options]) == 0
+    assert "no row matches" not in capsys.readouterr().err
+    assert not has_secret(out)
+    assert [one.number for one in flare.log(out)] == [2]
+    assert len(json.loads((out / ".flare-erased").read_text())["columns"]["id"]) == 1
+    assert content(out) == [*rows(0, 3), *rows(4, 6)] and list(flare.verify(str(out))) == []
+    with pytest.raises(FormatError):
+        flare.pack(table(rows(3, 1), tmp_path / "again.parquet"), out, append=True)
+
+
+@pytest.mark.parametrize("selected", ["keys", "where"])
+def test_a_row_that_was_dropped_and_appended_again_is_erased_everywhere(selected, tmp_path):
+    out = planted(tmp_path)
+    flare.pack(table(rows(3, 1), tmp_path / "again.parquet"), out, append=True)
+    options = {"keys": tmp_path / "keys.txt"} if selected == "keys" else {"where": "id = 3"}
+    assert flare.drop(out, **options, key="id", erase=True).rows == 1
+    assert not has_secret(out)
+    assert content(out) == [*rows(0, 3), *rows(4, 6)] and list(flare.verify(str(out))) == []
+
+
+def test_a_pin_of_a_version_with_an_erased_key_is_refused_or_deleted(tmp_path):
+    out = planted(tmp_path)
+    (out / "playlist.first.yaml").write_bytes((out / "playlist.000001.yaml").read_bytes())
+    flare.prune(out, keep=1)
+    options = {"keys": tmp_path / "keys.txt", "key": "id", "erase": True}
+    with pytest.raises(UsageError) as caught:
+        flare.drop(out, **options)
+    assert str(caught.value) == f"{out}: the pin playlist.first.yaml lists files to erase"
+    assert has_secret(out) and not (out / ".flare-erased").exists()
+    flare.drop(out, **options, break_pins=True)
+    assert not has_secret(out) and not (out / "playlist.first.yaml").exists()
+
+
+def test_the_key_and_the_text_of_a_dropped_row_are_erased_in_all_streams(tmp_path):
+    out = tmp_path / "out"
+    samples = [{"text": SECRET if i == 3 else f"text {i}"} for i in range(10)]
+    flare.pack(table(samples, tmp_path / "a.parquet"), out, shard_rows=4)
+    flare.pack(table([{"id": i} for i in range(10)], tmp_path / "b.parquet"), out, add_column="id")
+    flare.drop(out, where="id = 3")
+    (tmp_path / "keys.txt").write_text("3\n")
+    unknown = shutil.copytree(out, tmp_path / "unknown")
+    flare.drop(out, keys=tmp_path / "keys.txt", key="id", erase=True)
+    assert not has_secret(out)
+    assert [one.number for one in flare.log(out)] == [3]
+    (unknown / "playlist.000002.yaml").unlink()
+    with pytest.raises(FormatError) as caught:
+        flare.drop(unknown, keys=tmp_path / "keys.txt", key="id", erase=True)
+    assert str(caught.value) == (
+        f"{unknown}/playlist.000001.yaml: the keys of the rows in shard.00000.mds are unknown, "
+        "because the playlist lacks the column 'id' or the numbers of rows"
+    )
+
+
+@pytest.mark.parametrize(("damage", "error"), [("missing", MissingError), ("cut", FormatError)])
+def test_an_earlier_shard_that_cannot_be_read_stops_an_erasure(damage, error, tmp_path):
+    out = planted(tmp_path)
+    shard = out / "shard.00000.mds"
+    data = shard.read_bytes()
+    shard.unlink() if damage == "missing" else shard.write_bytes(data[: len(data) // 2])
+    with pytest.raises(error) as caught:
+        flare.drop(out, keys=tmp_path / "keys.txt", key="id", erase=True)
+    assert caught.value.exit_code in (3, 4) and "shard.00000.mds" in str(caught.value)
+    assert not (out / ".flare-erased").exists()
+
+
+def test_an_erasure_of_earlier_versions_killed_at_any_step_is_completed(tmp_path):
+    out = planted(tmp_path)
+
+    def erase(folder):
+        flare.drop(folder, keys=tmp_path / "keys.txt", key="id", erase=True)
+
+    count = 0
+    for step, folder, _ in killed_at_each_step(erase, out):
+        count += 1
+        erase(folder)
+        assert not has_secret(folder), step
+        assert list(flare.verify(str(folder))) == [], step
+        assert (folder / ".flare-erased").exists(), step
+    assert count > 3
+
+
+def test_a_key_is_not_refused_after_an_erasure_that_could_not_commit(out, tmp_path, monkeypatch):
+    real = versions.commit
+
+    def commit(at, change, base):
+        monkeypatch.setattr(versions, "commit", real)
+        flare.drop(out, where="id = 2")
+        return real(at, change, base)
+
+    monkeypatch.setattr(versions, "commit", commit)
+    with pytest.raises(BusyError):
+        flare.drop(out, where="id = 3", key="id", erase=True)
+    assert not (out / ".flare-erased").exists()
+    flare.pack(table(rows(3, 1), tmp_path / "more.parquet"), out, append=True)
+
+
+def test_a_row_with_a_key_that_is_being_erased_stops_the_erasure(out, tmp_path, monkeypatch):
+    real = versions.commit
+
+    def commit(at, change, base):
+        monkeypatch.setattr(versions, "commit", real)
+        flare.pack(table(rows(3, 1), tmp_path / "more.parquet"), out, append=True)
+        return real(at, change, base)
+
+    monkeypatch.setattr(versions, "commit", commit)
+    with pytest.raises(BusyError) as caught:
+        flare.drop(out, where="id = 3", key="id", erase=True)
+    assert str(caught.value) == f"{out}: another process has added a row with a key to erase"
+    assert not (out / ".flare-erased").exists()
+    assert flare.drop(out, where="id = 3", key="id", erase=True).rows == 2
+
+
+def test_an_erasure_of_a_version_that_is_restored_meanwhile_records_no_key(tmp_path, monkeypatch):
+    out = planted(tmp_path)
+    (tmp_path / "keys.txt").write_text("3\n9\n")
+    real = versions.commit
+
+    def commit(at, change, base):
+        monkeypatch.setattr(versions, "commit", real)
+        flare.log(out, restore=1)
+        return real(at, change, base)
+
+    monkeypatch.setattr(versions, "commit", commit)
+    with pytest.raises(BusyError) as caught:
+        flare.drop(out, keys=tmp_path / "keys.txt", key="id", erase=True)
+    assert caught.value.message == "the newest version again lists files to erase"
+    assert not (out / ".flare-erased").exists()
+    assert flare.drop(out, keys=tmp_path / "keys.txt", key="id", erase=True).rows == 2
+    assert not has_secret(out)
+
+
+def test_a_column_of_lists_cannot_be_a_key_of_an_erasure(tmp_path):
+    out = tmp_path / "out"
+    flare.pack(table([{"id": [1, 2], "v": 0}], tmp_path / "a.parquet"), out, format="parquet")
+    with pytest.raises(UsageError) as caught:
+        flare.drop(out, key="id", where="v=0", erase=True)
+    assert str(caught.value) == "column 'id' cannot be a key: expected text, numbers or bytes"
+
+
+def test_too_many_erased_keys_are_refused_before_the_commit(out, monkeypatch):
+    flare.drop(out, where="id = 2", key="id", erase=True)
+    before = files_of(out)
+    monkeypatch.setattr("flarecli.write.erased._MAX_BYTES", len(before[".flare-erased"]))
+    with pytest.raises(UsageError) as caught:
+        flare.drop(out, where="id = 3", key="id", erase=True)
+    size = len(before[".flare-erased"])
+    assert str(caught.value) == (
+        f"{out}/.flare-erased: the hashes of the erased keys need {size + 36} bytes, "
+        f"more than {size}"
+    )
+    assert files_of(out)[".flare-erased"] == before[".flare-erased"] and len(content(out)) == 9
+
+
+@pytest.mark.parametrize("kind", [pa.float64(), pa.float32(), pa.float16()])
+def test_zero_and_negative_zero_are_the_same_erased_key(kind, tmp_path):
+    out = tmp_path / "out"
+
+    def floats(values, name):
+        columns = {
+            "id": pa.array(np.array(values, kind.to_pandas_dtype())),
+            "v": range(len(values)),
+        }
+        pq.write_table(pa.table(columns), tmp_path / name)
+        return str(tmp_path / name)
+
+    flare.pack(floats([-0.0, 0.0, 1.5], "a.parquet"), out, format="parquet")
+    (tmp_path / "keys.txt").write_text("0\n")
+    options = {"keys": tmp_path / "keys.txt", "key": "id"}
+    assert flare.drop(out, **options, dry_run=True).rows == 2
+    (tmp_path / "keys.txt").write_text("-0\n")
+    assert flare.drop(out, **options, dry_run=True).rows == 2
+    flare.drop(out, where="v = 0", key="id", erase=True)
+    for zero in (0.0, -0.0):
+        with pytest.raises(FormatError, match="a row with this key was erased"):
+            flare.pack(floats([zero], "b.parquet"), out, append=True)
 
 
 def test_rows_are_dropped_by_the_keys_in_a_file(out, tmp_path):
