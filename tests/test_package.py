@@ -57,7 +57,7 @@ def test_playlist_is_the_command_after_imports_in_any_order(first):
 
 def test_a_source_package_contains_the_tests_and_a_wheel_only_the_package(tmp_path):
     pytest.importorskip("setuptools")
-    ignored = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "demo")
+    ignored = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "demo", "dist")
     root, checkout = Path(__file__).parents[1], tmp_path / "checkout"
     shutil.copytree(root, checkout, ignore=ignored)
     shutil.copy(root / ".pre-commit-hooks.yaml", checkout)
