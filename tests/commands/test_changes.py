@@ -5,7 +5,9 @@ import itertools
 import json
 import os
 import random
+import shlex
 import shutil
+import subprocess
 from dataclasses import replace
 
 import numpy as np
@@ -1398,26 +1400,18 @@ def test_a_drop_of_another_shard_is_applied_to_the_newest_version(out, tmp_path)
     assert content(out) == rows(1, 8) + rows(10, 3)
 
 
-def append_many(folder, sources):
-    """Append tables in a forked process; return its process id."""
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
-        for source in sources:
-            flare.pack(source, folder, append=True)
-        code = 0
-    finally:
-        os._exit(code)
+def append_many(forked_flare, folder, sources):
+    """Start a process that appends tables one after another."""
+    flare_command = shlex.join(forked_flare)
+    lines = [f"{flare_command} pack {shlex.quote(one)} {folder} --append -q" for one in sources]
+    return subprocess.Popen(["sh", "-c", " && ".join(lines)], stdout=subprocess.DEVNULL)
 
 
-def test_many_writers_append_every_row_once(out, tmp_path):
+def test_many_writers_append_every_row_once(out, tmp_path, forked_flare):
     count, processes = WRITERS
     sources = [table(rows(10 + 3 * i, 3), tmp_path / f"{i}.parquet") for i in range(count)]
-    children = [append_many(out, sources[i::processes]) for i in range(processes)]
-    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
-    assert codes == [0] * processes
+    children = [append_many(forked_flare, out, sources[i::processes]) for i in range(processes)]
+    assert [child.wait() for child in children] == [0] * processes
     assert sorted(one["id"] for one in content(out)) == list(range(10 + 3 * count))
     assert [one.rows for one in flare.log(out)] == list(range(10, 11 + 3 * count, 3))
     assert list(flare.verify(str(out))) == []
@@ -1897,13 +1891,13 @@ def test_a_dropped_column_is_named_in_the_result(out, capsys):
     ]
 
 
-def test_prune_and_erase_run_while_other_processes_append(out, tmp_path):
+def test_prune_and_erase_run_while_other_processes_append(out, tmp_path, forked_flare):
     sources = [table(rows(10 + 3 * i, 3), tmp_path / f"{i}.parquet") for i in range(12)]
-    children = [append_many(out, sources[i::2]) for i in range(2)]
+    children = [append_many(forked_flare, out, sources[i::2]) for i in range(2)]
     flare.drop(out, where="id = 1", erase=True)
-    while (done := os.waitpid(children[0], os.WNOHANG))[0] == 0:
+    while children[0].poll() is None:
         flare.prune(out, keep=1)
-    assert [done[1], os.waitpid(children[1], 0)[1]] == [0, 0]
+    assert [child.wait() for child in children] == [0, 0]
     flare.prune(out, keep=1)
     assert sorted(one["id"] for one in content(out)) == [0, *range(2, 46)]
     assert list(flare.verify(str(out))) == []
