@@ -21,4 +21,3 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_sphinx = False
 html_copy_source = False
-man_pages: list[tuple[str, str, str, list[str], int]] = []

@@ -4,6 +4,7 @@ python docs/man_pages.py [FOLDER]
 """
 
 import importlib
+import inspect
 import sys
 from pathlib import Path
 
@@ -60,10 +61,7 @@ def command_page(name: str) -> str:
         f".B flare {name}",
         escaped("[OPTIONS] " + " ".join(one.metavar for one in arguments.values())),
     ]
-    lines += [
-        ".SH DESCRIPTION",
-        *paragraphs("\n\n".join(module.command.__doc__.replace("\n    ", "\n").split("\n\n"))),
-    ]
+    lines += [".SH DESCRIPTION", *paragraphs(inspect.getdoc(module.command))]
     lines += [".SH ARGUMENTS"] if arguments else []
     for one in arguments.values():
         lines += [".TP", f".I {escaped(one.metavar)}", escaped(one.help)]

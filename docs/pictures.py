@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import re
 import shutil
@@ -30,8 +31,6 @@ SEEDS = range(3, 27)
 
 def dataset(folder: Path) -> None:
     """Pack a few images, which are stored without loss so that every library decodes the same pixels."""
-    import io
-
     import flarecli
 
     columns = {"key": "str", "image": "png", "caption": "str", "score": "float64"}
@@ -53,7 +52,7 @@ def terminal(folder: Path, target: Path) -> None:
         width=COLUMNS,
         force_terminal=True,
         color_system="truecolor",
-        file=open(os.devnull, "w"),  # noqa: SIM115
+        file=io.StringIO(),
     )
     for line in LINES:
         console.print(Text("$ ", style="green") + Text(line))
