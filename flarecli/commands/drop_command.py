@@ -25,6 +25,7 @@ from flarecli.progress import Progress
 from flarecli.read.version_lists import file_names, files_of, files_to_remove, listed_files
 from flarecli.storage import Location, locate
 from flarecli.suggest import choose
+from flarecli.units import format_count
 from flarecli.write import CommitLock, check_key_type, erasable_bytes, removal, versions
 from flarecli.write.erased import (
     ErasedKeys,
@@ -80,12 +81,18 @@ def drop(options: DropOptions) -> Changed:
         _complete_erasures(at, options, progress)
     selection = _selected(options, base)
     erasure = None
-    if options.erase and not options.dry_run:
+    if options.erase:
         erasure = _planned_erasure(at, options, base, selection, progress)
         if selection is None and erasure.lines:
             selection = _Selection({}, [])
+        if options.dry_run and erasure.files:
+            count = format_count(len(erasure.files), "file")
+            them = "it" if len(erasure.files) == 1 else "them"
+            progress.note(f"would delete {count}, and all earlier versions that list {them}")
     if selection is None:
-        if erasure is None or not _erase_history(at, erasure, options, progress):
+        if erasure is not None and not options.dry_run:
+            _erase_history(at, erasure, options, progress)
+        if erasure is None or not erasure.files:
             progress.note("no row matches")
         return Changed(None, 0, 0, 0, options.dry_run)
     shards, sizes = total_size(base, selection.groups)
@@ -333,11 +340,10 @@ def _complete_erasures(at: Location, options: DropOptions, progress: Progress) -
 
 def _erase_history(
     at: Location, erasure: _Erasure, options: DropOptions, progress: Progress
-) -> bool:
-    """Record the keys, and erase files that only earlier versions list; return whether any exist."""
+) -> None:
+    """Record the keys, and erase files that only earlier versions list."""
     if erasure.files or erasure.keys.keys:
         _erase(at, erasure.files, options, progress, erasure.keys)
-    return bool(erasure.files)
 
 
 def _erases(at: Location, number: int) -> tuple[str, ...]:

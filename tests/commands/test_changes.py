@@ -524,7 +524,11 @@ def has_secret(folder):
 def test_a_row_that_was_dropped_before_is_erased_by_its_key(tmp_path, capsys):
     out = planted(tmp_path)
     options = ["--erase", "--keys", str(tmp_path / "keys.txt"), "--key", "id"]
-    assert has_secret(out)
+    before = state_of(out)
+    assert main(["drop", str(out), *options, "--dry-run"]) == 0
+    note = "would delete 1 file, and all earlier versions that list it"
+    assert capsys.readouterr().err.splitlines() == [note]
+    assert state_of(out) == before and has_secret(out)
     assert main(["drop", str(out), *options]) == 0
     assert "no row matches" not in capsys.readouterr().err
     assert not has_secret(out)
