@@ -480,6 +480,14 @@ def test_running_out_of_memory_is_reported_in_one_line(large, tmp_path, command)
     assert (code, said, printed) == (3, NO_MEMORY, "")
 
 
+def test_nine_file_handles_are_enough_to_pack_a_table(tmp_path):
+    table, out = tmp_path / "x.csv", tmp_path / "out"
+    table.write_text("a\n" + "".join(f"{i}\n" for i in range(60)))
+    assert flare("pack", "-q", table, out, handles=9)[:2] == (0, "")
+    assert list(commands.verify(str(out))) == []
+    assert commands.inspect(str(out)).rows == 60
+
+
 @pytest.mark.parametrize(("command", "handles"), [("cat", 8), ("cat", 9), ("pack", 8)])
 def test_too_few_file_handles_are_reported(tmp_path, command, handles):
     folder = tmp_path / "d"

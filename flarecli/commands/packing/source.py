@@ -351,15 +351,7 @@ def open_source(sources: Addresses, options: SourceOptions) -> Source:
         check_no_rows(shown, options.streams, options.rows)
         _check_folder_column(options.folder_column, shown)
         with _hints_on_kind(options.kind, kinds_of_all):
-            index = ingest.open_index(
-                opened,
-                guard=options.guard,
-                text=options.text,
-                dialect=options.dialect,
-                kind=options.kind,
-                null_separated=options.null_separated,
-                allow_missing=options.allow_missing,
-            )
+            index = _opened_tables(opened, options)
         source: Source
         if options.object_name:
             # the user's own code created the rows, so allow relative paths and local files
@@ -391,13 +383,7 @@ def open_source(sources: Addresses, options: SourceOptions) -> Source:
         if is_single and (tables := _tables_in(expanded[0], resolved)):
             check_no_rows(shown, options.streams, options.rows)
             _check_folder_column(options.folder_column, shown)
-            index = ingest.open_index(
-                tables,
-                guard=options.guard,
-                text=options.text,
-                dialect=options.dialect,
-                allow_missing=options.allow_missing,
-            )
+            index = _opened_tables(tables, options)
             source = _IndexSource(shown, name, index, options.guard)
         elif is_single and not spools and _is_plain_folder(expanded[0], resolved, options.guard):
             options.dialect.check_used(False, shown)
@@ -428,6 +414,19 @@ def open_source(sources: Addresses, options: SourceOptions) -> Source:
             source.notes = _single_file(resolved[0].streams[0]) if is_single else ()
     source.notes = (*skipped, *source.notes)
     return source
+
+
+def _opened_tables(addresses: Sequence[str | ingest.Spool], options: SourceOptions) -> ingest.Index:
+    """Open tables, lists and input streams as one index."""
+    return ingest.open_index(
+        addresses,
+        guard=options.guard,
+        text=options.text,
+        dialect=options.dialect,
+        kind=options.kind,
+        null_separated=options.null_separated,
+        allow_missing=options.allow_missing,
+    )
 
 
 def _tables_in(folder: str, resolved: Sequence[Playlist]) -> list[str]:
