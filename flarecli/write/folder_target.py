@@ -39,6 +39,9 @@ from flarecli.write.target import (
 
 __all__ = ["FolderTarget", "bucket_of", "check_target", "claim", "remove_unfinished_files"]
 
+# `flare prune`, and the next change after an interrupted one, hold the lock of a fragment for
+# milliseconds. A pack that creates this fragment at the same time must not fail.
+_BRIEF_S, _POLL_S = 0.5, 0.01
 _NO_LOCKS_HINT = "Write to a local disk or a bucket, then copy the result to this folder."
 _LOCK = os.O_WRONLY | descriptors.CREATE
 _claimed: dict[int, str] = {}  # file descriptor of a lock -> path of the scratch folder
@@ -171,19 +174,26 @@ class FolderTarget(Target):
             self.is_done = True
 
     def _lock(self, fd: int, scratch: str, created: list[str]) -> None:
+        stop = time.monotonic() + _BRIEF_S
         try:
-            descriptors.lock_or_fail(fd, self.shown, _NO_LOCKS_HINT)
-        except BlockingIOError:
-            raise BusyError(
-                f"another {self.contents.noun} is writing to this folder ({_owner(scratch)})",
-                where=self.shown,
-                hint="Wait until the other process ends.",
-            ) from None
+            while True:
+                try:
+                    descriptors.lock_or_fail(fd, self.shown, _NO_LOCKS_HINT)
+                    return
+                except BlockingIOError:
+                    if time.monotonic() > stop:
+                        break
+                time.sleep(_POLL_S)
         except ReachError:
             for folder in created:
                 with contextlib.suppress(OSError):  # another process may use the folder
                     os.rmdir(folder)
             raise
+        raise BusyError(
+            f"another {self.contents.noun} is writing to this folder ({_owner(scratch)})",
+            where=self.shown,
+            hint="Wait until the other process ends.",
+        )
 
     def _has_files(self) -> bool:
         """Return whether the folder contains files but no scratch folder.

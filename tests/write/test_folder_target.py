@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import os
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -252,3 +253,14 @@ def test_resume_has_priority_over_overwrite(tmp_path):
         )
         assert (writer.rows, writer.shards) == (4, 2)
         writer.abandon()
+
+
+def test_a_pack_waits_for_a_process_that_holds_the_lock_briefly(tmp_path):
+    expected = pack(tmp_path / "expected", 5)
+    leave_unfinished(tmp_path / "out", 3)
+    held = os.open(tmp_path / "out" / ".flare", os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    timer = threading.Timer(0.1, os.close, (held,))
+    timer.start()
+    assert pack(tmp_path / "out", 5, resume=True) == expected
+    timer.join()

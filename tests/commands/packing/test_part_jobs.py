@@ -659,7 +659,7 @@ def test_a_job_waits_while_another_job_writes_the_journal(
 ) -> None:
     out, notes = tmp_path / "out", NoteCollector()
     other = claim(out)
-    threading.Timer(0.3, other.abandon, [False]).start()
+    threading.Timer(1.0, other.abandon, [False]).start()  # longer than the wait without a note
     flarecli.pack(index, out, part="2/3", progress=notes)
     assert len(notes.notes) == 1
     assert notes.notes[0].startswith(
