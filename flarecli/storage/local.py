@@ -824,7 +824,13 @@ def made_folder(path: str, store: LocalStore) -> None:
     """Create and sync a folder and its missing parents."""
     if os.path.isdir(path):
         return
-    if os.path.lexists(path):
+    try:
+        mode = os.lstat(path).st_mode
+    except OSError:
+        mode = None
+    if mode is not None and stat.S_ISDIR(mode):  # another process has just created the folder
+        return
+    if mode is not None:
         raise ReachError("is a file; expected a folder", where=path)
     parent = os.path.dirname(path)
     made_folder(parent, store)

@@ -5,8 +5,9 @@ import os
 
 import pytest
 
-from flarecli.errors import BusyError, UsageError
+from flarecli.errors import BusyError, ReachError, UsageError
 from flarecli.model import Settings
+from flarecli.storage.local import LocalStore, made_folder
 from flarecli.write import Writer
 
 
@@ -64,6 +65,20 @@ def test_a_folder_that_is_removed_during_its_check_is_created(tmp_path, monkeypa
     with opened(tmp_path / "out", resume=True) as writer:
         writer.write({"n": 1})
     assert (tmp_path / "out" / "playlist.yaml").exists()
+
+
+def test_a_folder_that_is_created_during_its_check_is_used(tmp_path, monkeypatch):
+    path = tmp_path / "new"
+    call_after_isdir(monkeypatch, str(path), path.mkdir)
+    made_folder(str(path), LocalStore(str(tmp_path)))
+    assert path.is_dir()
+
+
+def test_a_file_at_the_path_of_a_folder_is_an_error(tmp_path):
+    (tmp_path / "new").write_bytes(b"")
+    with pytest.raises(ReachError) as caught:
+        made_folder(f"{tmp_path}/new", LocalStore(str(tmp_path)))
+    assert str(caught.value) == f"{tmp_path}/new: is a file; expected a folder"
 
 
 def test_a_folder_with_files_of_others_is_still_refused(tmp_path):
