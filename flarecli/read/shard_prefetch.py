@@ -7,6 +7,7 @@ next window. If the windows are small, more than two are prefetched.
 from __future__ import annotations
 
 import contextlib
+import functools
 import heapq
 import threading
 from collections import deque
@@ -80,8 +81,11 @@ class Prefetch:
         for _, start, stop, _ in ended:
             self._shards.release(start, stop)
 
-    def _next(self) -> tuple[int, int] | None:
-        """Wait until another download may start, and return its row range; None at the end."""
+    def _next(self) -> tuple[int, int, int] | None:
+        """Wait until another download may start; return None at the end.
+
+        return  the step at which the window ends, and the row range (start, stop) to download
+        """
         with self._wake:
             while not self._closed:
                 if not self._todo:
@@ -97,17 +101,23 @@ class Prefetch:
                 is_near = self._step >= self._firsts[0] or total <= _MIN_AHEAD_BYTES
                 if self._step >= self._firsts[-1] or (is_near and total <= self._shards.room):
                     self._bytes += size
-                    heapq.heappush(self._fetched, (self._end, *self._todo[0], size))
-                    return self._todo.popleft()
+                    start, stop = self._todo.popleft()
+                    heapq.heappush(self._fetched, (self._end, start, stop, size))
+                    return self._end, start, stop
                 self._wake.wait(_POLL_S)
         return None
 
     def _work(self) -> None:
-        while (rows := self._next()) is not None:
+        while (work := self._next()) is not None:
+            end, start, stop = work
             with contextlib.suppress(FlareError):
-                self._shards.fetch(*rows)
+                self._shards.fetch(start, stop, functools.partial(self._is_current, end))
             if self._closed:
-                self._shards.release(*rows)
+                self._shards.release(start, stop)
+
+    def _is_current(self, end: int) -> bool:
+        """Return whether the run has not yet reached step `end`, the end of a window."""
+        return self._step < end
 
     def close(self) -> None:
         """End the threads, and release all shards that the run keeps in memory.

@@ -300,11 +300,15 @@ class Series:
 
     # -- prefetch
 
-    def fetch(self, i: int, passing: bool = False) -> None:
+    def fetch(
+        self, i: int, passing: bool = False, is_needed: Callable[[], bool] | None = None
+    ) -> None:
         """Download a chunk into the cache once. Skip a chunk that does not fit into the cache.
 
-        passing  True if a run reads the chunk in only one window. After the window, the run calls
-                 `release`
+        passing    True if a run reads the chunk in only one window. After the window, the run calls
+                   `release`
+        is_needed  function that returns False if the run has already called `release`. The chunk
+                   is then not downloaded again. None means that the chunk is always needed
         """
         if i in self._fetched:
             return
@@ -312,7 +316,7 @@ class Series:
             fetch_lock = self._fetch_locks.setdefault(i, threading.Lock())
         # This lock is faster than the cache's lock between processes, which waiting threads poll.
         with fetch_lock:
-            if i in self._fetched:
+            if i in self._fetched or (is_needed is not None and not is_needed()):
                 return
             chunk = self.chunk(i)
             if passing:

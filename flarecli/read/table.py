@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -360,13 +360,15 @@ class Shards:
         """Return the total listed bytes of the shards that contain rows start..stop."""
         return sum(series.weight(i) for series, i in self._chunks(start, stop))
 
-    def fetch(self, start: int, stop: int) -> None:
+    def fetch(self, start: int, stop: int, is_needed: Callable[[], bool]) -> None:
         """Download the shards that contain rows start..stop into the cache.
 
         A shard that does not fit into the cache is kept in memory until `release`, if possible.
+
+        is_needed  function that returns False after the run has released the rows
         """
         for series, i in self._chunks(start, stop):
-            series.fetch(i, passing=True)
+            series.fetch(i, passing=True, is_needed=is_needed)
 
     def fetch_rows(self, rows: IntArray, passing: bool = False) -> None:
         """Download the shards that contain the given rows, int64 [k], into the cache.

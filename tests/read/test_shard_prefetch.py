@@ -13,8 +13,9 @@ import pytest
 
 import flarecli as flare
 from flarecli.errors import FlareError
-from flarecli.model import Settings
+from flarecli.model import Cursor, Settings
 from flarecli.read import shard_prefetch
+from flarecli.read.shard_prefetch import Prefetch
 from tests.pool import is_idle
 
 ROWS = 1500
@@ -166,6 +167,24 @@ def test_the_prefetched_bytes_are_bounded(
     threading.Event().wait(0.5)
     assert least <= len(fetched(served, {name: len(body) for name, body in packed.items()})) <= most
     loop.close()
+
+
+def test_a_thread_that_is_late_does_not_download_a_shard_of_an_ended_window(served, tmp_path):
+    """The reader has downloaded, read and released the shard while the thread waited for it."""
+    data = flare.open(served.url("/d/playlist.yaml"), cache=str(tmp_path / "cache"))
+    (series,) = data._table.series
+    order = data.order(0, 0, "windows", 1)
+    windows = list(order.windows(0))
+    first = series.position(windows[0][2][0][0])
+    with series._fetch_locks.setdefault(first, threading.Lock()):  # as the reader does
+        prefetch = Prefetch(data, order, Cursor(0, 0, 0, "windows"), 1)
+        while not prefetch._fetched:
+            threading.Event().wait(0.01)
+        served.requests.clear()
+        prefetch.reached(windows[-1][1])
+    prefetch.close()
+    assert [path for path, _ in served.requests if path.endswith(f".{first:05}.mds")] == []
+    assert is_idle()
 
 
 def test_a_missing_shard_is_named(served, packed, tmp_path):
