@@ -135,14 +135,14 @@ def test_threads_of_a_process_fetch_each_shard_once(bucket, packed, tmp_path):
     with ThreadPoolExecutor(16) as threads:
         list(
             threads.map(
-                lambda k: data.shards.fetch(*runs[k % len(runs)]),
+                lambda k: data.shards.fetch(*runs[k % len(runs)], lambda: True),
                 sorted(range(4 * len(runs)), key=lambda k: (k % len(runs), k)),
             )
         )
     assert set(times(bucket, packed).values()) == {1.0}
     assert {bucket.asked[name] for name in packed if name.endswith(".mds")} == {1}
     with ThreadPoolExecutor(16) as threads:
-        list(threads.map(lambda one: data.shards.fetch(*one), 4 * runs))
+        list(threads.map(lambda one: data.shards.fetch(*one, lambda: True), 4 * runs))
         list(threads.map(lambda row: data[row]["n"], range(ROWS)))
     assert set(times(bucket, packed).values()) == {1.0}
 

@@ -499,20 +499,21 @@ def test_an_interrupt_ends_a_wait_and_cancels_requests(web):
     web.over.set()
 
 
-def test_requests_queued_during_a_crash_are_delivered(engine, monkeypatch):
+def test_requests_queued_during_a_crash_are_delivered():
     submitted = threading.Event()
 
-    def fails(self):
-        submitted.wait(10)
-        raise OSError("no more files")
+    class CrashingEngine(Engine):  # not Engine itself, because other tests share its thread
+        def _turn(self):
+            submitted.wait(60)
+            raise OSError("no more files")
 
-    monkeypatch.setattr(Engine, "_turn", fails)
-    one, arrived = engine(), SimpleQueue()
+    one, arrived = CrashingEngine(Limits(timeout_s=5.0, deadline_s=20.0)), SimpleQueue()
     one.submit([request("http://127.0.0.1:9/", arrived.put)])
     submitted.set()
     assert arrived.get(timeout=60).fault.kind == "bug"
     with pytest.raises(RuntimeError, match="^the transfer thread has crashed$"):
         one.submit([request("http://127.0.0.1:9/", arrived.put)])
+    one.close()
 
 
 def on_a_thread(call):
