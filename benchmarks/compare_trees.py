@@ -2,10 +2,12 @@
 
     python benchmarks/compare_trees.py OLD NEW [--rounds 5] [--only NAME,…]
 
-OLD and NEW are folders that contain `flarecli`. Each task is a process that imports one of the two checkouts. It runs once with each
-checkout before the counted rounds. For a task of the command line, the CPU time of the whole process counts (user and system, all
-threads); a task of the Python package counts and prints the CPU time of its loop. For each task, the ratio NEW / OLD of the medians is
-printed, with the smallest and the largest ratio of a round. The exit code is 1 if a ratio of medians is above 1.10.
+OLD and NEW are folders that contain `flarecli`. Each task is a process that imports one of the two
+checkouts. It runs once with each checkout before the counted rounds. For a task of the command
+line, the CPU time of the whole process counts (user and system, all threads); a task of the Python
+package counts and prints the CPU time of its loop. For each task, the ratio NEW / OLD of the
+medians is printed, with the smallest and the largest ratio of a round. The exit code is 1 if a
+ratio of medians is above 1.10.
 """
 
 import argparse
@@ -26,7 +28,9 @@ FORMATS = ("mds", "json", "tsv", "ffrecord", "granular", "webdataset")
 
 
 class Task(NamedTuple):
-    """Arguments of `flare`, or the source of a program that prints the seconds of its loop. `{out}` is a new folder."""
+    """Arguments of `flare`, or the source of a program that prints the seconds of its loop. `{out}`
+    is a new folder.
+    """
 
     arguments: str = ""
     program: str = ""

@@ -1,12 +1,15 @@
-"""Measure a dataset that grows every day: 365 appends of 10,000 rows, and a shuffled epoch compared with a dataset packed at once.
+"""Measure a dataset that grows every day: 365 appends of 10,000 rows, and a shuffled epoch compared
+with a dataset packed at once.
 
     daily_append.py [--days N] [--rows N] [--bytes N] [--rounds N]
 
-Each row has an integer and 100 bytes of text (`--bytes`). The script prints the cost of the first and the last append (medians of five; at
-most twice the CPU time), the sizes of the lists, the cost of opening, and the rows per second of a shuffled epoch in batches of 64: of a
-dataset packed at once, of a dataset packed at once in shards of a day, of the fragments (at least 0.9 of the first rate), and after
-`flare compact` (likewise). The epochs run alternately, and each rate is the highest of the rounds. The goals apply to CPU time, which
-depends less on other programs than elapsed time.
+Each row has an integer and 100 bytes of text (`--bytes`). The script prints the cost of the first
+and the last append (medians of five; at most twice the CPU time), the sizes of the lists, the cost
+of opening, and the rows per second of a shuffled epoch in batches of 64: of a dataset packed at
+once, of a dataset packed at once in shards of a day, of the fragments (at least 0.9 of the first
+rate), and after `flare compact` (likewise). The epochs run alternately, and each rate is the
+highest of the rounds. The goals apply to CPU time, which depends less on other programs than
+elapsed time.
 """
 
 import argparse

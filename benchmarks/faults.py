@@ -1,11 +1,13 @@
 """Pack ten million rows into a slow bucket that fails one request in a thousand.
 
-    python benchmarks/faults.py [--rows 10000000] [--part-rows 50000] [--latency 0.005] [--faults 0.001]
+    python benchmarks/faults.py [--rows 10000000] [--part-rows 50000] [--latency 0.005] [--faults
+    0.001]
 
-The bucket is moto's S3 server behind a gateway that counts, delays and fails requests. Half of the faults are a refusal (503) without
-an effect. The other half are a refusal after the request took effect, which the client cannot know. The same rows are packed into a
-folder too, and both playlists, which list the checksum of every file, must be equal bytes. The requests, the seconds and the peak
-memory of the packing process are printed.
+The bucket is moto's S3 server behind a gateway that counts, delays and fails requests. Half of the
+faults are a refusal (503) without an effect. The other half are a refusal after the request took
+effect, which the client cannot know. The same rows are packed into a folder too, and both
+playlists, which list the checksum of every file, must be equal bytes. The requests, the seconds and
+the peak memory of the packing process are printed.
 """
 
 import argparse

@@ -1,10 +1,12 @@
-"""Compare packing and unpacking a folder of small files with tar and cp: CPU time (user and system) and wall-clock time.
+"""Compare packing and unpacking a folder of small files with tar and cp: CPU time (user and system)
+and wall-clock time.
 
     python benchmarks/folders.py [--files 20000] [--rounds 5] [--folder FOLDER]
 
-The files are JPEG headers followed by 16 kB of random bytes, in 20 subfolders. All programs run alternately, after a `sync`, and the
-table contains the lowest time of each program. The start of flare (a folder with one file) is measured separately; the ratios include
-it. The exit code is 1 if a ratio of CPU times is above its goal.
+The files are JPEG headers followed by 16 kB of random bytes, in 20 subfolders. All programs run
+alternately, after a `sync`, and the table contains the lowest time of each program. The start of
+flare (a folder with one file) is measured separately; the ratios include it. The exit code is 1 if
+a ratio of CPU times is above its goal.
 """
 
 import argparse
@@ -36,7 +38,10 @@ def create_files(folder: Path, count: int) -> None:
 
 
 def tasks(at: Path) -> Iterator[tuple[str, Path, list[str]]]:
-    """Yield the name of each task, its output, and its command. A task may read the outputs of earlier tasks."""
+    """Yield the name of each task, its output, and its command.
+
+    A task may read the outputs of earlier tasks.
+    """
     source, mds, tar = at / "files", at / "mds", at / "files.tar"
     yield "tar cf", tar, ["tar", "cf", str(tar), "-C", str(at), "files"]
     yield "flare pack FOLDER", mds, [FLARE, "pack", "-q", str(source), str(mds)]

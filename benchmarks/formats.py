@@ -1,17 +1,22 @@
 """Measure every format: flare, the original library, and a minimal loop as the floor.
 
-    PEER_PYTHON=… GRANULAR_PYTHON=… WEBDATASET_PYTHON=… python benchmarks/formats.py [FORMAT …] [--workloads w1,w2,w3] [--rounds 5]
+    PEER_PYTHON=… GRANULAR_PYTHON=… WEBDATASET_PYTHON=… python benchmarks/formats.py [FORMAT …]
+    [--workloads w1,w2,w3] [--rounds 5]
 
-The operations are reading one random row, reading all rows in order, and writing from memory. A row of workload w1 has about 1 KB of
-text, an integer and a float (100,000 rows); a row of w2 about 20 KB of bytes, an integer and a caption (5,000 rows); a row of w3 500 KB
-of bytes and an integer (1,000 rows). The variables name interpreters with mosaicml-streaming, granular 0.24 and webdataset; an original
-without an interpreter is skipped. `os.pread` and `zlib.crc32` replace ffrecord, which cannot be installed. The floor is a memory map,
-struct and slices in minimal Python, with the interface of `read_rows`. All read the same files, which flare wrote, from the page cache.
+The operations are reading one random row, reading all rows in order, and writing from memory. A row
+of workload w1 has about 1 KB of text, an integer and a float (100,000 rows); a row of w2 about 20
+KB of bytes, an integer and a caption (5,000 rows); a row of w3 500 KB of bytes and an integer
+(1,000 rows). The variables name interpreters with mosaicml-streaming, granular 0.24 and webdataset;
+an original without an interpreter is skipped. `os.pread` and `zlib.crc32` replace ffrecord, which
+cannot be installed. The floor is a memory map, struct and slices in minimal Python, with the
+interface of `read_rows`. All read the same files, which flare wrote, from the page cache.
 
-Each side is a process. The sides run one operation after another, in turns. Results are CPU time, user and system, of all threads, in
-µs per sample: the lowest of two or three runs in a turn, and of these the median of the rounds. Ratios are medians of the ratios of each
-round. Writing with flare includes fsync, a journal and checksums; the originals and the floor write to the page cache only. For all
-sides, malloc is configured to keep freed memory; otherwise the cost of half a megabyte depends on the top of the heap.
+Each side is a process. The sides run one operation after another, in turns. Results are CPU time,
+user and system, of all threads, in µs per sample: the lowest of two or three runs in a turn, and of
+these the median of the rounds. Ratios are medians of the ratios of each round. Writing with flare
+includes fsync, a journal and checksums; the originals and the floor write to the page cache only.
+For all sides, malloc is configured to keep freed memory; otherwise the cost of half a megabyte
+depends on the top of the heap.
 """
 
 import argparse

@@ -2,8 +2,9 @@
 
     formats_child.py SIDE FORMAT FOLDER
 
-It reads lines `WORKLOAD OPERATION`, runs each operation, and prints its CPU µs per sample. FOLDER/WORKLOAD is the dataset, and
-FOLDER/WORKLOAD-scan its first rows. flare wrote both, and all sides read them.
+It reads lines `WORKLOAD OPERATION`, runs each operation, and prints its CPU µs per sample.
+FOLDER/WORKLOAD is the dataset, and FOLDER/WORKLOAD-scan its first rows. flare wrote both, and all
+sides read them.
 """
 
 import shutil
@@ -39,7 +40,10 @@ def main(side: str, form: str, folder: str) -> None:
 
 
 def run(one: Any, operation: str) -> float:
-    """Return the CPU µs per sample of an operation, the lowest of a few runs. Written files are removed."""
+    """Return the CPU µs per sample of an operation, the lowest of a few runs.
+
+    Written files are removed.
+    """
     out = Path(f"{one.folder}-{operation}-{type(one).__name__}")
     begin, costs = getattr(one, operation), []
     todo = begin(out) if operation == "write" else begin

@@ -1,4 +1,7 @@
-"""The three workloads of `formats.py`, with the same values in every process. They need only the standard library."""
+"""The three workloads of `formats.py`, with the same values in every process.
+
+They need only the standard library.
+"""
 
 import random
 from collections.abc import Iterator
@@ -6,7 +9,9 @@ from typing import Any, NamedTuple
 
 
 class Workload(NamedTuple):
-    """Number of rows; rows that the slowest side iterates over; field -> kind; random reads by flare and by the others."""
+    """Number of rows; rows that the slowest side iterates over; field -> kind; random reads by
+    flare and by the others.
+    """
 
     rows: int
     scanned: int
@@ -33,7 +38,9 @@ SHARD = 1 << 26
 
 
 def samples(workload: str, rows: int) -> Iterator[dict[str, Any]]:
-    """Yield the first rows of a workload: 1 KB of text, 20 KB of bytes like those of a JPEG, or 500 KB of noise."""
+    """Yield the first rows of a workload: 1 KB of text, 20 KB of bytes like those of a JPEG, or 500
+    KB of noise.
+    """
     rng = random.Random(workload)
     words = [
         bytes(rng.choices(b"abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 11))).decode()
@@ -65,7 +72,9 @@ def samples(workload: str, rows: int) -> Iterator[dict[str, Any]]:
 
 
 def picks(workload: str, fewer: bool) -> list[int]:
-    """Return row numbers in a random order, the same for all sides; `fewer` selects the first of them."""
+    """Return row numbers in a random order, the same for all sides; `fewer` selects the first of
+    them.
+    """
     shape, rng = WORKLOADS[workload], random.Random(7)
     rows = [rng.randrange(shape.rows) for _ in range(shape.picks)]
     return rows[: shape.fewer] if fewer else rows

@@ -1,4 +1,5 @@
-"""The floor of `formats.py`: the least work for the bytes of a format in Python, with a memory map, struct and slices, without checks.
+"""The floor of `formats.py`: the least work for the bytes of a format in Python, with a memory map,
+struct and slices, without checks.
 
 Like `read_rows`, it gets row numbers and returns a list of dicts of bytes.
 """
@@ -23,7 +24,9 @@ def mapped(path: Path) -> mmap.mmap:
 
 
 class Floor:
-    """Rows of one workload. `shards` has (source of the rows, table of the rows, number of rows) for each shard."""
+    """Rows of one workload. `shards` has (source of the rows, table of the rows, number of rows)
+    for each shard.
+    """
 
     def __init__(self, form: str, workload: str, folder: Path) -> None:
         self.form, self.workload, self.folder = form, workload, folder

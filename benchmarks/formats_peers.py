@@ -1,4 +1,7 @@
-"""The sides of the original libraries in `formats.py`, each with its own interpreter. This module does not import flare."""
+"""The sides of the original libraries in `formats.py`, each with its own interpreter.
+
+This module does not import flare.
+"""
 
 import os
 import struct
@@ -69,7 +72,9 @@ class Streaming(Peer):
 
 
 class Granular(Peer):
-    """granular 0.24: DatasetReader, in order in ranges of 64; DatasetWriter, flushed after each 64 rows."""
+    """granular 0.24: DatasetReader, in order in ranges of 64; DatasetWriter, flushed after each 64
+    rows.
+    """
 
     def open(self) -> None:
         import granular
@@ -132,7 +137,9 @@ class WebDataset(Peer):
 
 
 class Plain(Peer):
-    """Replacement of ffrecord, which cannot be installed: `os.pread` and `zlib.crc32`, 64 records at a time."""
+    """Replacement of ffrecord, which cannot be installed: `os.pread` and `zlib.crc32`, 64 records
+    at a time.
+    """
 
     def open(self) -> None:
         self.files = []

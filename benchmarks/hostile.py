@@ -2,10 +2,11 @@
 
     python benchmarks/hostile.py [--only NAME,…] [--commands NAME,…] [--keep DIR] [--all]
 
-Each command is a child process with limits of 6 GB of address space and 60 s of CPU. The peak resident memory of its largest process
-(from GNU time), the CPU seconds of all its processes, the exit code and the last line of stderr are printed. A run fails above 1 GB or
-20 s, or with a traceback, a signal, or an error that is reported as a bug; then the exit code is 1. `--all` prints every run; the
-default is to print failed runs and the most expensive run of each input.
+Each command is a child process with limits of 6 GB of address space and 60 s of CPU. The peak
+resident memory of its largest process (from GNU time), the CPU seconds of all its processes, the
+exit code and the last line of stderr are printed. A run fails above 1 GB or 20 s, or with a
+traceback, a signal, or an error that is reported as a bug; then the exit code is 1. `--all` prints
+every run; the default is to print failed runs and the most expensive run of each input.
 """
 
 import argparse
@@ -89,7 +90,10 @@ INPUTS: dict[str, tuple[Build, dict[str, str]]] = {}
 
 
 def made(build: Build) -> Build:
-    """Register a builder of a dataset. It writes into an empty folder and returns the address for the commands."""
+    """Register a builder of a dataset.
+
+    It writes into an empty folder and returns the address for the commands.
+    """
     INPUTS[build.__name__] = build, COMMANDS
     return build
 
@@ -105,7 +109,9 @@ def zstd(data: bytes, level: int = 19) -> bytes:
 
 
 def repeated(part: bytes, count: int, level: int = 3) -> bytes:
-    """Compress `count` copies of `part` as one zstd frame with its size, without keeping them in memory."""
+    """Compress `count` copies of `part` as one zstd frame with its size, without keeping them in
+    memory.
+    """
     packer = zstandard.ZstdCompressor(level=level).compressobj(size=len(part) * count)
     return b"".join(packer.compress(part) for _ in range(count)) + packer.flush()
 
@@ -353,7 +359,9 @@ def parquet_large_dictionary(folder: Path) -> Path:
 
 @table
 def parquet_late_dictionary(folder: Path) -> Path:
-    """4,096 empty values, then 900 kB in every row, so the first rows are no estimate of the others."""
+    """4,096 empty values, then 900 kB in every row, so the first rows are no estimate of the
+    others.
+    """
     indices = np.ones(100_000, np.int8)
     indices[:4096] = 0
     value = np.random.default_rng(1).integers(0, 256, 900_000, np.uint8).tobytes()
@@ -562,7 +570,9 @@ def _mds(
     packed: str | None = "zstd",
     copies: int = 1,
 ) -> Path:
-    """Write a shard of samples of these sizes from parts of bytes, and `copies` of it under other names."""
+    """Write a shard of samples of these sizes from parts of bytes, and `copies` of it under other
+    names.
+    """
     named = _head(columns, packed)
     first = 4 + 4 * (len(sizes) + 1) + len(named)
     offsets = first + np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
@@ -768,7 +778,9 @@ def csv_shard_value(folder: Path) -> Path:
 def _lines(
     folder: Path, format: str, columns: list[tuple[str, str, int | None]], body: bytes, rows: int
 ) -> Path:
-    """Write a shard of lines of equal length and its table of offsets, both compressed with zstd."""
+    """Write a shard of lines of equal length and its table of offsets, both compressed with
+    zstd.
+    """
     head = b"a\n" if format == "csv" else b""
     step = len(body) // rows
     starts = len(head) + step * np.arange(rows + 1, dtype=np.int64)
@@ -1161,7 +1173,9 @@ def pil_modes(folder: Path) -> Path:
 
 
 class Measured(NamedTuple):
-    """Result of one command on one input: peak bytes, CPU seconds, exit code, last line of stderr."""
+    """Result of one command on one input: peak bytes, CPU seconds, exit code, last line of
+    stderr.
+    """
 
     input: str
     command: str

@@ -1,9 +1,11 @@
-"""Speed-up of a whole pack by more cores: photographs of 20 kB resized to 256 pixels, shards in zstd, `--jobs 1` and all cores, in pairs.
+"""Speed-up of a whole pack by more cores: photographs of 20 kB resized to 256 pixels, shards in
+zstd, `--jobs 1` and all cores, in pairs.
 
     python benchmarks/jobs.py [ROWS] [PAIRS]
 
-Before and after each pack, a control runs on one thread and on all cores. Pairs whose controls show that all cores were free are
-reported separately. Both packs must write the same bytes. The printed peak is the memory of the whole process of the larger pack.
+Before and after each pack, a control runs on one thread and on all cores. Pairs whose controls show
+that all cores were free are reported separately. Both packs must write the same bytes. The printed
+peak is the memory of the whole process of the larger pack.
 """
 
 import io

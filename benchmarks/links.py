@@ -1,9 +1,11 @@
-"""Pack 10,000 links to JPEGs of 10 KB from a local nginx: flare and img2dataset, in images per CPU second.
+"""Pack 10,000 links to JPEGs of 10 KB from a local nginx: flare and img2dataset, in images per CPU
+second.
 
     links.py [--rounds N]
 
-The images are packed unchanged and resized to 256 pixels; both tools write webdataset shards. PEER_PYTHON names an interpreter with
-img2dataset, as for the other benchmarks. nginx is needed (Debian: nginx-light). Ratios are medians of the ratios of each round.
+The images are packed unchanged and resized to 256 pixels; both tools write webdataset shards.
+PEER_PYTHON names an interpreter with img2dataset, as for the other benchmarks. nginx is needed
+(Debian: nginx-light). Ratios are medians of the ratios of each round.
 """
 
 import argparse

@@ -1,12 +1,14 @@
-"""Compare loaders: 5,000 rows of 20 KB, shuffled, in batches of 64; then the shuffle; then decoding.
+"""Compare loaders: 5,000 rows of 20 KB, shuffled, in batches of 64; then the shuffle; then
+decoding.
 
     python benchmarks/loaders.py [side …]
 
-For each side, the samples per second, the CPU time per sample (of all threads and processes) and the milliseconds until the first batch
-are printed, the best of two turns of four epochs. By default, torch starts new workers for each epoch, which takes most of an epoch
-here; with `persistent_workers` they stay alive. The sides with torch's own DataLoader are also measured with persistent workers, as
-`kept`. `floor` is a memory map, struct and slices over the same files. Another library is measured if its interpreter is named: see
-README.md.
+For each side, the samples per second, the CPU time per sample (of all threads and processes) and
+the milliseconds until the first batch are printed, the best of two turns of four epochs. By
+default, torch starts new workers for each epoch, which takes most of an epoch here; with
+`persistent_workers` they stay alive. The sides with torch's own DataLoader are also measured with
+persistent workers, as `kept`. `floor` is a memory map, struct and slices over the same files.
+Another library is measured if its interpreter is named: see README.md.
 """
 
 import json
@@ -92,7 +94,9 @@ def loaders(chosen: list[str], tmp: str) -> None:
 
 
 def order() -> None:
-    """Measure the permutation: nanoseconds per index in blocks of 16 k, and the memory of a block."""
+    """Measure the permutation: nanoseconds per index in blocks of 16 k, and the memory of a
+    block.
+    """
     import numpy as np
 
     from flarecli.read import positions

@@ -1,4 +1,7 @@
-"""One side of `loaders.py`: `write` creates its dataset, `read` measures an epoch. Only the libraries of this side are imported."""
+"""One side of `loaders.py`: `write` creates its dataset, `read` measures an epoch.
+
+Only the libraries of this side are imported.
+"""
 
 import json
 import mmap
@@ -225,7 +228,9 @@ def write_ffrecord(folder: str) -> None:
 
 
 def read_ffrecord(folder: str, seed: int, workers: int, torch: bool) -> Iterator[Batch]:
-    """Read without checksums, as flare reads MDS, and a batch per call, as its README recommends."""
+    """Read without checksums, as flare reads MDS, and a batch per call, as its README
+    recommends.
+    """
     import pickle
 
     from ffrecord import FileReader

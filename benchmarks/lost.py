@@ -1,10 +1,12 @@
-"""Pack on a Ray cluster while workers, a node and the driver are killed, and compare the objects with a local pack.
+"""Pack on a Ray cluster while workers, a node and the driver are killed, and compare the objects
+with a local pack.
 
     python benchmarks/lost.py [--parts 200] [--rows 20] [--every 3] [--drivers 2]
 
-A Ray cluster of two nodes (two raylets with one core each) packs an index in parts into a local S3 server (moto). Every few seconds, a
-worker is killed by SIGKILL. Halfway, a node is removed. The driver, `flare pack --engine ray --resume`, is killed by SIGKILL `--drivers`
-times and started again. Then every object is compared with the file that the local engine wrote.
+A Ray cluster of two nodes (two raylets with one core each) packs an index in parts into a local S3
+server (moto). Every few seconds, a worker is killed by SIGKILL. Halfway, a node is removed. The
+driver, `flare pack --engine ray --resume`, is killed by SIGKILL `--drivers` times and started
+again. Then every object is compared with the file that the local engine wrote.
 """
 
 import argparse
@@ -27,7 +29,8 @@ from flarecli.storage import locate
 
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # the variable with which Ray keeps 127.0.0.1 as its address
+    # the variable with which Ray keeps 127.0.0.1 as its address
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "AWS_EC2_METADATA_DISABLED": "true",
     "AWS_CONFIG_FILE": os.devnull,
     "AWS_SHARED_CREDENTIALS_FILE": os.devnull,

@@ -1,4 +1,7 @@
-"""Run programs and measure their cost. Benchmarks import this module first, because each is a script that runs alone."""
+"""Run programs and measure their cost.
+
+Benchmarks import this module first, because each is a script that runs alone.
+"""
 
 import os
 import subprocess

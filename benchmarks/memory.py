@@ -1,8 +1,10 @@
-"""Measure the memory of packing: text from parquet, 10,000 to 1,000,000 rows, and 2 GB of photographs over HTTP.
+"""Measure the memory of packing: text from parquet, 10,000 to 1,000,000 rows, and 2 GB of
+photographs over HTTP.
 
     python benchmarks/memory.py [--rows 10000,100000,1000000] [--photos-gb 2]
 
-Peaks are from GNU time -v. 10,000 rows of 1 KB do not fill a shard of 64 MiB; with more rows, the peak must stay the same.
+Peaks are from GNU time -v. 10,000 rows of 1 KB do not fill a shard of 64 MiB; with more rows, the
+peak must stay the same.
 """
 
 import argparse

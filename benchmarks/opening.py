@@ -1,9 +1,11 @@
-"""Measure opening of long listings: a playlist of 1,000,000 chunks, and an MDS folder of 20,000 shards with 200,000,000 samples.
+"""Measure opening of long listings: a playlist of 1,000,000 chunks, and an MDS folder of 20,000
+shards with 200,000,000 samples.
 
     opening.py [--rounds N]
 
-Each listing is opened as a dataset in its own process. The time and the additional memory of opening, without the import of flare, are
-printed: the median and the maximum of the rounds. Only the listings exist, because opening reads no shard.
+Each listing is opened as a dataset in its own process. The time and the additional memory of
+opening, without the import of flare, are printed: the median and the maximum of the rounds. Only
+the listings exist, because opening reads no shard.
 """
 
 import argparse
@@ -55,7 +57,9 @@ def playlist(folder: Path) -> str:
 
 
 def addresses(folder: Path) -> str:
-    """Write a playlist of addresses, with the number of rows of each so that no shard must be opened."""
+    """Write a playlist of addresses, with the number of rows of each so that no shard must be
+    opened.
+    """
     path = folder / "addresses.yaml"
     with path.open("w") as file:
         file.write("data:\n  headers:\n    format: mds\n    columns:\n      id: str\n    rows:\n")

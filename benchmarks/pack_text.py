@@ -1,14 +1,18 @@
-"""Pack text from one parquet file into MDS with xxh3_128 checksums: flare, the original MDSWriter and a minimal loop.
+"""Pack text from one parquet file into MDS with xxh3_128 checksums: flare, the original MDSWriter
+and a minimal loop.
 
-    PEER_PYTHON=/path/to/python python benchmarks/pack_text.py [--rows 100000] [--rounds 7] [--codecs none snappy]
+    PEER_PYTHON=/path/to/python python benchmarks/pack_text.py [--rows 100000] [--rounds 7]
+    [--codecs none snappy]
 
-PEER_PYTHON names an interpreter with mosaicml-streaming, xxhash and pyarrow; without it, only flare and the floor run. They run in turns,
-each in its own process, and must write the same bytes. The original gets rows from `to_pylist`, as its users write it, and in a second
-variant columns, which is faster. The CPU time, user and system, of all threads counts, for the packing alone: the lowest of a few packs
-in one process, and the first pack, which also loads modules. Medians of the rounds, and of the ratios of each round, are printed.
+PEER_PYTHON names an interpreter with mosaicml-streaming, xxhash and pyarrow; without it, only flare
+and the floor run. They run in turns, each in its own process, and must write the same bytes. The
+original gets rows from `to_pylist`, as its users write it, and in a second variant columns, which
+is faster. The CPU time, user and system, of all threads counts, for the packing alone: the lowest
+of a few packs in one process, and the first pack, which also loads modules. Medians of the rounds,
+and of the ratios of each round, are printed.
 
-The parquet file is written with each codec. Decompression takes the same time for all; with snappy it is half of the time of flare, so
-the ratio depends on the codec as much as on the packers.
+The parquet file is written with each codec. Decompression takes the same time for all; with snappy
+it is half of the time of flare, so the ratio depends on the codec as much as on the packers.
 """
 
 import argparse

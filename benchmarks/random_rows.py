@@ -1,7 +1,8 @@
-"""Measure random rows with typed values: `data[i]` of flare, and a minimal loop over the mapped file that decodes the same values.
+"""Measure random rows with typed values: `data[i]` of flare, and a minimal loop over the mapped
+file that decodes the same values.
 
-The rows have a text of about 1 KB, an integer and a float; FFRecord, which has one column, only the text. The loop checks nothing. Both
-read the same rows in turns, and the lowest time of each counts.
+The rows have a text of about 1 KB, an integer and a float; FFRecord, which has one column, only the
+text. The loop checks nothing. Both read the same rows in turns, and the lowest time of each counts.
 
 usage: python benchmarks/random_rows.py [--rows 20000] [--picks 5000] [--turns 7]
 """

@@ -1,17 +1,20 @@
-"""Train from S3 through a cache of a tenth of the data, shuffled by windows, and compare with a plain download of the same bytes.
+"""Train from S3 through a cache of a tenth of the data, shuffled by windows, and compare with a
+plain download of the same bytes.
 
     remote.py [--rounds N] [--rows N] [--shard BYTES …]
 
-The shards have 2.5 MB, 8 MB, and 64 MiB, which is the default of flare and of the original: with larger shards, the cost per shard
-matters less.
+The shards have 2.5 MB, 8 MB, and 64 MiB, which is the default of flare and of the original: with
+larger shards, the cost per shard matters less.
 
-A local nginx answers path-style GETs, unsigned, on the same cores; its CPU time is printed too. It runs without a limit, and then with a
-limit of RATE per request, which is about what a bucket allows; then the cores wait. `obstore` downloads each shard in one of four
-threads and drops it. The control also computes a checksum and writes the shard to a file, and keeps a tenth of the data, like a cache
-that writes everything. `flare.Loader` returns batches of 64 samples of 20 KB, each of which is accessed, with an empty cache at the
-start. All three run in each round, each in its own process. Wall-clock time and CPU time are printed, because a busy machine distorts
-the former. Without a limit, four processes, one for each rank, share one cache, and one process reads two epochs. The log of the server
-shows how often each shard was downloaded.
+A local nginx answers path-style GETs, unsigned, on the same cores; its CPU time is printed too. It
+runs without a limit, and then with a limit of RATE per request, which is about what a bucket
+allows; then the cores wait. `obstore` downloads each shard in one of four threads and drops it. The
+control also computes a checksum and writes the shard to a file, and keeps a tenth of the data, like
+a cache that writes everything. `flare.Loader` returns batches of 64 samples of 20 KB, each of which
+is accessed, with an empty cache at the start. All three run in each round, each in its own process.
+Wall-clock time and CPU time are printed, because a busy machine distorts the former. Without a
+limit, four processes, one for each rank, share one cache, and one process reads two epochs. The log
+of the server shows how often each shard was downloaded.
 """
 
 import argparse
@@ -41,7 +44,9 @@ ROWS, SAMPLE, SHARDS, WINDOW, RANKS, LEAST, RATE = (
     0.7,
     "80m",
 )
-LEAST_SHARDS = 96  # of a dataset: three windows fit a tenth of it, and the first window, for which batches wait, is a small part of an epoch
+# of a dataset: three windows fit a tenth of it, and the first window, for which batches wait, is a
+# small part of an epoch
+LEAST_SHARDS = 96
 
 
 def make(folder: Path, rows: int, shard: int) -> int:
@@ -76,7 +81,9 @@ def raw(url: str, names: list[str]) -> int:
 
 
 def written(url: str, names: list[str], folder: str, limit: int) -> int:
-    """Download as `raw` does; compute the checksum of each shard, write it, and remove the oldest."""
+    """Download as `raw` does; compute the checksum of each shard, write it, and remove the
+    oldest.
+    """
     import obstore
     import xxhash
     from obstore.store import S3Store

@@ -1,10 +1,11 @@
-"""Run the benchmark of every claim of the README and the docs, and write docs/figures.md with a table and a chart.
+"""Run the benchmark of every claim of the README and the docs, and write docs/figures.md with a
+table and a chart.
 
     env $(cat .venv/peers/names) python benchmarks/run.py [--only NAME,…]
 
-`make interop` installs the original libraries and writes `.venv/peers/names`. Each benchmark measures flare and its peer in the same run.
-The exit code is 1 if a claim is not met, and 2 if a benchmark did not print the figure of a claim. The page is written only if all
-claims were measured.
+`make interop` installs the original libraries and writes `.venv/peers/names`. Each benchmark
+measures flare and its peer in the same run. The exit code is 1 if a claim is not met, and 2 if a
+benchmark did not print the figure of a claim. The page is written only if all claims were measured.
 """
 
 from __future__ import annotations
@@ -158,7 +159,9 @@ def figure(text: str, pattern: str) -> float | None:
 
 
 def ratio_of(claim: Claim, text: str) -> float | None:
-    """Return the ratio of a claim: the speed of flare by the speed of the peer, or the time with `at_most`."""
+    """Return the ratio of a claim: the speed of flare by the speed of the peer, or the time with
+    `at_most`.
+    """
     own = figure(text, claim.pattern)
     if not claim.other:
         return own

@@ -1,9 +1,11 @@
-"""Measure the memory of the driver of a pack in parts: parts are joined in a store that generates their playlists and counts requests.
+"""Measure the memory of the driver of a pack in parts: parts are joined in a store that generates
+their playlists and counts requests.
 
     python benchmarks/scale.py [--parts 100000] [--rows 100000] [--shards 2]
 
-Every read and write waits `--latency` seconds. One request in a thousand fails and is repeated, as the clients of real stores do.
-Requests, bytes of the playlist, seconds, CPU seconds and the peak memory of this process are printed.
+Every read and write waits `--latency` seconds. One request in a thousand fails and is repeated, as
+the clients of real stores do. Requests, bytes of the playlist, seconds, CPU seconds and the peak
+memory of this process are printed.
 """
 
 import argparse

@@ -1,10 +1,11 @@
-"""Measure the start: `flare --version` and `python -c pass`, `flare --help` and `python -c "import typer"`.
+"""Measure the start: `flare --version` and `python -c pass`, `flare --help` and `python -c "import
+typer"`.
 
     python benchmarks/startup.py [--pairs 20]
 
-The package is first installed into a new environment, as a user would install it: an editable installation adds a finder to every start
-of the interpreter, also for the other program of a pair, which distorts the ratio. The programs of a pair run in turns; medians and their
-ratio are printed.
+The package is first installed into a new environment, as a user would install it: an editable
+installation adds a finder to every start of the interpreter, also for the other program of a pair,
+which distorts the ratio. The programs of a pair run in turns; medians and their ratio are printed.
 """
 
 import argparse
@@ -22,7 +23,10 @@ ROOT = Path(__file__).parents[1]
 
 
 def install(folder: str) -> Path:
-    """Create an environment with the package, and return the folder of its programs. Libraries are those of this interpreter."""
+    """Create an environment with the package, and return the folder of its programs.
+
+    Libraries are those of this interpreter.
+    """
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     bin, source = Path(folder, "bin"), Path(folder, "source")
     shutil.copytree(

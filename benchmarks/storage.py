@@ -1,12 +1,15 @@
-"""Compare reading from a local nginx, of objects of 10 KB, 100 KB and 64 MB and random 4 KB ranges, with the libraries below flare.
+"""Compare reading from a local nginx, of objects of 10 KB, 100 KB and 64 MB and random 4 KB ranges,
+with the libraries below flare.
 
     storage.py [--rounds N]
 
-S3 requests are path-style GETs of the same files, unsigned, because only reading is compared. flare reads many objects with `read_each`,
-which returns them in order; the libraries use one call per object in threads, and "in threads" flare does so too. Each contender runs in
-its own process, in turns, and repeats its task for 0.4 s, because one call may take only 50 ms; the median of these calls is the result
-of a round. Medians of the rounds are printed; ratios are medians of the ratios of each round. s3fs is not a dependency: PEER_PYTHON names
-an interpreter with s3fs, as for the other benchmarks. nginx is needed (Debian: nginx-light).
+S3 requests are path-style GETs of the same files, unsigned, because only reading is compared. flare
+reads many objects with `read_each`, which returns them in order; the libraries use one call per
+object in threads, and "in threads" flare does so too. Each contender runs in its own process, in
+turns, and repeats its task for 0.4 s, because one call may take only 50 ms; the median of these
+calls is the result of a round. Medians of the rounds are printed; ratios are medians of the ratios
+of each round. s3fs is not a dependency: PEER_PYTHON names an interpreter with s3fs, as for the
+other benchmarks. nginx is needed (Debian: nginx-light).
 """
 
 import argparse
@@ -41,7 +44,8 @@ RATIOS = (  # (contender, rival, tasks, minimum ratio)
 )
 
 
-warming = False  # small tasks for the first call of each contender, which is not counted: imports, first connection
+# small tasks for the first call of each contender, which is not counted: imports, first connection
+warming = False
 
 
 def names(task: str) -> list[str]:
@@ -121,7 +125,9 @@ def flare_http_links(task: str, url: str) -> int:
     return got
 
 
-@functools.cache  # connections stay open between calls, as in flare's HTTP engine; for S3, both create a client for each call
+# connections stay open between calls, as in flare's HTTP engine; for S3, both create a client for
+# each call
+@functools.cache
 def _obstore_http_client(url: str) -> object:
     from obstore.store import HTTPStore
 
@@ -242,7 +248,9 @@ def contend(name: str, task: str, url: str) -> None:
 
 
 def serve(folder: Path, log: str = "off", rate: str = "0") -> tuple[subprocess.Popen, str]:
-    """Start a server of a folder. `rate` limits each response, in the syntax of nginx: `80m` is 80 MiB/s."""
+    """Start a server of a folder. `rate` limits each response, in the syntax of nginx: `80m` is 80
+    MiB/s.
+    """
     nginx = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
     if nginx is None:
         sys.exit("nginx is needed: install the package nginx-light")

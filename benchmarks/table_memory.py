@@ -2,12 +2,14 @@
 
     python benchmarks/table_memory.py [--rows 20000000] [--only NAME,…] [--folder FOLDER]
 
-The columns are int64, float64 and a short text. Each kind of table is packed as MDS without options; some kinds also with --shuffle,
---key, --where and --limit, and some kinds are piped to standard input. Peaks are read from /proc/PID/status every 5 ms: `resident` includes the mapped pages of libraries and
-of shards, `anonymous` is the memory that no file backs. The first line is the baseline: a process that only imports the libraries.
+The columns are int64, float64 and a short text. Each kind of table is packed as MDS without
+options; some kinds also with --shuffle, --key, --where and --limit, and some kinds are piped to
+standard input. Peaks are read from /proc/PID/status every 5 ms: `resident` includes the mapped
+pages of libraries and of shards, `anonymous` is the memory that no file backs. The first line is
+the baseline: a process that only imports the libraries.
 
-The exit code is 1 if a command fails, or if the anonymous memory is above its limit. The limit does not depend on the number of rows,
-except for --key, which keeps a part of its index in memory.
+The exit code is 1 if a command fails, or if the anonymous memory is above its limit. The limit does
+not depend on the number of rows, except for --key, which keeps a part of its index in memory.
 """
 
 import argparse

@@ -1,10 +1,11 @@
-"""Compare `flare verify` with programs that only read and compute checksums: `xxhsum -H3`, `cat` and `sha256sum`, on cached shards.
+"""Compare `flare verify` with programs that only read and compute checksums: `xxhsum -H3`, `cat`
+and `sha256sum`, on cached shards.
 
     verify.py [--mb N] [--rounds N]
 
-One dataset has an xxh3_128, the other also a sha256; both are MDS with shards of 64 MiB. All programs read the same files, in turns.
-Medians of the rounds are printed; ratios are medians of the ratios of each round. The start of each program counts. xxhsum is needed
-(Debian: xxhash).
+One dataset has an xxh3_128, the other also a sha256; both are MDS with shards of 64 MiB. All
+programs read the same files, in turns. Medians of the rounds are printed; ratios are medians of the
+ratios of each round. The start of each program counts. xxhsum is needed (Debian: xxhash).
 """
 
 import argparse

@@ -69,7 +69,8 @@ def signature(name: str, value: Callable[..., Any], *, is_command: bool) -> str:
 def described(value: Any, *, is_command: bool = False) -> Iterator[str]:
     """Yield the docstring as Markdown: paragraphs, and parameters and errors as lists.
 
-    A paragraph lists parameters if its first line begins with the name of a parameter or of an attribute.
+    A paragraph lists parameters if its first line begins with the name of a parameter or of an
+    attribute.
     """
     names = {"raises", "returns", "source"}
     if callable(value):

@@ -1,10 +1,12 @@
-"""The demo: pack photographs from a local HTTP server, inspect and verify the dataset, unpack it, and compare every byte.
+"""The demo: pack photographs from a local HTTP server, inspect and verify the dataset, unpack it,
+and compare every byte.
 
     python docs/demo.py FOLDER [--photos 500]
 
-The demo creates FOLDER, or replaces the files of an earlier demo in it. It draws the photographs, serves the folder on a free port of
-127.0.0.1, and runs `flare`. Each command line is printed before its output. The exit code is 0 only if every command succeeded and every
-unpacked file equals its photograph.
+The demo creates FOLDER, or replaces the files of an earlier demo in it. It draws the photographs,
+serves the folder on a free port of 127.0.0.1, and runs `flare`. Each command line is printed before
+its output. The exit code is 0 only if every command succeeded and every unpacked file equals its
+photograph.
 """
 
 import argparse
@@ -55,7 +57,9 @@ MADE = ("photos", "out", "files", "index.parquet", "far.parquet", "near.jpg", "f
 
 @cache
 def texture(kind: str) -> np.ndarray:
-    """Return a large square of noise, from which each photograph is cut: `detail` on every scale, or `grain`."""
+    """Return a large square of noise, from which each photograph is cut: `detail` on every scale,
+    or `grain`.
+    """
     rng = np.random.default_rng(len(kind))
     if kind == "grain":
         return rng.normal(0, 6, (TEXTURE, TEXTURE)).astype(np.float32)
@@ -67,7 +71,9 @@ def texture(kind: str) -> np.ndarray:
 
 
 def picture(seed: int) -> Image.Image:
-    """Draw an image that compresses like a photograph: a gradient, edges, detail on every scale, and grain."""
+    """Draw an image that compresses like a photograph: a gradient, edges, detail on every scale,
+    and grain.
+    """
     rng = np.random.default_rng(seed)
     width, height = SIZES[seed % len(SIZES)]
 
@@ -113,7 +119,9 @@ def draw(folder: str, seed: int) -> None:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Handler for GET, HEAD and single ranges of the files in `server.root`, with persistent connections."""
+    """Handler for GET, HEAD and single ranges of the files in `server.root`, with persistent
+    connections.
+    """
 
     protocol_version = "HTTP/1.1"
 

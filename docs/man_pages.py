@@ -1,4 +1,5 @@
-"""Write the man pages to docs/man: flare(1) and one page per command, from the declarations of the commands and options.
+"""Write the man pages to docs/man: flare(1) and one page per command, from the declarations of the
+commands and options.
 
 python docs/man_pages.py [FOLDER]
 """

@@ -30,7 +30,9 @@ SEEDS = range(3, 27)
 
 
 def dataset(folder: Path) -> None:
-    """Pack a few images, which are stored without loss so that every library decodes the same pixels."""
+    """Pack a few images, which are stored without loss so that every library decodes the same
+    pixels.
+    """
     import flarecli
 
     columns = {"key": "str", "image": "png", "caption": "str", "score": "float64"}

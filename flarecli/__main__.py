@@ -250,7 +250,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 class _NoPandas:
     """Import finder that hides pandas, which no command uses.
 
-    Without this finder, Arrow would import pandas when it first converts a list. This import is slow.
+    Without this finder, Arrow would import pandas when it first converts a list. This import is
+    slow.
     """
 
     @staticmethod

@@ -83,7 +83,10 @@ def address_texts(addresses: Addresses) -> list[str]:
 
 
 def name_list(names: str | Iterable[str]) -> list[str]:
-    """Return names as a list; a str is one name. Raises UsageError for other types, such as a dict."""
+    """Return names as a list; a str is one name.
+
+    Raises UsageError for other types, such as a dict.
+    """
     if isinstance(names, Mapping):
         raise UsageError(
             f"expected a list of names, got {type(names).__name__}",

@@ -11,8 +11,9 @@ Decompressed data never exceeds its declared size.
 
 As in MDS, a compression is named `zstd` or `zstd:LEVEL`; the file suffix is the name without the
 level. Arrow implements Brotli and Snappy. It compresses a complete file in one step, and
-decompresses Snappy in one step too. As in the original MDS library, a bz2, gz or zstd file may consist
-of several streams. flare reads all streams of a Brotli file, and the original reads only the first.
+decompresses Snappy in one step too. As in the original MDS library, a bz2, gz or zstd file may
+consist of several streams. flare reads all streams of a Brotli file, and the original reads only
+the first.
 """
 
 from __future__ import annotations
@@ -89,8 +90,8 @@ def parse(compression: str) -> tuple[str, int]:
 def compressed(compression: str, parts: Iterable[Any], size: int) -> Iterator[bytes]:
     """Compress a file and yield the compressed bytes.
 
-    After each part, `count_bytes` reports its size. With br and snappy, which compress a file in one
-    step, nothing is reported.
+    After each part, `count_bytes` reports its size. With br and snappy, which compress a file in
+    one step, nothing is reported.
 
     parts   consecutive parts of the file
     size    size of the file in bytes

@@ -106,7 +106,9 @@ class FlareError(Exception):
 
     @property
     def place(self) -> Place:
-        """Return the address with its row, line or item, for use as the argument `where` of an error."""
+        """Return the address with its row, line or item, for use as the argument `where` of an
+        error.
+        """
         return Place(self.address, self.row, self.line, self.character, self.item)
 
     @property

@@ -1,8 +1,8 @@
 """Checksums with the names that indexes and playlists use. One pass computes several checksums.
 
 The available hashes are the hashes of hashlib, except the shake family, which has no fixed digest
-size; xxh32, xxh64, xxh128, xxh3_64 and xxh3_128 (seed 0); crc32; and, if awscrt is installed, crc32c
-and crc64nvme. Digests are lowercase hex, big-endian.
+size; xxh32, xxh64, xxh128, xxh3_64 and xxh3_128 (seed 0); crc32; and, if awscrt is installed,
+crc32c and crc64nvme. Digests are lowercase hex, big-endian.
 """
 
 from __future__ import annotations

@@ -34,7 +34,8 @@ def named(package: str, files: Mapping[str, str], name: str) -> Any:
     """Import and return one name of a package, for the package's `__getattr__`.
 
     files   name -> module in the package that defines the name, or MODULE:NAME if the object has
-            another name in the module. If the name and the module are equal, the module is returned.
+            another name in the module. If the name and the module are equal, the module is
+            returned.
     raises  AttributeError for an unknown name
     """
     if name not in files:

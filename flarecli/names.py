@@ -216,7 +216,9 @@ def local_path(address: str) -> str:
 
 
 def slashed(path: str) -> str:
-    """Return a path with slashes instead of backslashes on Windows, and unchanged on other systems."""
+    """Return a path with slashes instead of backslashes on Windows, and unchanged on other
+    systems.
+    """
     return path.replace("\\", "/") if sys.platform == "win32" else path
 
 

@@ -44,7 +44,10 @@ _idle = threading.Semaphore(0)  # number of threads that are waiting for a task
 
 
 def start_thread(thread: threading.Thread, option: str = "--jobs") -> None:
-    """Start a thread. Raises ReachError, with `option` in the hint, if the system cannot start it."""
+    """Start a thread.
+
+    Raises ReachError, with `option` in the hint, if the system cannot start it.
+    """
     try:
         thread.start()
     except RuntimeError as error:
@@ -84,7 +87,10 @@ lifetimes.register("prefetch threads", close_idle_threads)
 
 
 def submit(call: Callable[[], T]) -> Future[T]:
-    """Run a call on the pool and return its Future. Raises ReachError if no thread can be started."""
+    """Run a call on the pool and return its Future.
+
+    Raises ReachError if no thread can be started.
+    """
     future: Future[T] = Future()
     pending = [future]
 

@@ -145,8 +145,8 @@ class FlareSink(Datasink[Any]):
     columns    column -> encoding; the encodings of other columns are in the schema, or are
                inferred from the first rows
     settings   size, compression and checksums of shards
-    raises     the errors of `claim` before any row is written; the error of an invalid row after the
-               written files were removed
+    raises     the errors of `claim` before any row is written; the error of an invalid row after
+               the written files were removed
     """
 
     def __init__(

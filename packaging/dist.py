@@ -2,9 +2,10 @@
 
     python packaging/dist.py
 
-REPOSITORY in the environment is the address of the repository, such as the one that a release workflow runs for. The metadata then contain
-links to it, and relative links of the README become absolute, because a package index shows the README without the other files.
-Without REPOSITORY, the metadata contain no links.
+REPOSITORY in the environment is the address of the repository, such as the one that a release
+workflow runs for. The metadata then contain links to it, and relative links of the README become
+absolute, because a package index shows the README without the other files. Without REPOSITORY, the
+metadata contain no links.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ def with_links(project: str, repository: str) -> str:
 
 
 def with_absolute_links(readme: str, repository: str) -> str:
-    """Return the README with links to files of the repository: pages of files, and the content of images."""
+    """Return the README with links to files of the repository: pages of files, and the content of
+    images.
+    """
 
     def absolute(match: re.Match[str]) -> str:
         image, text, path, fragment = match.groups()

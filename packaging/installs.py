@@ -2,10 +2,11 @@
 
     python packaging/installs.py [--extras] [--floors]
 
-Each Python from 3.11, on the PATH or installed by pyenv, gets an environment of its own, and the source package gets one. In each
-environment, the command packs, verifies and reads a table, from an empty folder. --extras also installs each optional extra that users
-need. --floors installs the lowest version that pyproject.toml allows of every dependency, and runs the tests of the formats and commands
-with these versions. The exit code is 1 if anything fails.
+Each Python from 3.11, on the PATH or installed by pyenv, gets an environment of its own, and the
+source package gets one. In each environment, the command packs, verifies and reads a table, from an
+empty folder. --extras also installs each optional extra that users need. --floors installs the
+lowest version that pyproject.toml allows of every dependency, and runs the tests of the formats and
+commands with these versions. The exit code is 1 if anything fails.
 """
 
 from __future__ import annotations
@@ -73,7 +74,9 @@ def new_environment(python: str, folder: Path, *requirements: str) -> str:
 
 
 def try_command(folder: Path, home: Path) -> str:
-    """Pack, verify and read a table with the command of an environment; return the output of a failed step."""
+    """Pack, verify and read a table with the command of an environment; return the output of a
+    failed step.
+    """
     flare = str(folder / "bin" / "flare")
     (home / "table.csv").write_text(PACKED)
     steps = (

@@ -12,7 +12,9 @@ CHROMIUM = (
 
 
 class Browser:
-    """The DevTools protocol of Chromium over two pipes: JSON, each message followed by a zero byte."""
+    """The DevTools protocol of Chromium over two pipes: JSON, each message followed by a zero
+    byte.
+    """
 
     def __init__(self, profile):
         (takes, self.out), (self.back, gives) = os.pipe(), os.pipe()

@@ -29,7 +29,8 @@ from tests.servers import end, end_by_stdin, free_port, stop_server, wait_until_
 settings.register_profile("clockless", deadline=None, max_examples=examples(100))
 settings.load_profile("clockless")
 
-# Tests start many processes that import the same modules, so write bytecode also where the environment disables it.
+# Tests start many processes that import the same modules, so write bytecode also where the
+# environment disables it.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
@@ -43,8 +44,9 @@ if (
 ):
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)
 
-# Processes inherit ignored signals, and tests send them. A shell ignores SIGINT for background jobs,
-# nohup ignores SIGHUP; a handler that does nothing is not inherited, and hangups still do not end the tests.
+# Processes inherit ignored signals, and tests send them. A shell ignores SIGINT for background
+# jobs, nohup ignores SIGHUP; a handler that does nothing is not inherited, and hangups still do not
+# end the tests.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if sys.platform != "win32" and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
@@ -53,7 +55,9 @@ if sys.platform != "win32" and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 
 @pytest.fixture(scope="module", autouse=True)
 def same_signal_handlers():
-    """Restore the handlers of signals: Ray's for SIGTERM keeps the forks of later tests from ending."""
+    """Restore the handlers of signals: Ray's for SIGTERM keeps the forks of later tests from
+    ending.
+    """
     numbers = [signal.SIGINT, signal.SIGTERM]
     if sys.platform != "win32":
         numbers.append(signal.SIGHUP)
@@ -65,20 +69,26 @@ def same_signal_handlers():
 
 
 def pytest_ignore_collect(collection_path):
-    """On Windows, collect only the files with tests for Windows: other files import modules that Windows lacks."""
+    """On Windows, collect only the files with tests for Windows: other files import modules that
+    Windows lacks.
+    """
     if sys.platform == "win32" and collection_path.name.startswith("test_"):
         return b"mark.windows" not in collection_path.read_bytes() or None
     return None
 
 
 def pytest_collection_finish(session):
-    """Exempt the modules and tests from garbage collection: each full collection would visit millions of objects."""
+    """Exempt the modules and tests from garbage collection: each full collection would visit
+    millions of objects.
+    """
     gc.collect()
     gc.freeze()
 
 
 def pytest_make_parametrize_id(val, argname):
-    """Do not use bytes in test IDs: gzip data contains the time, but all processes of a test run need equal IDs."""
+    """Do not use bytes in test IDs: gzip data contains the time, but all processes of a test run
+    need equal IDs.
+    """
     return argname if isinstance(val, bytes) else None
 
 
@@ -135,7 +145,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 class _Server(ThreadingHTTPServer):
     daemon_threads, block_on_close = True, False
-    request_queue_size = 256  # with a short queue, the kernel drops simultaneous connections, which are repeated after a second
+    # with a short queue, the kernel drops simultaneous connections, which are repeated after a
+    # second
+    request_queue_size = 256
 
     def handle_error(self, request, client_address):
         if not isinstance(sys.exception(), ConnectionError):  # raised when a test kills a client
@@ -143,7 +155,9 @@ class _Server(ThreadingHTTPServer):
 
 
 class Web:
-    """HTTP server. `pages` is path -> function(handler, number of the request); `asked` counts requests, `requests` has headers."""
+    """HTTP server. `pages` is path -> function(handler, number of the request); `asked` counts
+    requests, `requests` has headers.
+    """
 
     def __init__(self, port=0):
         self.pages, self.asked, self.requests, self.lock = {}, Counter(), [], threading.Lock()
@@ -167,7 +181,9 @@ class Web:
         return self.url(path)
 
     def file(self, path, body, etag=None):
-        """Serve a file with ranges, ETag and If-Match. `body` may be a function of the number of the request."""
+        """Serve a file with ranges, ETag and If-Match. `body` may be a function of the number of
+        the request.
+        """
 
         def serve(handler, times):
             data = body(times) if callable(body) else body

@@ -1,10 +1,12 @@
-"""Run `flare` commands as forks of one process that has imported flarecli: each starts in 30 ms, not in 350 ms.
+"""Run `flare` commands as forks of one process that has imported flarecli: each starts in 30 ms,
+not in 350 ms.
 
     python forked_flare.py --serve SOCKET    # listen on a new Unix socket until standard input ends
-    python forked_flare.py SOCKET ARGS…      # as `flare ARGS…`: its streams, folder, environment, exit code
+    python forked_flare.py SOCKET ARGS…      # as `flare ARGS…`: its streams, folder, environment,
+                                             exit code
 
-Each command has a process of its own, so nothing that an earlier command left in memory can help it. Tests of
-start-up, signals, limits and locales start an interpreter instead.
+Each command has a process of its own, so nothing that an earlier command left in memory can help
+it. Tests of start-up, signals, limits and locales start an interpreter instead.
 """
 
 import json

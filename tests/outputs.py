@@ -14,7 +14,9 @@ def files_of(folder):
 
 
 def state_of(folder):
-    """Return what determines a resumed run: path -> bytes, or None for a folder, without the owner of the lock."""
+    """Return what determines a resumed run: path -> bytes, or None for a folder, without the owner
+    of the lock.
+    """
     folder = Path(folder)
     return {
         str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None

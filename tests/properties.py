@@ -1,4 +1,6 @@
-"""The number of examples of property tests: a quarter, or all if PROPERTY_EXAMPLES=all is set (`make properties`)."""
+"""The number of examples of property tests: a quarter, or all if PROPERTY_EXAMPLES=all is set
+(`make properties`).
+"""
 
 import os
 

@@ -2,9 +2,10 @@
 
     python tests/prose.py SEED
 
-Of each draw, 50 texts are docstrings and comments of `flarecli`, 30 are messages, hints and help texts, and 20 are sentences of the
-docs. The same seed draws the same texts from the same tree. Each text is complete and is printed below its file and line. Two readers
-without other context mark each text that a technical writer would rewrite; a text that either of them marks counts.
+Of each draw, 50 texts are docstrings and comments of `flarecli`, 30 are messages, hints and help
+texts, and 20 are sentences of the docs. The same seed draws the same texts from the same tree. Each
+text is complete and is printed below its file and line. Two readers without other context mark each
+text that a technical writer would rewrite; a text that either of them marks counts.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ def has_words(text: str) -> bool:
 
 
 def comments(source: str) -> Texts:
-    """Yield every comment except directives: beside code with its line, on adjacent lines as one."""
+    """Yield every comment except directives: beside code with its line, on adjacent lines as
+    one.
+    """
     block: list[str] = []
     first = 0
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
@@ -64,7 +67,8 @@ def comments(source: str) -> Texts:
 
 
 def rendered(node: ast.expr, constants: Mapping[str, ast.expr]) -> Iterator[str]:
-    """Yield the texts that an expression can have: `{…}` stands for a value, both branches of a condition are texts.
+    """Yield the texts that an expression can have: `{…}` stands for a value, both branches of a
+    condition are texts.
 
     constants  the variables of the module with a text
     """
@@ -86,7 +90,9 @@ def rendered(node: ast.expr, constants: Mapping[str, ast.expr]) -> Iterator[str]
 
 
 def messages(tree: ast.Module) -> Texts:
-    """Yield the texts of errors, findings, warnings and notes, and of each `hint=`, `help=` and `message=`."""
+    """Yield the texts of errors, findings, warnings and notes, and of each `hint=`, `help=` and
+    `message=`.
+    """
     constants = {
         target.id: node.value
         for node in tree.body

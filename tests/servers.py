@@ -12,7 +12,8 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-# Below the ports that Linux and macOS assign, so that no other socket takes a port before its server does.
+# Below the ports that Linux and macOS assign, so that no other socket takes a port before its
+# server does.
 PORTS = range(20_000, 32_000)
 
 
@@ -30,7 +31,9 @@ def free_port():
 
 
 def wait_until_it_answers(process, url, limit_s=60):
-    """Wait until a server answers with any status; raise RuntimeError if it ends or takes too long."""
+    """Wait until a server answers with any status; raise RuntimeError if it ends or takes too
+    long.
+    """
     stop = time.monotonic() + limit_s
     while process.poll() is None and time.monotonic() < stop:
         try:
@@ -43,12 +46,15 @@ def wait_until_it_answers(process, url, limit_s=60):
 
 
 def stop_server(server):
-    """End `serve_forever` of a server of this process at once, without waiting for its poll interval."""
+    """End `serve_forever` of a server of this process at once, without waiting for its poll
+    interval.
+    """
     ending = threading.Thread(target=server.shutdown)
     ending.start()
     while ending.is_alive():
         with contextlib.suppress(OSError), socket.create_connection(server.server_address[:2]):
-            pass  # a connection ends the wait for connections, and the server sees that it should stop
+            # a connection ends the wait for connections, and the server sees that it should stop
+            pass
         ending.join(0.001)
 
 
@@ -61,8 +67,8 @@ def end(process):
 def end_by_stdin(process, limit_s=20):
     """Close the standard input of a process, and wait for the process.
 
-    A process that a test forked and left running keeps the pipe open. After the time limit, kill it and the process, and
-    raise RuntimeError.
+    A process that a test forked and left running keeps the pipe open. After the time limit, kill it
+    and the process, and raise RuntimeError.
     """
     pipe = f"pipe:[{os.fstat(process.stdin.fileno()).st_ino}]"
     process.stdin.close()

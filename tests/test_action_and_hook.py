@@ -28,9 +28,11 @@ def packed(folder):
 
 
 def step(name, folder, **inputs):
-    """Run a step of the Action like GitHub: variables from the inputs, and its script with `bash -e -o pipefail`.
+    """Run a step of the Action like GitHub: variables from the inputs, and its script with `bash -e
+    -o pipefail`.
 
-    The environment that the first steps create is a folder with links to the commands of this environment.
+    The environment that the first steps create is a folder with links to the commands of this
+    environment.
     """
     action = yaml.safe_load((ROOT / "action.yml").read_text())
     (found,) = [one for one in action["runs"]["steps"] if one["name"] == name]
@@ -91,7 +93,9 @@ def test_the_action_does_not_insert_inputs_into_scripts():
 
 
 def test_the_hook_rejects_a_commit_of_a_damaged_dataset(tmp_path):
-    """Uses the entry and the pattern of the hook with the installed flare; pre-commit would download an environment."""
+    """Uses the entry and the pattern of the hook with the installed flare; pre-commit would
+    download an environment.
+    """
     pytest.importorskip("pre_commit")
     (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
     local = {

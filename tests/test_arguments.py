@@ -1,4 +1,6 @@
-"""Arguments of public functions: pathlib paths, single names instead of lists; and the repr of objects."""
+"""Arguments of public functions: pathlib paths, single names instead of lists; and the repr of
+objects.
+"""
 
 from pathlib import Path
 

@@ -60,7 +60,10 @@ def test_braces_expand_to_several_addresses(address):
 
 
 def expand_with_bash(addresses):
-    """Return the words into which bash expands each address. No address may contain other shell syntax."""
+    """Return the words into which bash expands each address.
+
+    No address may contain other shell syntax.
+    """
     script = "set -f\n" + "".join(f"printf '%s\\037' {address}; echo\n" for address in addresses)
     out = subprocess.run(["bash"], input=script, capture_output=True, text=True, check=True).stdout
     return [[word for word in line.split("\x1f")[:-1] if word] for line in out.splitlines()]

@@ -1,4 +1,6 @@
-"""Compressed files in every format of MDS: the libraries of the originals read them, and no output exceeds its declared size."""
+"""Compressed files in every format of MDS: the libraries of the originals read them, and no output
+exceeds its declared size.
+"""
 
 import bz2
 import gzip

@@ -1,4 +1,6 @@
-"""The complete demo with a few photographs: every command, over files and over HTTP, with each byte compared."""
+"""The complete demo with a few photographs: every command, over files and over HTTP, with each byte
+compared.
+"""
 
 import contextlib
 import os

@@ -1,4 +1,6 @@
-"""The docs site: generated pages are current, every page is in a table of contents, and the site builds without a warning."""
+"""The docs site: generated pages are current, every page is in a table of contents, and the site
+builds without a warning.
+"""
 
 import re
 import runpy

@@ -1,7 +1,7 @@
 """Small inputs that would expand to much: refused with one line, in bounded memory.
 
-Memory is bounded by RLIMIT_DATA of a child, so that a command that needs more ends there, not on the
-machine.
+Memory is bounded by RLIMIT_DATA of a child, so that a command that needs more ends there, not on
+the machine.
 """
 
 import gzip
@@ -50,7 +50,9 @@ def refusal(code, path, message, hint=BOMB):
 
 
 def mds(folder, kind, rows, packed=True):
-    """Write an MDS shard with one column, whose values are lists of parts, and return its folder."""
+    """Write an MDS shard with one column, whose values are lists of parts, and return its
+    folder.
+    """
     folder.mkdir()
     names = {"column_names": ["a"], "column_encodings": [kind], "column_sizes": [None]}
     if kind.startswith("ndarray:"):

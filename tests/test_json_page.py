@@ -1,4 +1,6 @@
-"""docs/json.md and docs/schemas are correct about `--json`: each key, in its order, with a value of its type."""
+"""docs/json.md and docs/schemas are correct about `--json`: each key, in its order, with a value of
+its type.
+"""
 
 import json
 import re

@@ -1,4 +1,6 @@
-"""Layers of the package: directions and cycles of imports, and modules that are imported at start-up."""
+"""Layers of the package: directions and cycles of imports, and modules that are imported at
+start-up.
+"""
 
 import ast
 import subprocess
@@ -11,7 +13,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "flarecli"
-LAYERS = [  # packages and modules; each imports from the layers above it in this list, and from itself
+# packages and modules; each imports from the layers above it in this list, and from itself
+LAYERS = [
     {"errors", "lazy", "lifetimes"},
     {"names"},
     {"suggest", "expansion", "redact", "progress", "units"},
@@ -51,7 +54,8 @@ HEAVY = {
     "yaml",
     "zstandard",
 }
-INNER = {  # modules that other packages import directly; everything else is imported from the package itself
+# modules that other packages import directly; everything else is imported from the package itself
+INNER = {
     "storage": {
         "append_log",
         "cloud",
@@ -159,14 +163,18 @@ def package_of(module):
 
 
 def inner_imports():
-    """Return the imports within flarecli, except those of its `__init__`, which names everything and loads nothing."""
+    """Return the imports within flarecli, except those of its `__init__`, which names everything
+    and loads nothing.
+    """
     return [
         one for one in imports() if one.of.split(".")[0] == PACKAGE.name and one.by != PACKAGE.name
     ]
 
 
 def misplaced(imported):
-    """Return the imports of the same or a higher layer; `flarecli` itself, which has the version, is allowed."""
+    """Return the imports of the same or a higher layer; `flarecli` itself, which has the version,
+    is allowed.
+    """
     return [
         f"{one.by}: line {one.line}: {package_of(one.of)} is in layer {LAYER[package_of(one.of)]}, {package_of(one.by)} in layer {LAYER[package_of(one.by)]}"
         for one in imported
@@ -336,7 +344,9 @@ def test_the_package_contains_no_assert():
 
 
 def probes(source):
-    """Return the lines of `getattr` and `hasattr` calls whose first argument is a store or a location's store."""
+    """Return the lines of `getattr` and `hasattr` calls whose first argument is a store or a
+    location's store.
+    """
 
     def is_store(node):
         name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")

@@ -136,7 +136,8 @@ def test_secrets_inside_a_message_are_removed():
     assert redact_text("cannot get 'http://u:p@h/x?token=1': no") == "cannot get 'http://h/x': no"
 
 
-def test_long_addresses_and_texts_are_scanned_once():  # would take hours if each letter started a search to the end
+# would take hours if each letter started a search to the end
+def test_long_addresses_and_texts_are_scanned_once():
     address = "http://h/x?" + "sig" * 300_000
     assert redact(address) == "http://h/x"
     assert redact_text("a" * 1_000_000) == "a" * 1_000_000

@@ -1,4 +1,6 @@
-"""Options are declared once: the functions, the command line and the docs agree with the declarations."""
+"""Options are declared once: the functions, the command line and the docs agree with the
+declarations.
+"""
 
 import inspect
 from pathlib import Path

@@ -90,7 +90,8 @@ def test_a_source_package_contains_the_tests_and_a_wheel_only_the_package(tmp_pa
 
 
 VULNERABLE = {  # the last version before the fix of an advisory that concerns this package
-    "pillow": ["10.2.0", "11.2.1", "12.1.1", "12.2.0"],  # CVE-2024-28219, 2025-48379, 2026-25990, 2026-55379
+    # CVE-2024-28219, 2025-48379, 2026-25990, 2026-55379
+    "pillow": ["10.2.0", "11.2.1", "12.1.1", "12.2.0"],
     "tqdm": ["4.66.2"],  # CVE-2024-34062
     "pyarrow": ["14.0.0", "26.0.0"],  # CVE-2023-47248, CVE-2026-111497
     "pycurl": ["7.45.2", "7.48.0"],  # libcurl with CVE-2023-38545; Brotli with CVE-2026-111497

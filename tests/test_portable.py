@@ -1,4 +1,6 @@
-"""Commands work without names that only Linux has. `make portable` runs all tests this way, `make test` some of them."""
+"""Commands work without names that only Linux has. `make portable` runs all tests this way, `make
+test` some of them.
+"""
 
 import os
 import subprocess

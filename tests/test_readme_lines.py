@@ -1,4 +1,6 @@
-"""The command lines of the pages without output, run one by one with folders as buckets and servers, and this process as the cluster."""
+"""The command lines of the pages without output, run one by one with folders as buckets and
+servers, and this process as the cluster.
+"""
 
 import io
 import re

@@ -1,4 +1,6 @@
-"""Pages with output are correct: their command lines run in order and print the documented output."""
+"""Pages with output are correct: their command lines run in order and print the documented
+output.
+"""
 
 import gzip
 import re

@@ -1,4 +1,6 @@
-"""The files around the package: workflows, forms, citation, container, recipe and metadata are valid and contain only existing names."""
+"""The files around the package: workflows, forms, citation, container, recipe and metadata are
+valid and contain only existing names.
+"""
 
 import importlib.util
 import os

@@ -1,4 +1,6 @@
-"""Whole commands under hostile or unlucky conditions: colliding names, limits, hash seeds, order of syncs."""
+"""Whole commands under hostile or unlucky conditions: colliding names, limits, hash seeds, order of
+syncs.
+"""
 
 from __future__ import annotations
 
@@ -186,7 +188,10 @@ def test_shards_are_read_in_the_order_of_the_index(tmp_path, in_tmp_path, capfd,
 
 @pytest.mark.parametrize("name", ["mds", "json", "csv", "tsv", "xsv", "ffrecord", "webdataset"])
 def test_the_hundred_thousandth_shard_has_a_unique_name(tmp_path, name):
-    """The originals extend the number too. Readers of FFRecord list the folder, so names must stay in bytewise order."""
+    """The originals extend the number too.
+
+    Readers of FFRecord list the folder, so names must stay in bytewise order.
+    """
     module, at = formats.find(name), locate(str(tmp_path))
     batch = pa.record_batch({"data": pa.array(['"x"'], pa.large_string())})
     columns = module.arrange([encodings.column("data", "bytes" if name == "ffrecord" else "str")])

@@ -99,7 +99,9 @@ def as_list(values):
 
 
 def run(*argv):
-    """Run a command in this process; return its exit code, and the lines of stdout and of stderr."""
+    """Run a command in this process; return its exit code, and the lines of stdout and of
+    stderr.
+    """
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = main([str(arg) for arg in argv])

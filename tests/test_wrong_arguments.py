@@ -1,4 +1,6 @@
-"""Arguments of the wrong type are refused before anything runs; the complete message is compared."""
+"""Arguments of the wrong type are refused before anything runs; the complete message is
+compared.
+"""
 
 from __future__ import annotations
 

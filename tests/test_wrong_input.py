@@ -37,7 +37,9 @@ def dataset(path, rows=50):
 
 
 def check_error(capfd, args, code, error, hint=""):
-    """Run a command line, and check its exit code, the last lines of stderr, and that stdout is empty."""
+    """Run a command line, and check its exit code, the last lines of stderr, and that stdout is
+    empty.
+    """
     assert main(args.split(" ")) == code
     out, err = capfd.readouterr()
     want = f"error: {error}\n" + (f"hint: {hint}\n" if hint else "")

@@ -4,13 +4,15 @@
     FOLDER/flare-1/KEY.HOST.PID.N.part       a copy that is being fetched, with its final size
     FOLDER/flare-1/HOST.PID.N.room           space that a process has reserved for small copies
     FOLDER/flare-1/lock                      locked while space is reserved
-    FOLDER/flare-1/here/of.HOST.PID.N.here   locked as long as a process uses the folder; see `locks`
+    FOLDER/flare-1/here/of.HOST.PID.N.here   locked as long as a process uses the folder; see
+                                             `locks`
     FOLDER/flare-1/turns/                    locks for copies that are being fetched; see `locks`
 
-The used space is the total size of these files. Space is reserved before a file is fetched, so that the total never
-exceeds the limit. On file systems without working locks, every copy is still correct, but two processes may fetch the
-same copy, and the total may exceed the limit by the size of the copies in flight. The next process that lists the
-folder removes the `.part` files of processes that have ended.
+The used space is the total size of these files. Space is reserved before a file is fetched, so that
+the total never exceeds the limit. On file systems without working locks, every copy is still
+correct, but two processes may fetch the same copy, and the total may exceed the limit by the size
+of the copies in flight. The next process that lists the folder removes the `.part` files of
+processes that have ended.
 """
 
 from __future__ import annotations
@@ -175,7 +177,10 @@ class Folder:
     # -- copies
 
     def view(self, identity: Entry) -> memoryview | None:
-        """Return the data of a copy, or None if the copy is missing or damaged. Remove a damaged copy."""
+        """Return the data of a copy, or None if the copy is missing or damaged.
+
+        Remove a damaged copy.
+        """
         view = self.open_copies.get(identity.name)
         if view is not None or self.fd < 0:
             return view
@@ -203,7 +208,10 @@ class Folder:
         return True
 
     def remove(self, name: str) -> None:
-        """Remove a copy, or an empty folder with the same name. Open maps of the copy remain valid."""
+        """Remove a copy, or an empty folder with the same name.
+
+        Open maps of the copy remain valid.
+        """
         with contextlib.suppress(OSError):
             try:
                 os.unlink(name, dir_fd=self._fd)
@@ -211,7 +219,9 @@ class Folder:
                 os.rmdir(name, dir_fd=self._fd)
 
     def may_have(self, prefix: str) -> bool:
-        """Return whether the folder may contain a copy of an object, of any version; see `entry.name_prefix`."""
+        """Return whether the folder may contain a copy of an object, of any version; see
+        `entry.name_prefix`.
+        """
         is_alone = self.is_alone()
         return self.prefixes.may_have(self._fd, prefix, is_alone)
 
@@ -251,8 +261,8 @@ class Folder:
                     return None
                 part = self._make(f"{identity.key}.", "part", identity.file_bytes)
         finally:
-            # Evicted copies are unmapped, so that the next copy reuses the memory. The folder is not locked during this
-            # time, because unmapping is slow.
+            # Evicted copies are unmapped, so that the next copy reuses the memory. The folder is
+            # not locked during this time, because unmapping is slow.
             for name in evicted:
                 self.open_copies.drop(name)
         try:
@@ -280,7 +290,8 @@ class Folder:
         return part
 
     def _reserve(self, size: int, since: float, evicted: list[str]) -> bool:
-        """Reserve space for a copy from this process's reservation or by eviction; return False if this fails.
+        """Reserve space for a copy from this process's reservation or by eviction; return False if
+        this fails.
 
         evicted  list to which the names of evicted copies are appended
         """
@@ -290,7 +301,8 @@ class Folder:
             return True
         used, copies = self._scan()
         has_many = len(copies) > MANY_COPIES
-        # With many small copies, more space is reserved than needed, so that the next copies need no listing.
+        # With many small copies, more space is reserved than needed, so that the next copies need
+        # no listing.
         extra = 0
         if has_many and size < self.limit // _RESERVE_SHARE:
             reserve = min(_RESERVE_BYTES, self.limit // _RESERVE_SHARE)
@@ -319,7 +331,8 @@ class Folder:
     def _scan(self) -> tuple[int, list[tuple[float, str, int]]]:
         """Return the used bytes, and the time of last use, name and size of each copy.
 
-        Also remove files of processes that have ended, and files whose size does not match their name.
+        Also remove files of processes that have ended, and files whose size does not match their
+        name.
         """
         used, copies = 0, []
         with listing(self.fd) as folder, os.scandir(folder) as files:
@@ -357,7 +370,9 @@ class Folder:
         return status.st_size
 
     def _evict(self, copies: list[tuple[float, str, int]], size: int, evicted: list[str]) -> int:
-        """Evict the least recently used copies until `size` bytes are freed; return the freed bytes."""
+        """Evict the least recently used copies until `size` bytes are freed; return the freed
+        bytes.
+        """
         freed = 0
         for _, name, copy_size in least_recently_used_first(copies):
             if freed >= size:
@@ -372,7 +387,9 @@ class Folder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the folder for the duration of the block, or run the block without the lock after a time limit."""
+        """Lock the folder for the duration of the block, or run the block without the lock after a
+        time limit.
+        """
         threads = self._threads
         is_mine = threads.acquire(timeout=_LOCK_S)
         try:
@@ -386,7 +403,9 @@ class Folder:
                 threads.release()
 
     def forked(self) -> None:
-        """Replace the locks in a forked child, because threads of the parent may have locked them."""
+        """Replace the locks in a forked child, because threads of the parent may have locked
+        them.
+        """
         self._threads, self._turns, self.prefixes = threading.Lock(), Turns(), KnownPrefixes()
         self.open_copies.forked()
 
@@ -413,7 +432,9 @@ class Folder:
 
 
 class PartialFile:
-    """A temporary file for a copy that is being fetched; the complete file is renamed to the name of the copy."""
+    """A temporary file for a copy that is being fetched; the complete file is renamed to the name
+    of the copy.
+    """
 
     def __init__(self, folder: Folder, name: str, fd: int) -> None:
         self._folder, self._name, self.fd, self._at, self._pid = folder, name, fd, 0, os.getpid()
@@ -454,7 +475,9 @@ class PartialFile:
         return True
 
     def drop(self) -> None:
-        """Remove the file; in a forked child, only close it, because the parent still writes to it."""
+        """Remove the file; in a forked child, only close it, because the parent still writes to
+        it.
+        """
         if self.fd >= 0:
             if self._pid == os.getpid():
                 self._folder.remove(self._name)
@@ -518,7 +541,9 @@ class KnownPrefixes:
 
 @contextlib.contextmanager
 def listing(folder: int) -> Iterator[int]:
-    """Open a second descriptor of a folder for a listing, because two listings of one descriptor share a position."""
+    """Open a second descriptor of a folder for a listing, because two listings of one descriptor
+    share a position.
+    """
     own = os.open(".", descriptors.FOLDER, dir_fd=folder)
     try:
         yield own
@@ -571,7 +596,8 @@ class CachedCopy(NamedTuple):
 
 
 def list_copies(path: str) -> Iterator[CachedCopy]:
-    """Yield every copy in a cache folder, in no particular order. A missing folder contains no copies.
+    """Yield every copy in a cache folder, in no particular order. A missing folder contains no
+    copies.
 
     raises  ReachError for a folder that cannot be listed
     """
@@ -634,7 +660,9 @@ class NamedFiles:
         return self._used
 
     def present(self, names: Iterable[str]) -> int:
-        """Return the total size of the files in `names` that exist in the folder, according to the index."""
+        """Return the total size of the files in `names` that exist in the folder, according to the
+        index.
+        """
         return sum(
             self._sizes[name] for name in names if os.path.exists(os.path.join(self._path, name))
         )
@@ -665,7 +693,9 @@ class NamedFiles:
         return copies
 
     def _mtime_ns(self) -> int:
-        """Return the modification time of the folder in nanoseconds, or 0 if the folder does not exist."""
+        """Return the modification time of the folder in nanoseconds, or 0 if the folder does not
+        exist.
+        """
         try:
             return os.stat(self._path).st_mtime_ns
         except FileNotFoundError:

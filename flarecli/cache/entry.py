@@ -1,15 +1,17 @@
-"""Cached copies: the name, the layout and the checksum of a copy, and the open copies of this process.
+"""Cached copies: the name, the layout and the checksum of a copy, and the open copies of this
+process.
 
     0        bytes     data of the copy, n bytes
-    n        JSON      {"address": …, "version": …, "part": …, "key": …}, m bytes; the address without secrets
+    n        JSON      {"address": …, "version": …, "part": …, "key": …}, m bytes; the address
+             without secrets
     n + m    uint64    n
     +8       uint32    m
     +12      bytes     XXH3-128 of the preceding n + m bytes: 16 bytes, big-endian
     +28      bytes     "flare" and the version of this layout, 8 bytes
 
-Little-endian. The name consists of the key and the size of the file in hexadecimal. The key consists of 12 digits of
-the SHA-256 of the address, which all copies of an object share, and 28 digits of the SHA-256 of address, version and
-part. A copy can be checked without an index.
+Little-endian. The name consists of the key and the size of the file in hexadecimal. The key
+consists of 12 digits of the SHA-256 of the address, which all copies of an object share, and 28
+digits of the SHA-256 of address, version and part. A copy can be checked without an index.
 """
 
 from __future__ import annotations
@@ -56,11 +58,13 @@ _MAGIC = b"flare\0\0\1"
 _MAX_NOTE_BYTES = 1 << 16
 _MAX_REMEMBERED = 1 << 10  # maximum number of results that `lru_cache` keeps for a function
 _SMALL_BYTES = 1 << 16  # files up to this size are not mapped, because a map uses a file handle
-# After this many seconds, the next use of an open copy is recorded, and the existence of the file is checked.
+# After this many seconds, the next use of an open copy is recorded, and the existence of the file
+# is checked.
 _TOUCH_S = 1.0
-# For each type of signature in a query string: the parameters that identify the type, and a pattern for all parameters
-# of the signature. A signature is removed from an address, because it does not affect the content of the object. If an
-# identifying parameter is missing, the other parameters are kept, because they may affect the content.
+# For each type of signature in a query string: the parameters that identify the type, and a pattern
+# for all parameters of the signature. A signature is removed from an address, because it does not
+# affect the content of the object. If an identifying parameter is missing, the other parameters are
+# kept, because they may affect the content.
 _SIGNATURES: tuple[tuple[frozenset[str], re.Pattern[str]], ...] = (
     (frozenset({"x-amz-signature"}), re.compile(r"x-amz-[a-z-]+")),
     (frozenset({"x-goog-signature"}), re.compile(r"x-goog-[a-z-]+")),
@@ -102,7 +106,9 @@ class Entry(NamedTuple):
 
 @functools.lru_cache(maxsize=_MAX_REMEMBERED)
 def name_prefix(address: str) -> str:
-    """Return the common prefix of the names of all copies of an object, for any version and part."""
+    """Return the common prefix of the names of all copies of an object, for any version and
+    part.
+    """
     return _digest(_unsigned(address))[:PREFIX_DIGITS]
 
 
@@ -126,7 +132,9 @@ def _digest(text: str) -> str:
 
 
 def _unsigned(address: str) -> str:
-    """Return a web address without user info and without an expiring signature; return other addresses unchanged."""
+    """Return a web address without user info and without an expiring signature; return other
+    addresses unchanged.
+    """
     if not address.startswith(("http://", "https://")):
         return address
     parts = urlsplit(address)
@@ -207,7 +215,10 @@ def mapped_copy(fd: int, identity: Entry) -> memoryview:
 
 
 def read_note(folder: int, name: str) -> dict[str, Any]:
-    """Return the JSON note of a copy, or an empty dict if the file is not a copy. The checksum is not verified."""
+    """Return the JSON note of a copy, or an empty dict if the file is not a copy.
+
+    The checksum is not verified.
+    """
     fd = _opened(folder, name)
     try:
         file_bytes = os.fstat(fd).st_size
@@ -230,10 +241,12 @@ def read_note(folder: int, name: str) -> dict[str, Any]:
 class OpenCopies:
     """The open copies of this process, and transient objects, which are only in memory.
 
-    A copy is verified when it is opened. The least recently used copy is closed first. Each map uses a file handle, so
-    `files_limit` limits the number of maps. A transient object remains in memory until `release` is called.
+    A copy is verified when it is opened. The least recently used copy is closed first. Each map
+    uses a file handle, so `files_limit` limits the number of maps. A transient object remains in
+    memory until `release` is called.
 
-    touch  function that records the use of a copy in the folder, and returns whether the copy still exists
+    touch  function that records the use of a copy in the folder, and returns whether the copy still
+           exists
     """
 
     def __init__(self, touch: Callable[[str], bool]) -> None:
@@ -241,7 +254,8 @@ class OpenCopies:
         # Name -> (data, time of the last touch); the least recently used copy is first.
         self._open: dict[str, tuple[memoryview, float]] = {}
         self._bytes = self._maps = 0
-        # Prefix of the name -> (name, data, reserved bytes); the name is empty while the data is being fetched.
+        # Prefix of the name -> (name, data, reserved bytes); the name is empty while the data is
+        # being fetched.
         self._transient: dict[str, tuple[str, memoryview, int]] = {}
         self._transient_bytes = 0
         self._buffers: list[mmap.mmap] = []
@@ -315,7 +329,9 @@ class OpenCopies:
         return True
 
     def buffer(self, size: int) -> memoryview:
-        """Return a buffer of `size` bytes for a transient object; buffers are reused to reduce page faults."""
+        """Return a buffer of `size` bytes for a transient object; buffers are reused to reduce page
+        faults.
+        """
         with self._lock:
             for memory in self._buffers:
                 if size <= len(memory) <= 2 * size and _is_unused(memory):
@@ -347,7 +363,9 @@ class OpenCopies:
             self._buffers.clear()
 
     def forked(self) -> None:
-        """Reset the state in a forked child, because threads of the parent may hold the lock or fetch objects."""
+        """Reset the state in a forked child, because threads of the parent may hold the lock or
+        fetch objects.
+        """
         self._lock = threading.Lock()
         self._transient = {key: one for key, one in self._transient.items() if one[0]}
         self._transient_bytes = sum(size for _, _, size in self._transient.values())

@@ -1,11 +1,13 @@
 """Advisory locks that prevent duplicate work, and registration of the processes that use a folder.
 
-FOLDER/turns/KIND.NNN          locked while a process fetches a key of kind KIND; NNN are the last digits of the key
+FOLDER/turns/KIND.NNN          locked while a process fetches a key of kind KIND; NNN are the last
+                               digits of the key
 FOLDER/here/of.HOST.PID.N.here  locked as long as a process uses the folder
 
-The cache is correct even if locks do not work. The files are empty. Files in `turns` are never removed, because
-creating a file takes as long as fetching 0.5 MB. If two keys have the same last digits, they share a file, so a
-process that fetches one key waits for a process that fetches the other key.
+The cache is correct even if locks do not work. The files are empty. Files in `turns` are never
+removed, because creating a file takes as long as fetching 0.5 MB. If two keys have the same last
+digits, they share a file, so a process that fetches one key waits for a process that fetches the
+other key.
 """
 
 from __future__ import annotations
@@ -65,7 +67,9 @@ def locked_within(fd: int, seconds: float, notice: Callable[[int], object] | Non
 
 
 def holder(fd: int) -> str:
-    """Return the name of the process that has locked an open file, for messages (source: proc(5), /proc/locks)."""
+    """Return the name of the process that has locked an open file, for messages (source: proc(5),
+    /proc/locks).
+    """
     own = os.fstat(fd)
     place = f"{os.major(own.st_dev):02x}:{os.minor(own.st_dev):02x}:{own.st_ino}"
     try:
@@ -97,9 +101,11 @@ class Turns:
         meanwhile: Callable[[], object] | None = None,
         notice: Callable[[int], object] | None = None,
     ) -> Iterator[None]:
-        """Lock a key for the duration of the block, or run the block without the lock after `seconds`.
+        """Lock a key for the duration of the block, or run the block without the lock after
+        `seconds`.
 
-        folder     file descriptor of the folder, or -1 to lock only against other threads of this process
+        folder     file descriptor of the folder, or -1 to lock only against other threads of this
+                   process
         key        string that ends in hexadecimal digits
         kind       one letter; nested locks need different letters
         meanwhile  function that is called once if another process has locked the key
@@ -118,7 +124,9 @@ class Turns:
 
     @contextlib.contextmanager
     def _of_threads(self, key: str, seconds: float) -> Iterator[None]:
-        """Lock a key against other threads of this process, so that only one thread polls the lock file."""
+        """Lock a key against other threads of this process, so that only one thread polls the lock
+        file.
+        """
         self._count(key, 1)
         is_mine = self._taken[key][0].acquire(timeout=seconds)
         try:
@@ -173,7 +181,9 @@ def _opened(folder: int, name: str) -> Iterator[int]:
 
 
 def host() -> str:
-    """Return an identifier for this machine, boot and process namespace, within which process ids are unique."""
+    """Return an identifier for this machine, boot and process namespace, within which process ids
+    are unique.
+    """
     words = [socket.gethostname()]
     with contextlib.suppress(OSError):
         words.append(os.readlink("/proc/self/ns/pid"))
@@ -243,7 +253,9 @@ class Presence:
             self._fd = -1
 
     def is_alone(self, folder: int) -> bool:
-        """Return whether this is the only process that uses the folder; False if this process is not registered."""
+        """Return whether this is the only process that uses the folder; False if this process is
+        not registered.
+        """
         now = time.monotonic()
         if now - self._counted > _ALONE_S:
             self._others, self._counted = self._count(folder), now

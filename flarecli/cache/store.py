@@ -1,9 +1,10 @@
 """Store that reads a remote store through a cache folder.
 
-Ranges of an object are cached as blocks of BLOCK bytes, one file per block. An object that is read to its end, or
-mapped after more than half of its blocks were used, is cached as one file, which replaces the blocks. Each process
-requests the version of an object once; objects without a version are not cached. Every copy is verified when a process
-first uses it, and a damaged copy is fetched again once.
+Ranges of an object are cached as blocks of BLOCK bytes, one file per block. An object that is read
+to its end, or mapped after more than half of its blocks were used, is cached as one file, which
+replaces the blocks. Each process requests the version of an object once; objects without a version
+are not cached. Every copy is verified when a process first uses it, and a damaged copy is fetched
+again once.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ BLOCK = 1 << 20  # size of a block in bytes
 _REQUEST_BYTES = 8 << 20  # maximum bytes per request for missing blocks
 _FETCH_BYTES = 32 << 20  # bytes to fetch at a time if a whole object is fetched
 _JOBS = 8  # maximum number of parallel requests per read
-# An object of at most limit / _WHOLE_SHARE bytes is cached as one file, and a larger object as blocks. If a larger object is
-# used only once in a run, it is cached as one file up to limit / _TRANSIENT_SHARE bytes, and otherwise kept in memory.
+# An object of at most limit / _WHOLE_SHARE bytes is cached as one file, and a larger object as
+# blocks. If a larger object is used only once in a run, it is cached as one file up to limit /
+# _TRANSIENT_SHARE bytes, and otherwise kept in memory.
 _WHOLE_SHARE, _TRANSIENT_SHARE = 4, 2
 MAX_OBJECTS = 1 << 16  # maximum number of objects whose used blocks are recorded
 # Time to wait after a reservation has failed because every copy was in use.
@@ -43,10 +45,11 @@ _FULL_S = 1.0
 class Cache:
     """A cache folder with a size limit in bytes, used as the `keeper` of a Guard.
 
-    note  function that receives the warnings of this process; if None, they are issued as `CacheWarning`
+    note  function that receives the warnings of this process; if None, they are issued as
+          `CacheWarning`
 
-    `close`, or the end of a `with` block, releases the maps and handles of this process. The copies remain in the
-    folder.
+    `close`, or the end of a `with` block, releases the maps and handles of this process. The copies
+    remain in the folder.
     """
 
     folder: str
@@ -136,7 +139,9 @@ class CachedStore(Store):
 
     @property
     def room(self) -> int:
-        """The maximum number of bytes to prefetch: a smaller number if other processes use the folder."""
+        """The maximum number of bytes to prefetch: a smaller number if other processes use the
+        folder.
+        """
         if self._folder.is_alone():
             return max(self.cache.limit * 9 // 10, MAX_TRANSIENT_BYTES)
         return self.cache.limit // 2
@@ -252,7 +257,8 @@ class CachedStore(Store):
             for run, read in zip(runs, data, strict=True):
                 for i, k in enumerate(run):
                     blocks[k] = memoryview(read)[i * BLOCK : (i + 1) * BLOCK]
-            # The first block is written last, so that other processes find it missing and wait for all blocks.
+            # The first block is written last, so that other processes find it missing and wait for
+            # all blocks.
             for k in reversed(missing):
                 part = parts.pop(k)
                 if part is not None:
@@ -266,7 +272,8 @@ class CachedStore(Store):
     def map(self, path: str) -> memoryview | None:
         """Map an object that is cached as one file, or return None.
 
-        The whole object is first fetched if it is small, or if more than half of its blocks were used.
+        The whole object is first fetched if it is small, or if more than half of its blocks were
+        used.
         """
         if not self._maps:
             return None
@@ -286,11 +293,12 @@ class CachedStore(Store):
     def keep(self, path: str, listed: int | None = None, passing: bool = False) -> bool:
         """Fetch a whole object so that it can be mapped; return False if it cannot be cached.
 
-        listed   size of the object in bytes according to a listing, or None. With a size, an object that was never
-                 cached is fetched without a separate request for its version.
-        passing  whether the object is used only once in a run. The caller must call `passed` after the use. The
-                 object is kept in memory if it is too large for the folder, or if it would replace copies in use.
-                 If other processes use the folder, the object is never kept in memory.
+        listed   size of the object in bytes according to a listing, or None. With a size, an object
+                 that was never cached is fetched without a separate request for its version.
+        passing  whether the object is used only once in a run. The caller must call `passed` after
+                 the use. The object is kept in memory if it is too large for the folder, or if it
+                 would replace copies in use. If other processes use the folder, the object is never
+                 kept in memory.
         """
         return self._retry_if_changed(path, lambda: self._whole(path, listed, passing) is not None)
 
@@ -365,7 +373,10 @@ class CachedStore(Store):
         return view
 
     def _unused_part(self, identity: Entry) -> directory.PartialFile | None:
-        """Reserve space for a copy. Evict only copies that were not used since this store was opened."""
+        """Reserve space for a copy.
+
+        Evict only copies that were not used since this store was opened.
+        """
         now = time.monotonic()
         if now < self._full_until:
             return None
@@ -377,7 +388,8 @@ class CachedStore(Store):
     def _first_pieces(
         self, path: str, prefix: str, listed: int | None, passing: bool
     ) -> list[memoryview]:
-        """Read the first _FETCH_BYTES of an uncached object with a request that also returns the version.
+        """Read the first _FETCH_BYTES of an uncached object with a request that also returns the
+        version.
 
         return  an empty list if such a request is not useful, for example because the version is
                 known, the folder may contain a copy, or the object is too large
@@ -474,7 +486,9 @@ class CachedStore(Store):
 def write_copy(
     part: directory.PartialFile, identity: Entry, pieces: Iterable[Piece], open_now: bool = False
 ) -> bool:
-    """Write and publish a copy; after an error, or if the size is wrong, remove the copy and return False."""
+    """Write and publish a copy; after an error, or if the size is wrong, remove the copy and return
+    False.
+    """
     hasher = CopyHasher(identity)
     try:
         for piece in pieces:

@@ -89,7 +89,10 @@ class _Base:
     """
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
-        """Return completions without descriptions. To print descriptions, Typer would import rich."""
+        """Return completions without descriptions.
+
+        To print descriptions, Typer would import rich.
+        """
         items = super().shell_complete(ctx, incomplete)  # type: ignore[misc]
         for item in items:
             item.help = None
@@ -230,7 +233,10 @@ def _application() -> Any:
 
 
 def execute(args: list[str]) -> Any:
-    """Run one command line and return its exit code. Raises UsageError for an invalid command line."""
+    """Run one command line and return its exit code.
+
+    Raises UsageError for an invalid command line.
+    """
     if not args and "_FLARE_COMPLETE" not in os.environ:  # set if the shell requests completions
         printer.write_text(_FIRST_STEPS)
         return 0

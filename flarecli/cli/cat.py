@@ -67,9 +67,10 @@ class Line(CatOptions, CommandLine):
 def command(line: Line) -> int:
     """Print rows.
 
-    The default output is JSON lines, with bytes as {"bytes": n, "sha256": …} and NaN and infinity as null. Pickles are not decoded unless --allow-pickle is set.
-    CSV and TSV contain unchanged values; on a terminal, control characters are escaped. --raw, --to arrow and --to parquet do not print to a terminal.
-    If SOURCE is -, a table or a tar is read from stdin.
+    The default output is JSON lines, with bytes as {"bytes": n, "sha256": …} and NaN and infinity
+    as null. Pickles are not decoded unless --allow-pickle is set. CSV and TSV contain unchanged
+    values; on a terminal, control characters are escaped. --raw, --to arrow and --to parquet do not
+    print to a terminal. If SOURCE is -, a table or a tar is read from stdin.
 
     Example: flare cat out/ --where "score > 0.5" -c id,score --limit 10
     """

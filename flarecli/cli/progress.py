@@ -207,7 +207,10 @@ class ProgressBar(Progress):
             self._printer.note(f"{format_count(count, 'row')} failed: {reason}")
 
     def print_summary(self, text: str) -> None:
-        """Print `text` and the elapsed time on one line. If bytes were processed, add their rate."""
+        """Print `text` and the elapsed time on one line.
+
+        If bytes were processed, add their rate.
+        """
         seconds = max(1e-3, time.monotonic() - self._begin)
         rate = int(self._bytes / seconds)
         shown = f" ({format_size(rate)}/s)" if rate else ""

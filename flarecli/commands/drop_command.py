@@ -68,8 +68,8 @@ class Changed:
 def drop(options: DropOptions) -> Changed:
     """Remove rows or a column from a dataset, and rewrite the shards that contain them.
 
-    The rows are selected by a condition, by number, or by the values of a key column in a file. With
-    `erase`, the replaced files and the versions that list them are deleted.
+    The rows are selected by a condition, by number, or by the values of a key column in a file.
+    With `erase`, the replaced files and the versions that list them are deleted.
 
     raises  UsageError unless exactly one option selects rows or a column, and if a pin lists a file
             to erase; the errors of `rewrite`

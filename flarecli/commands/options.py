@@ -134,7 +134,10 @@ _part = partial(
 
 
 def _shard_size(text: str) -> int:
-    """Parse the size of a shard. Raises UsageError for a small number without a unit, such as 64."""
+    """Parse the size of a shard.
+
+    Raises UsageError for a small number without a unit, such as 64.
+    """
     size, number = parse_size(text), text.strip()
     if size < _MIN_UNITLESS_SIZE and number[-1].isdigit() and number.strip("0."):
         raise UsageError(

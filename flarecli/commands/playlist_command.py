@@ -81,7 +81,9 @@ def playlist(options: PlaylistOptions) -> str:
 
 
 def _check_is_playlist(at: Location) -> None:
-    """Raise UsageError if a file exists and is not a playlist, so that replacing it would lose data."""
+    """Raise UsageError if a file exists and is not a playlist, so that replacing it would lose
+    data.
+    """
     try:
         at.size()
     except FlareError:  # no readable file; the write reports other errors

@@ -142,8 +142,8 @@ class Format:
     reads_streams     True if `scan_stream` can read a stream that cannot seek
     typed             True if a file stores the Arrow types that `read_batch` returns; otherwise
                       the encodings determine the types
-    readers           name of the original library's readers in notes, as a plural. Empty if no other
-                      library reads the format, or if those readers return the packed types
+    readers           name of the original library's readers in notes, as a plural. Empty if no
+                      other library reads the format, or if those readers return the packed types
     sizes_are_exact   True if the sizes from `row_sizes` add up to the size of the shard's main file
     has_shard_index   True if each shard has an index file, whose size `row_sizes` does not include
     substitutes       key from `encoding_group` -> encoding that is written instead: None if the
@@ -201,7 +201,8 @@ class Format:
         Counts are compared with the file size before memory is allocated.
 
         columns  columns that the dataset's index lists; None if it lists no columns
-        raises   FormatError for an invalid shard; IntegrityError if the shard declares other columns
+        raises   FormatError for an invalid shard; IntegrityError if the shard declares other
+                 columns
         """
         raise NotImplementedError
 

@@ -131,8 +131,8 @@ def suffix(chunk: Chunk) -> str:
 def stored_size(chunk: Chunk) -> int:
     """Return the size of a chunk's file, and check the size of a local file.
 
-    The listed size of a remote file is not checked, because a read beyond the end of the file raises
-    an error.
+    The listed size of a remote file is not checked, because a read beyond the end of the file
+    raises an error.
 
     raises  IntegrityError if a local file does not have the listed size
     """

@@ -4,8 +4,8 @@
     a/001.PNG  a/001.md   a/001.meta.json    row `a/001`
 
 The key is the path up to the last dot of the file name, and the extension is the text after this
-dot. A compound extension such as `meta.json` starts with a letter, and most keys with this extension
-must also have a file with a plain extension. Therefore, `IMG_2024.01.02.jpg` has the key
+dot. A compound extension such as `meta.json` starts with a letter, and most keys with this
+extension must also have a file with a plain extension. Therefore, `IMG_2024.01.02.jpg` has the key
 `IMG_2024.01.02`.
 
 Image files are the column `image`, and audio, video and text files are the columns `audio`, `video`
@@ -14,11 +14,11 @@ extensions are separate columns. Any other extension, in lower case, is a column
 of the files in a column differ, even if only in letter case, an additional column such as
 `image_extension` contains the extension of each row.
 
-Every data file is part of a row. If a key has no file for a column, the value is null. A row without
-any values represents a file whose extension is not a column, a metadata row without a file, or a key
-that lacks a required metadata row (`folder_metadata.py`). `flare pack` reports rows without values
-as failed. Hidden files, desktop files such as Thumbs.db, and README and LICENSE files in a media
-folder are not data; `notes` contains the number of skipped files.
+Every data file is part of a row. If a key has no file for a column, the value is null. A row
+without any values represents a file whose extension is not a column, a metadata row without a file,
+or a key that lacks a required metadata row (`folder_metadata.py`). `flare pack` reports rows
+without values as failed. Hidden files, desktop files such as Thumbs.db, and README and LICENSE
+files in a media folder are not data; `notes` contains the number of skipped files.
 
 Columns contain file names; a file is read when its row is needed. A first listing determines the
 columns and the number of rows. The folder is listed again to read the rows. If the checksums of the
@@ -237,8 +237,8 @@ class _Candidates:
             self._count[extension] += 1
             self._with_plain[extension] += bool(plain)
         if len(self._count) > MAX_COMPOUNDS:
-            # names such as `A.B.jpg` add many candidates for compound extensions. Drop each candidate
-            # whose keys have no file with a simple extension.
+            # names such as `A.B.jpg` add many candidates for compound extensions. Drop each
+            # candidate whose keys have no file with a simple extension.
             self._count = Counter(
                 {name: count for name, count in self._count.items() if self._with_plain[name]}
             )
@@ -582,8 +582,8 @@ class Folder(Part):
     def _chosen(self, survey: _Survey) -> list[str]:
         """Return each column for which at least half of the keys have a file.
 
-        Only keys with a file for the main column are counted. If incomplete rows are allowed, return
-        all columns.
+        Only keys with a file for the main column are counted. If incomplete rows are allowed,
+        return all columns.
         """
         if self._options.allow_missing:
             return list(self._columns.counts)
@@ -634,7 +634,9 @@ class Folder(Part):
         return "column", f"no column for this file (columns: {shown}{more})"
 
     def blocks(self) -> Iterator[bytes]:
-        """Yield the checksum of the listing, and the bytes of the metadata files if they are used."""
+        """Yield the checksum of the listing, and the bytes of the metadata files if they are
+        used.
+        """
         yield _VERSION
         yield self._checksum.encode()
         if self._is_described:
@@ -672,9 +674,9 @@ class Folder(Part):
     def _rows(self, group: Group) -> list[_Row]:
         """Return the rows for a key.
 
-        The first row has the files of the key if one of these files is in a main column. If the user
-        requested no columns, each file whose extension is not a column has another row, which is
-        reported as failed.
+        The first row has the files of the key if one of these files is in a main column. If the
+        user requested no columns, each file whose extension is not a column has another row, which
+        is reported as failed.
         """
         files = self._columns.of_files(group.files)
         has_file = any(name in files for name in self._main_columns)

@@ -4,8 +4,8 @@
                           a.jpg,a house           row of the file `train/a.jpg`
 
 A metadata file is a `metadata.csv`, `metadata.jsonl` or `metadata.parquet` with a column
-`file_name`. The names are relative to the folder of the metadata file. They are data, so a name that
-leaves this folder is rejected. All rows are in memory while the folder is read.
+`file_name`. The names are relative to the folder of the metadata file. They are data, so a name
+that leaves this folder is rejected. All rows are in memory while the folder is read.
 """
 
 from __future__ import annotations

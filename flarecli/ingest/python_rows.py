@@ -255,7 +255,9 @@ def _array(values: list[Any], kind: pa.DataType | None) -> pa.Array:
 
 
 def _check_zones(values: list[Any]) -> None:
-    """Raise ArrowInvalid if only some values have a time zone, which Arrow would accept silently."""
+    """Raise ArrowInvalid if only some values have a time zone, which Arrow would accept
+    silently.
+    """
     if len({value.tzinfo is None for value in values if isinstance(value, datetime)}) > 1:
         raise pa.ArrowInvalid("some values have a time zone, and others have none")
 

@@ -79,7 +79,8 @@ class _MemoryBudget:
 def filled(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
     """Return the schema of batches whose file names were replaced with file contents.
 
-    A column has the name of a file extension, which determines whether the encoding is text or JSON.
+    A column has the name of a file extension, which determines whether the encoding is text or
+    JSON.
     """
     fields = []
     for field in schema:

@@ -140,7 +140,9 @@ def _open_stream(address: str, stdin: IO[bytes] | None, is_opaque: bool) -> Spoo
 
 
 def _read_blocks(stream: IO[bytes], where: str) -> Iterator[bytes]:
-    """Yield the bytes of a stream: first up to 4 MB, then up to 1 MB at a time; close a FIFO at its end."""
+    """Yield the bytes of a stream: first up to 4 MB, then up to 1 MB at a time; close a FIFO at its
+    end.
+    """
     size = decompress.BLOCK_BYTES
     with contextlib.nullcontext() if where == STDIN else contextlib.closing(stream):
         while True:

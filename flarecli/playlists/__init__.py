@@ -69,7 +69,9 @@ def pin_of(name: str) -> str | None:
 
 
 def version_of(playlist: Playlist) -> int | None:
-    """Return the number of the version that a playlist lists; None for a dataset without versions."""
+    """Return the number of the version that a playlist lists; None for a dataset without
+    versions.
+    """
     header = playlist.streams[0].headers.get(VERSION) if playlist.streams else None
     number = header.get("number") if isinstance(header, Mapping) else None
     if type(number) is int and 0 < number <= MAX_VERSION:

@@ -1,7 +1,7 @@
 """Read and validate untrusted playlists from YAML events.
 
-Tags, aliases and additional documents are errors. Depth and size are limited. The values `no`, `012`
-and `1:30` are text. Reading stops at the first fault; validation reports all faults.
+Tags, aliases and additional documents are errors. Depth and size are limited. The values `no`,
+`012` and `1:30` are text. Reading stops at the first fault; validation reports all faults.
 
 The YAML library is slow on long lists. Therefore, flare replaces each long list by a random
 placeholder, parses the list itself, and passes the shorter text to the library. A list is replaced

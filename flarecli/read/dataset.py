@@ -54,7 +54,8 @@ ReadSample: TypeAlias = "Callable[[int], Sample | None]"
 
 
 class Dataset(Data):
-    """A dataset whose rows are read by number: `data[i]`, `data[a:b]`, `data[[7, 3]]`, `data.rows(…)`.
+    """A dataset whose rows are read by number: `data[i]`, `data[a:b]`, `data[[7, 3]]`,
+    `data.rows(…)`.
 
     Samples contain the values of the table that was packed. For example, a timestamp that is stored
     as text is returned as a datetime, and a boolean that is stored as a number is returned as True
@@ -565,7 +566,9 @@ class Dataset(Data):
 
     @property
     def edges(self) -> IntArray:
-        """The first row of each chunk in the first stream, then the row count: int64 [chunks + 1]."""
+        """The first row of each chunk in the first stream, then the row count: int64 [chunks +
+        1].
+        """
         return self._table.edges
 
     # -- selections

@@ -21,7 +21,9 @@ _NO_PROTOCOLS = {"protocol_whitelist": "none"}
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A decoder from image files to uint8 [height, width, channels], or [height, width] in mode L."""
+    """A decoder from image files to uint8 [height, width, channels], or [height, width] in mode
+    L.
+    """
 
     size: tuple[int, int] | None
     mode: str

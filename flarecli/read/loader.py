@@ -44,9 +44,9 @@ class Loader(Closable):
     """An iterable over the batches of a dataset; each loop reads one epoch.
 
     A batch is a dict: column -> array [batch, …] or list. If a loop ends early, the next loop
-    continues the same epoch. `save()` returns the position, and `load()` resumes at a position, even
-    in another process and with any number of workers or ranks. The number of workers does not change
-    the batches.
+    continues the same epoch. `save()` returns the position, and `load()` resumes at a position,
+    even in another process and with any number of workers or ranks. The number of workers does not
+    change the batches.
 
     data        a Dataset or a Mix
     batch       samples per batch; the last batch of an epoch may be smaller, unless `drop_last`
@@ -250,8 +250,8 @@ class Loader(Closable):
     ) -> Iterator[BatchTask]:
         """Yield this rank's tasks.
 
-        A task returns samples instead of a batch while samples of earlier rows are in `pending`. The
-        first task also does so if `skip` samples of its first row were already yielded.
+        A task returns samples instead of a batch while samples of earlier rows are in `pending`.
+        The first task also does so if `skip` samples of its first row were already yielded.
         """
         for rows in batch_rows(
             order,

@@ -1,8 +1,8 @@
 """Resolve addresses to playlists.
 
 A folder is searched for `playlist.yaml`, `index.json`, `spec.json`, `000000/spec.json`, `*.ffr`,
-`*.tar`, tables and plain files, in this order, and the first match is used. If the match is damaged,
-resolving fails, because a fallback could return an incomplete dataset without an error.
+`*.tar`, tables and plain files, in this order, and the first match is used. If the match is
+damaged, resolving fails, because a fallback could return an incomplete dataset without an error.
 """
 
 from __future__ import annotations

@@ -202,7 +202,9 @@ class Series:
 
     @property
     def stored(self) -> int:
-        """The total listed size of all chunks in bytes; -1 if the size of any chunk is not listed."""
+        """The total listed size of all chunks in bytes; -1 if the size of any chunk is not
+        listed.
+        """
         out = 0
         for stream in self.streams:
             sizes = stream.stored

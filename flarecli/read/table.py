@@ -161,7 +161,9 @@ class Table:
 
     @property
     def edges(self) -> IntArray:
-        """The first row of each chunk in the first stream, then the row count: int64 [chunks + 1]."""
+        """The first row of each chunk in the first stream, then the row count: int64 [chunks +
+        1].
+        """
         starts = self.series[0].starts
         return starts if self._selected is None else np.searchsorted(self._selected, starts)
 

@@ -1,6 +1,8 @@
-"""The result of a verification, and its reports: JSON, JUnit XML, an HTML page and GitHub annotations.
+"""The result of a verification, and its reports: JSON, JUnit XML, an HTML page and GitHub
+annotations.
 
-All text from data is escaped. Times and host names are omitted, so equal results produce equal files.
+All text from data is escaped. Times and host names are omitted, so equal results produce equal
+files.
 """
 
 from __future__ import annotations
@@ -124,9 +126,9 @@ def result_json(result: Result) -> str:
 def junit_xml(result: Result) -> str:
     """Return the result as JUnit XML, for GitLab, Jenkins and GitHub Actions.
 
-    The report has one suite: a failed test case for each file with findings, and one passed test case
-    for all other files. Notes about unprotected files are in `system-out`. Source: the schema of the
-    Jenkins xUnit plugin, which also specifies the order of the elements.
+    The report has one suite: a failed test case for each file with findings, and one passed test
+    case for all other files. Notes about unprotected files are in `system-out`. Source: the schema
+    of the Jenkins xUnit plugin, which also specifies the order of the elements.
     """
     return "".join(f"{line}\n" for line in _junit_lines(result))
 
@@ -211,13 +213,14 @@ def _html_list(title: str, texts: Sequence[str]) -> Iterator[str]:
 
 
 def annotation(finding: Finding) -> str:
-    """Return a finding as a GitHub workflow command, which GitHub shows as an annotation on the file.
+    """Return a finding as a GitHub workflow command, which GitHub shows as an annotation on the
+    file.
 
         ::error file=PATH,line=N,title=TITLE::MESSAGE
 
-    In messages and properties, `%`, CR and LF are escaped as %25, %0D and %0A. In properties, `:` and
-    `,` are also escaped, as %3A and %2C (source: actions/toolkit). Paths below the current folder are
-    relative, as GitHub expects.
+    In messages and properties, `%`, CR and LF are escaped as %25, %0D and %0A. In properties, `:`
+    and `,` are also escaped, as %3A and %2C (source: actions/toolkit). Paths below the current
+    folder are relative, as GitHub expects.
     """
     file = finding.address
     properties = [f"file={_github_property(_relative_path(file))}"]

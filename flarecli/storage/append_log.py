@@ -1,4 +1,5 @@
-"""Append logs of JSON lines in a local file or a bucket. A log remains readable after a crash or a torn write.
+"""Append logs of JSON lines in a local file or a bucket. A log remains readable after a crash or a
+torn write.
 
 A local log is a single file. Objects in a bucket cannot grow, so each append creates an object:
 
@@ -68,7 +69,10 @@ class AppendLog(ABC):
         """Yield the bytes of the log in order, in blocks."""
 
     def lines(self) -> Iterator[bytes]:
-        """Yield the complete lines. A torn last line is ignored, because its write was interrupted."""
+        """Yield the complete lines.
+
+        A torn last line is ignored, because its write was interrupted.
+        """
         rest = b""
         for block in self.blocks():
             head, newline, tail = block.rpartition(b"\n")
@@ -87,7 +91,10 @@ class AppendLog(ABC):
 
     @abstractmethod
     def append(self, data: bytes) -> None:
-        """Append bytes. After the call, the bytes survive a crash and, in a durable store, a power loss."""
+        """Append bytes.
+
+        After the call, the bytes survive a crash and, in a durable store, a power loss.
+        """
 
     @abstractmethod
     def cut(self, size: int) -> None:
@@ -107,12 +114,17 @@ class AppendLog(ABC):
 
 
 def open_log(at: Location) -> AppendLog:
-    """Open the log at a location, which may not exist yet. Raises ReachError if the log cannot be read."""
+    """Open the log at a location, which may not exist yet.
+
+    Raises ReachError if the log cannot be read.
+    """
     return FileLog(at, at.store) if isinstance(at.store, LocalStore) else ObjectLog(at)
 
 
 def first_entry(at: Location) -> dict[str, Any]:
-    """Return the JSON object in the first line of a log, or an empty dict if the line cannot be read."""
+    """Return the JSON object in the first line of a log, or an empty dict if the line cannot be
+    read.
+    """
     where = at if isinstance(at.store, LocalStore) else at / "00000.json"
     try:
         data = bytes(where.read(0, min(where.size(), _MAX_HEAD_BYTES)))
@@ -218,7 +230,8 @@ class ObjectLog(AppendLog):
         return f"{number:05d}.json"
 
     def _delete(self, names: list[str]) -> None:
-        # The last object is deleted first, so that an interrupted deletion keeps the start of the log.
+        # The last object is deleted first, so that an interrupted deletion keeps the start of the
+        # log.
         for name in sorted(names, reverse=True):
             (self._folder / name).delete()
 

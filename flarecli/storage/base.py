@@ -1,7 +1,8 @@
-"""Store interface, `Location` (a store and a path in it), and `Guard` (restrictions on addresses found in data).
+"""Store interface, `Location` (a store and a path in it), and `Guard` (restrictions on addresses
+found in data).
 
-This module does not import any store. To open an address in a different store, a store calls `Guard.locate`, which
-`storage.locator` sets.
+This module does not import any store. To open an address in a different store, a store calls
+`Guard.locate`, which `storage.locator` sets.
 """
 
 from __future__ import annotations
@@ -114,7 +115,8 @@ class Written(NamedTuple):
 class Locate(Protocol):
     """A function that opens an address found in data.
 
-    is_remote  whether the data came over the network; if so, buckets are read without the user's credentials
+    is_remote  whether the data came over the network; if so, buckets are read without the user's
+               credentials
     """
 
     def __call__(self, address: str, guard: Guard, is_remote: bool = False) -> Location: ...
@@ -126,11 +128,14 @@ def _refuse(address: str, guard: Guard, is_remote: bool = False) -> Location:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """The restrictions on addresses found in data, and the limits for transfers. The user's options set the fields.
+    """The restrictions on addresses found in data, and the limits for transfers. The user's options
+    set the fields.
 
     allow_private  whether private, loopback and link-local addresses are allowed
-    allow_local    whether `file://`, absolute paths, paths above the data's folder, and symbolic links are allowed
-    named          origins (`scheme://host:port`) that the user typed; their addresses may be private
+    allow_local    whether `file://`, absolute paths, paths above the data's folder, and symbolic
+                   links are allowed
+    named          origins (`scheme://host:port`) that the user typed; their addresses may be
+                   private
     allow_hosts    private hosts and networks that are allowed, such as `10.0.0.7:8080`
     anonymous      whether buckets are read without the user's credentials
     limits         limits for transfers; reads from a store ignore `max_bytes`
@@ -157,18 +162,21 @@ class Keeper(Protocol):
 
 
 class Store(ABC):
-    """A storage backend that reads, writes and lists files by path. Every error is a FlareError with the address.
+    """A storage backend that reads, writes and lists files by path. Every error is a FlareError
+    with the address.
 
-    Subclasses implement the abstract methods, and override other methods where a faster implementation exists. A store
-    can be pickled, and used after a fork, because each process opens its own connections.
+    Subclasses implement the abstract methods, and override other methods where a faster
+    implementation exists. A store can be pickled, and used after a fork, because each process opens
+    its own connections.
 
     is_local      whether files are read without network access, in any order, and can be mapped
     keeps_copies  whether `map` and `derived` may return copies from a cache
     guard         restrictions on addresses found in the data of this store
-    origin        endpoint or account of the service; empty for the scheme's default service. Buckets
-                  with the same name may exist at several origins
+    origin        endpoint or account of the service; empty for the scheme's default service.
+                  Buckets with the same name may exist at several origins
     root          local folder that contains all files of the store; empty if there is none
-    room          maximum total bytes of the files that `keep` may fetch ahead of use; 0 without a cache
+    room          maximum total bytes of the files that `keep` may fetch ahead of use; 0 without a
+                  cache
     """
 
     is_local: bool = False
@@ -192,7 +200,10 @@ class Store(ABC):
 
     @abstractmethod
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
-        """Read bytes start..stop; `stop` None means the end. Raises FormatError if the file is shorter."""
+        """Read bytes start..stop; `stop` None means the end.
+
+        Raises FormatError if the file is shorter.
+        """
 
     def read_files(
         self, paths: Sequence[str], max_bytes: int, room: int
@@ -219,7 +230,10 @@ class Store(ABC):
         return out
 
     def read_many(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Read ranges and return their bytes in the order of `ranges`. Ranges near each other are read together."""
+        """Read ranges and return their bytes in the order of `ranges`.
+
+        Ranges near each other are read together.
+        """
         pieces, piece_of = join_near(ranges)
         return cut(self.read_pieces(path, pieces), pieces, piece_of, ranges)
 
@@ -254,13 +268,16 @@ class Store(ABC):
     def version(self, path: str) -> tuple[str, int]:
         """Return the version token of a file, and its size in bytes.
 
-        The token changes with the content of the file. The token is empty if the store cannot detect
-        changes.
+        The token changes with the content of the file. The token is empty if the store cannot
+        detect changes.
         """
         return "", self.size(path)
 
     def map(self, path: str) -> memoryview | None:
-        """Map a file for reading, or return None if it cannot be mapped. A mapped file must not be truncated."""
+        """Map a file for reading, or return None if it cannot be mapped.
+
+        A mapped file must not be truncated.
+        """
         return None
 
     def unmapped(self: S) -> S:
@@ -277,7 +294,8 @@ class Store(ABC):
         """Fetch a whole file into the cache, so that `map` can map the cached copy.
 
         listed   size of the file in bytes according to a listing, or None
-        passing  whether the file is used only once in a run; the caller then calls `passed` after use
+        passing  whether the file is used only once in a run; the caller then calls `passed` after
+                 use
         return   False if the cache cannot keep the file
         """
         return False
@@ -289,7 +307,9 @@ class Store(ABC):
     def derived(
         self, path: str, kind: str, size: int, make: Callable[[], Iterable[bytes | memoryview]]
     ) -> memoryview | None:
-        """Map data derived from a file, or return None if no cache keeps the data; see `Location.derived`."""
+        """Map data derived from a file, or return None if no cache keeps the data; see
+        `Location.derived`.
+        """
         return None
 
     # -- writing and listing
@@ -304,7 +324,8 @@ class Store(ABC):
     def list(self, path: str) -> Iterator[Entry]:
         """Yield all files below a folder, in bytewise order of their names.
 
-        raises  MissingError if the folder does not exist; a folder in a bucket exists if it contains files
+        raises  MissingError if the folder does not exist; a folder in a bucket exists if it
+                contains files
         """
 
     @abstractmethod
@@ -319,10 +340,11 @@ class Store(ABC):
         return list(dict.fromkeys(entry.name.partition("/")[0] for entry in self.list(path)))
 
     def create(self, path: str, data: bytes) -> None:
-        """Create a file atomically. At most one of several processes that create the same file succeeds.
+        """Create a file atomically. At most one of several processes that create the same file
+        succeeds.
 
-        raises  UsageError or BusyError if the file exists; UsageError if the store cannot create files
-                atomically
+        raises  UsageError or BusyError if the file exists; UsageError if the store cannot create
+                files atomically
         """
         raise UsageError(
             "this store cannot guarantee that only one process creates a file",
@@ -335,7 +357,10 @@ class Store(ABC):
         raise self._fixed(path)
 
     def extend(self, path: str, size: int, parts: Iterable[Buffer]) -> None:
-        """Append to a file whose current size is `size` bytes. Raises UsageError if the store cannot change files."""
+        """Append to a file whose current size is `size` bytes.
+
+        Raises UsageError if the store cannot change files.
+        """
         raise self._fixed(path)
 
     def _fixed(self, path: str) -> UsageError:
@@ -352,7 +377,10 @@ class Store(ABC):
         """Return the address of a path for messages, without secrets."""
 
     def child(self, path: str, name: str) -> str:
-        """Return the path of a file in the folder `path`. The caller must check `name` with `check_name`."""
+        """Return the path of a file in the folder `path`.
+
+        The caller must check `name` with `check_name`.
+        """
         return f"{path}/{name}" if path else name
 
     def join(self, path: str, url: str) -> Location:
@@ -365,7 +393,8 @@ class Store(ABC):
     # -- lifetime
 
     def close(self) -> None:
-        """Release the maps, handles, buffers and version pins of this store. The store can be used again.
+        """Release the maps, handles, buffers and version pins of this store. The store can be used
+        again.
 
         All stores of a process share their connections, which `flare.close()` closes.
         """
@@ -392,7 +421,10 @@ class Location:
         return f"Location({str(self)!r})"  # `self.path` may contain the secrets of a web address
 
     def __truediv__(self, name: str) -> Location:
-        """Return the location of a relative path in this folder. Raises UnsafeError for a path outside the folder."""
+        """Return the location of a relative path in this folder.
+
+        Raises UnsafeError for a path outside the folder.
+        """
         return Location(self.store, self.store.child(self.path, check_name(name, where=self)))
 
     @property
@@ -402,7 +434,9 @@ class Location:
 
     @property
     def key(self) -> str:
-        """A string that identifies the file; only for comparisons, because the string may contain secrets."""
+        """A string that identifies the file; only for comparisons, because the string may contain
+        secrets.
+        """
         shown = str(self)
         return address_key(self.path) if scheme_of(shown) in ("http", "https") else shown
 
@@ -412,7 +446,9 @@ class Location:
         return replace(self, path=_without_query(self.path).rpartition("/")[0])
 
     def unmapped(self) -> Location:
-        """Return this location in a store that never maps files, for a file that may be truncated during a read."""
+        """Return this location in a store that never maps files, for a file that may be truncated
+        during a read.
+        """
         return replace(self, store=self.store.unmapped())
 
     @property
@@ -437,7 +473,10 @@ class Location:
         return self.store.size(self.path)
 
     def read(self, start: int = 0, stop: int | None = None) -> bytes:
-        """Read bytes start..stop; `stop` None means the end. Raises FormatError if the file is shorter."""
+        """Read bytes start..stop; `stop` None means the end.
+
+        Raises FormatError if the file is shorter.
+        """
         return self.store.read(self.path, start, stop)
 
     def read_whole(self, max_bytes: int) -> bytes:
@@ -450,12 +489,16 @@ class Location:
     def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Read ranges and return their bytes in the order of `ranges`.
 
-        A remote store joins ranges that are close to each other into one request, and sends requests in parallel.
+        A remote store joins ranges that are close to each other into one request, and sends
+        requests in parallel.
         """
         return self.store.read_many(self.path, ranges)
 
     def map(self) -> memoryview | None:
-        """Map the file for reading, or return None if it cannot be mapped. A mapped file must not be truncated."""
+        """Map the file for reading, or return None if it cannot be mapped.
+
+        A mapped file must not be truncated.
+        """
         return self.store.map(self.path)
 
     def forget(self) -> None:
@@ -465,12 +508,13 @@ class Location:
     def derived(
         self, kind: str, size: int, make: Callable[[], Iterable[bytes | memoryview]]
     ) -> memoryview | None:
-        """Map data derived from this file, such as its decompressed bytes, if a cache keeps that data.
+        """Map data derived from this file, such as its decompressed bytes, if a cache keeps that
+        data.
 
         kind    name of the derivation, such as `zstd`
         size    size of the derived data in bytes
-        make    function that returns the parts of the derived data in order; called only if the data
-                is not in the cache
+        make    function that returns the parts of the derived data in order; called only if the
+                data is not in the cache
         return  None if the data cannot be cached, or if the parts do not have `size` bytes in total
         """
         return self.store.derived(self.path, kind, size, make)
@@ -500,22 +544,27 @@ class Location:
 
         After an error, the file may contain some of the new bytes.
 
-        raises  BusyError if the file has a different size; UsageError if the store cannot change files
+        raises  BusyError if the file has a different size; UsageError if the store cannot change
+                files
         """
         self.store.extend(self.path, size, parts)
 
     def list(self) -> Iterator[Entry]:
-        """Yield all files below this folder, in bytewise order. Raises MissingError if the folder does not exist."""
+        """Yield all files below this folder, in bytewise order.
+
+        Raises MissingError if the folder does not exist.
+        """
         return self.store.list(self.path)
 
     def matching(self, parts: Sequence[str], folders: bool = False) -> Iterator[str]:
         """Yield the names of all files below this folder that match a pattern, in bytewise order.
 
         parts    components of the pattern
-        folders  whether to yield matching folders as well, each before its files. A pattern that ends
-                 with `**` matches only files. A pattern that ends with a slash matches only folders
-        raises   UsageError for an invalid pattern, or more than MAX_LISTED files; MissingError if this
-                 folder does not exist
+        folders  whether to yield matching folders as well, each before its files. A pattern that
+                 ends with `**` matches only files. A pattern that ends with a slash matches only
+                 folders
+        raises   UsageError for an invalid pattern, or more than MAX_LISTED files; MissingError if
+                 this folder does not exist
         """
         pattern, previous = compile_pattern(parts), ""
         for count, entry in enumerate(self.list()):
@@ -538,10 +587,11 @@ class Location:
         return self.store.names(self.path)
 
     def create(self, data: bytes) -> None:
-        """Create the file atomically. At most one of several processes that create the same file succeeds.
+        """Create the file atomically. At most one of several processes that create the same file
+        succeeds.
 
-        raises  UsageError or BusyError if the file exists; UsageError if the store cannot create files
-                atomically
+        raises  UsageError or BusyError if the file exists; UsageError if the store cannot create
+                files atomically
         """
         self.store.create(self.path, data)
 
@@ -561,7 +611,10 @@ class Location:
 
 
 def read_each(locations: Sequence[Location]) -> Iterator[Buffer]:
-    """Yield the content of each file in order, with read-ahead of at most `ahead_bytes`. Raises the first error."""
+    """Yield the content of each file in order, with read-ahead of at most `ahead_bytes`.
+
+    Raises the first error.
+    """
     if not locations:
         return iter(())
     store = locations[0].store
@@ -601,7 +654,8 @@ def too_many_files(limit: int, where: object = "") -> UsageError:
 def bytewise(entry: tuple[str, bool, int | None]) -> bytes:
     """Return the sort key for a folder's entry (name, whether the entry is a folder, size).
 
-    The key of a folder ends with a slash. Files in subfolders are then in bytewise order of their paths.
+    The key of a folder ends with a slash. Files in subfolders are then in bytewise order of their
+    paths.
     """
     name, is_folder, _ = entry
     return os.fsencode(name) + (b"/" if is_folder else b"")
@@ -622,7 +676,9 @@ def short_message(size: int, stop: int) -> str:
 
 
 def _entered(name: str, previous: str) -> list[str]:
-    """Return the parent folders of a listed file, without those that also contain the previous file."""
+    """Return the parent folders of a listed file, without those that also contain the previous
+    file.
+    """
     return [
         name[:i]
         for i, sign in enumerate(name)
@@ -631,7 +687,9 @@ def _entered(name: str, previous: str) -> list[str]:
 
 
 def _without_query(path: str) -> str:
-    """Remove the query from a path that is a web address; in all other paths, a question mark is part of a name."""
+    """Remove the query from a path that is a web address; in all other paths, a question mark is
+    part of a name.
+    """
     return path.partition("?")[0] if "://" in path else path
 
 
@@ -672,7 +730,9 @@ def cut(
     piece_of: Sequence[int],
     ranges: Sequence[tuple[int, int]],
 ) -> list[bytes]:
-    """Return the bytes of each range; `data` contains the bytes of the pieces that `join_near` returned."""
+    """Return the bytes of each range; `data` contains the bytes of the pieces that `join_near`
+    returned.
+    """
     firsts = [start for start, _ in pieces]
     return [
         bytes(data[k][start - firsts[k] : stop - firsts[k]]) if start != stop else b""
@@ -690,8 +750,8 @@ def resolve(store: Store, home: str, path: str, url: str, guard: Guard) -> Locat
     home    prefix of all addresses in the store, such as `s3://bucket/`
     path    folder that contains the file
     url     address found in the file
-    raises  UnsafeError for a path outside the folder, and for `file://` and other schemes; the guard
-            may allow these addresses
+    raises  UnsafeError for a path outside the folder, and for `file://` and other schemes; the
+            guard may allow these addresses
     """
     where = store.show(path)
     scheme = scheme_of(url)

@@ -1,4 +1,5 @@
-"""Operations on file descriptors that differ between Linux, macOS and Windows: locks, sync, and access at an offset.
+"""Operations on file descriptors that differ between Linux, macOS and Windows: locks, sync, and
+access at an offset.
 
 Other modules use these functions and flags instead of `fcntl`, `os.fsync` and `os.pread`.
 """
@@ -40,12 +41,14 @@ __all__ = [
     "unlock",
 ]
 
-# Whether files can be opened relative to an open folder (openat). Windows supports neither open folders nor openat.
+# Whether files can be opened relative to an open folder (openat). Windows supports neither open
+# folders nor openat.
 HAS_OPENAT = os.open in os.supports_dir_fd
 # The file descriptor of a folder, or the path of the folder on a system without openat.
 OpenFolder: TypeAlias = int | str
 
-# Flags of `os.open`; flags that a system lacks are 0. Without O_BINARY, Windows would translate newlines.
+# Flags of `os.open`; flags that a system lacks are 0. Without O_BINARY, Windows would translate
+# newlines.
 NO_FOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
 _CLOEXEC: int = getattr(
     os, "O_CLOEXEC", 0
@@ -60,14 +63,17 @@ _UNSUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF)
 _NO_LOCKS = (errno.ENOLCK, *_UNSUPPORTED)
 # `F_FULLFSYNC` fails with one of these errors on file systems that do not support it, such as SMB.
 _NO_FULL_SYNC = (errno.EINVAL, errno.ENOTTY, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS)
-# Windows locks ranges of bytes, and a locked byte cannot be read. This byte is after the end of every locked file.
+# Windows locks ranges of bytes, and a locked byte cannot be read. This byte is after the end of
+# every locked file.
 _LOCKED_BYTE = (1 << 31) - 2
 _POLL_S = 0.01
 _position_lock = threading.Lock()
 
 
 def in_folder(folder: OpenFolder, name: str) -> tuple[str, int | None]:
-    """Return the arguments `path` and `dir_fd` of functions in `os`, for a name in an open folder."""
+    """Return the arguments `path` and `dir_fd` of functions in `os`, for a name in an open
+    folder.
+    """
     return (os.path.join(folder, name), None) if isinstance(folder, str) else (name, folder)
 
 
@@ -75,17 +81,22 @@ def in_folder(folder: OpenFolder, name: str) -> tuple[str, int | None]:
 
 
 def open_lock(folder: str, file: str) -> int:
-    """Open what is locked to lock a folder: the folder itself, or on Windows the file `file`. Raises OSError."""
+    """Open what is locked to lock a folder: the folder itself, or on Windows the file `file`.
+
+    Raises OSError.
+    """
     if HAS_OPENAT:
         return os.open(folder, FOLDER)
     return os.open(file, os.O_RDWR | os.O_CREAT | FILE)
 
 
 def lock(fd: int, wait: bool = False) -> None:
-    """Lock an open file or folder until it is unlocked or closed. On Windows, a folder cannot be locked.
+    """Lock an open file or folder until it is unlocked or closed. On Windows, a folder cannot be
+    locked.
 
     wait    whether to wait while another process has locked the file
-    raises  BlockingIOError if another process has locked the file; OSError if the file cannot be locked
+    raises  BlockingIOError if another process has locked the file; OSError if the file cannot be
+            locked
     """
     if sys.platform == "win32":
         while not _lock_byte(fd):
@@ -163,7 +174,8 @@ def sync(fd: int) -> None:
 
 
 def sync_folder(folder: OpenFolder) -> None:
-    """Sync an open folder. Windows cannot sync a folder, and records names in the journal of the file system.
+    """Sync an open folder. Windows cannot sync a folder, and records names in the journal of the
+    file system.
 
     Ignore the error of file systems that can sync only files (some network and FUSE file systems).
     """
@@ -177,7 +189,9 @@ def sync_folder(folder: OpenFolder) -> None:
 
 
 def set_direct(fd: int, on: bool) -> bool:
-    """Enable or disable direct I/O for a file; return False if the file does not support direct I/O."""
+    """Enable or disable direct I/O for a file; return False if the file does not support direct
+    I/O.
+    """
     flag: int = getattr(os, "O_DIRECT", 0)
     if sys.platform == "win32" or not flag:
         return False
@@ -203,7 +217,10 @@ pread = os.pread if hasattr(os, "pread") else _pread
 
 
 def pread_into(fd: int, buffer: memoryview, start: int) -> int:
-    """Read bytes at an offset into a buffer (uint8 [n]), and return their number. Raises OSError."""
+    """Read bytes at an offset into a buffer (uint8 [n]), and return their number.
+
+    Raises OSError.
+    """
     if hasattr(os, "preadv"):
         return os.preadv(fd, [buffer], start)
     data = pread(fd, len(buffer), start)

@@ -1,8 +1,9 @@
 """Direct I/O (O_DIRECT), which writes a large new file without the page cache.
 
-A shard is written once, synced, and read much later. A write through the page cache would cost a copy and evict data
-that other processes read. Direct I/O is used on file systems that report an alignment (statx, STATX_DIOALIGN), such
-as ext4 and XFS, but not on network file systems, which would serialize the writes.
+A shard is written once, synced, and read much later. A write through the page cache would cost a
+copy and evict data that other processes read. Direct I/O is used on file systems that report an
+alignment (statx, STATX_DIOALIGN), such as ext4 and XFS, but not on network file systems, which
+would serialize the writes.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class FileWriter:
         self._held, self._is_direct = 0, False
 
     def write(self, data: memoryview) -> None:
-        """Write bytes (uint8 [n]). Raises the OSError of `os.write`, possibly for buffered bytes of an earlier call."""
+        """Write bytes (uint8 [n]). Raises the OSError of `os.write`, possibly for buffered bytes of
+        an earlier call.
+        """
         while data and self._memory is not None:
             if self._held == _BUFFER_BYTES:
                 self._is_direct = self._is_direct or set_direct(self._fd, True)
@@ -64,7 +67,9 @@ class FileWriter:
                 _idle.append(memory)
 
     def _flush(self, size: int) -> None:
-        """Write the first `size` buffered bytes; keep the remaining bytes, which do not fill a block."""
+        """Write the first `size` buffered bytes; keep the remaining bytes, which do not fill a
+        block.
+        """
         memory = memoryview(self._memory or b"")
         at = 0
         try:
@@ -95,12 +100,15 @@ def write_all(fd: int, data: memoryview) -> None:
 
 
 _AT_EMPTY_PATH, _STATX_DIOALIGN = 0x1000, 0x2000  # Linux constants
-# struct statx: size of the struct, and offsets of the uint32 fields stx_mask, stx_dio_mem_align, stx_dio_offset_align
+# struct statx: size of the struct, and offsets of the uint32 fields stx_mask, stx_dio_mem_align,
+# stx_dio_offset_align
 _STATX_BYTES, _MASK, _MEMORY_ALIGNMENT, _OFFSET_ALIGNMENT = 256, 0, 0x98, 0x9C
 
 
 def _alignment(fd: int) -> int:
-    """Return the alignment of direct writes in bytes, or 0 if the file system does not report an alignment."""
+    """Return the alignment of direct writes in bytes, or 0 if the file system does not report an
+    alignment.
+    """
     statx = _statx()
     result = ctypes.create_string_buffer(_STATX_BYTES)
     if statx is None or statx(fd, b"", _AT_EMPTY_PATH, _STATX_DIOALIGN, result):

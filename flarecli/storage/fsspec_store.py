@@ -1,7 +1,8 @@
 """Store for services that fsspec supports, such as Hugging Face, FTP, SFTP, SMB and HDFS.
 
-The store is also used for S3 if FLARE_S3=s3fs is set. An address consists of one scheme and one path: fsspec's
-chained addresses (`simplecache::…`, `zip://`) and its local file systems are not supported.
+The store is also used for S3 if FLARE_S3=s3fs is set. An address consists of one scheme and one
+path: fsspec's chained addresses (`simplecache::…`, `zip://`) and its local file systems are not
+supported.
 """
 
 from __future__ import annotations
@@ -93,12 +94,14 @@ _CREDENTIAL_ERRORS = (  # errors that end the run, because all other files would
 
 
 class FsspecStore(Store):
-    """A store for the files of one fsspec file system; the path of a Location is the path in fsspec.
+    """A store for the files of one fsspec file system; the path of a Location is the path in
+    fsspec.
 
-    A store can be pickled, and used after a fork and in many threads, because each process and thread has its own file
-    system.
+    A store can be pickled, and used after a fork and in many threads, because each process and
+    thread has its own file system.
 
-    address  address that the user typed; it may contain secrets, so it is used to connect but never shown
+    address  address that the user typed; it may contain secrets, so it is used to connect but never
+             shown
     """
 
     def __init__(self, address: str, guard: Guard) -> None:
@@ -147,7 +150,9 @@ class FsspecStore(Store):
             ) from None
 
     def _file_system(self) -> Any:
-        """Return the file system of this process and thread, because some file systems are not thread-safe."""
+        """Return the file system of this process and thread, because some file systems are not
+        thread-safe.
+        """
         if getattr(self._local, "pid", 0) != os.getpid():
             file_system_class = self.file_system_class()
             options = dict(file_system_class._get_kwargs_from_urls(self.address))
@@ -167,7 +172,9 @@ class FsspecStore(Store):
 
     @property
     def home(self) -> str:
-        """The prefix of all addresses in this store: the scheme, and the bucket, host or repository."""
+        """The prefix of all addresses in this store: the scheme, and the bucket, host or
+        repository.
+        """
         scheme, _, rest = redact(self.address).partition("://")
         return f"{scheme}://{'/'.join(rest.lstrip('/').split('/')[: 3 if scheme == 'hf' else 1])}/"
 
@@ -219,8 +226,8 @@ class FsspecStore(Store):
     def _denied_by_s3(self, error: Exception, path: str) -> FlareError | None:
         """Return the error if S3 denied access, else None.
 
-        A HEAD response has no error code, so the first byte of the file is requested, and the code is read from that
-        response.
+        A HEAD response has no error code, so the first byte of the file is requested, and the code
+        is read from that response.
         """
         status, code = _response_of(error)
         if status in (400, 401, 403) and not code:
@@ -235,7 +242,9 @@ class FsspecStore(Store):
         return access_denied(status, code, self.show(path), _tried_sources())
 
     def _text_of(self, error: Exception) -> str:
-        """Return the library's error message as a single line, without the secrets of the address."""
+        """Return the library's error message as a single line, without the secrets of the
+        address.
+        """
         text = redact_text(" ".join(f"{type(error).__name__}: {error}".split()))[:200]
         user_info = self.address.partition("://")[2].partition("/")[0].rpartition("@")[0]
         password = unquote(user_info.partition(":")[2])
@@ -244,7 +253,10 @@ class FsspecStore(Store):
     # -- reading
 
     def _request_version(self, path: str, pin: ObjectPin | None = None) -> ObjectPin:
-        """Request the version of a file. Raises IntegrityError if the version differs from the pin."""
+        """Request the version of a file.
+
+        Raises IntegrityError if the version differs from the pin.
+        """
         info = self._call(path, lambda files, name: files.info(name))
         if info.get("type") == "directory" or info.get("size") is None:
             raise FormatError("is a folder; expected a file", where=self.show(path))
@@ -353,7 +365,10 @@ class FsspecStore(Store):
     def write(
         self, path: str, parts: Iterable[Buffer], hashes: Iterable[str] = (), replace: bool = True
     ) -> Written:
-        """Write a file. Its bytes are buffered on the local disk, so that an incomplete file is never uploaded."""
+        """Write a file.
+
+        Its bytes are buffered on the local disk, so that an incomplete file is never uploaded.
+        """
         sums = Sums(hashes)
         with contextlib.ExitStack() as stack:
             try:
@@ -428,7 +443,9 @@ def _is_settled(when: Any) -> bool:
 
 
 def _response_of(error: BaseException | None) -> tuple[int, str]:
-    """Return the status and error code of the S3 response that caused an error, or 0 and "" without a response."""
+    """Return the status and error code of the S3 response that caused an error, or 0 and "" without
+    a response.
+    """
     while error is not None:
         response = getattr(error, "response", None)
         if isinstance(response, dict):

@@ -1,8 +1,9 @@
-"""Store for local files below a root folder; names found in data cannot refer to files outside the root.
+"""Store for local files below a root folder; names found in data cannot refer to files outside the
+root.
 
-Each component of a path is opened relative to its parent folder (openat), and symbolic links below the root are not
-followed. Pipes, devices and sockets are rejected, because reading a pipe would block. A file is written under a
-temporary name, synced, and then renamed.
+Each component of a path is opened relative to its parent folder (openat), and symbolic links below
+the root are not followed. Pipes, devices and sockets are rejected, because reading a pipe would
+block. A file is written under a temporary name, synced, and then renamed.
 """
 
 from __future__ import annotations
@@ -92,7 +93,9 @@ _stores: weakref.WeakValueDictionary[int, LocalStore] = weakref.WeakValueDiction
 
 
 def _forked() -> None:
-    """Replace the locks in a forked child, because threads that hold the locks do not exist there."""
+    """Replace the locks in a forked child, because threads that hold the locks do not exist
+    there.
+    """
     for store in list(_stores.values()):
         store._lock = threading.Lock()
 
@@ -101,11 +104,14 @@ lifetimes.after_fork(_forked)
 
 
 class LocalStore(Store):
-    """A store for the files below `root`. It can be pickled, because each process creates its own maps.
+    """A store for the files below `root`. It can be pickled, because each process creates its own
+    maps.
 
     shown    the root as the user typed it, for messages
-    maps     whether files are mapped for reading; reading a map of a truncated file ends the process
-    durable  whether files are synced before they are renamed; for small files, the sync takes longer than the write
+    maps     whether files are mapped for reading; reading a map of a truncated file ends the
+             process
+    durable  whether files are synced before they are renamed; for small files, the sync takes
+             longer than the write
     """
 
     is_local = True
@@ -143,7 +149,8 @@ class LocalStore(Store):
     def locate(cls, path: str, guard: Guard) -> Location:
         """Return the Location for a path that the user typed.
 
-        If the path is a folder, the folder is the root of the store. Otherwise, the root is the parent folder.
+        If the path is a folder, the folder is the root of the store. Otherwise, the root is the
+        parent folder.
         """
         if "\0" in path:
             raise UsageError("the path contains a NUL byte", where=path.replace("\0", "\\0"))
@@ -151,7 +158,8 @@ class LocalStore(Store):
         if os.path.isdir(real) or path.endswith("/"):
             return Location(cls(real, path.rstrip("/") or "/", guard))
         folder, name = os.path.split(real)
-        # If the user typed a link, the root is the folder of the link's target, and messages show this folder.
+        # If the user typed a link, the root is the folder of the link's target, and messages show
+        # this folder.
         is_link = os.path.basename(path) != name
         return Location(cls(folder, folder if is_link else os.path.dirname(path), guard), name)
 
@@ -160,7 +168,9 @@ class LocalStore(Store):
             self._maps.clear()
 
     def pin(self) -> None:
-        """Pin the folder at `root`: all later calls raise ReachError if the folder was moved or deleted."""
+        """Pin the folder at `root`: all later calls raise ReachError if the folder was moved or
+        deleted.
+        """
         self._pinned = None
         root = self._open_root()
         try:
@@ -197,9 +207,11 @@ class LocalStore(Store):
         return os.path.join(self.shown, path) if path else self.shown or "."
 
     def join(self, path: str, url: str) -> Location:
-        """Resolve an address found in a local file: a path in the folder of the file, or a network address.
+        """Resolve an address found in a local file: a path in the folder of the file, or a network
+        address.
 
-        Absolute paths, `file://` URLs and paths with `..` are accepted if they name a file inside the folder.
+        Absolute paths, `file://` URLs and paths with `..` are accepted if they name a file inside
+        the folder.
 
         raises  UnsafeError for a path outside the folder, unless the guard allows local paths
         """
@@ -239,10 +251,12 @@ class LocalStore(Store):
         return Location(LocalStore(folder, None, self.guard, self.maps), name)
 
     def _name_inside(self, path: str, url: str) -> str | None:
-        """Return the relative path of an address in the folder `path`, or None if the address is outside the folder.
+        """Return the relative path of an address in the folder `path`, or None if the address is
+        outside the folder.
 
-        Only strings are compared, because data must not decide which paths are looked up in the file system. A later
-        open rejects links below the root, so `..` after a link cannot lead outside the folder.
+        Only strings are compared, because data must not decide which paths are looked up in the
+        file system. A later open rejects links below the root, so `..` after a link cannot lead
+        outside the folder.
         """
         address = local_path(url)
         if scheme_of(url) == "file" and not address.startswith("/"):
@@ -294,14 +308,17 @@ class LocalStore(Store):
             ]
 
     def blocks(self, path: str, size: int) -> Iterator[bytes]:
-        """Yield bytes 0..size in order, in blocks that fit in the CPU cache so that the caller can hash them fast."""
+        """Yield bytes 0..size in order, in blocks that fit in the CPU cache so that the caller can
+        hash them fast.
+        """
         with self.opened(path) as fd:
             for start in range(0, size, _BLOCK_BYTES):
                 yield self.pread(fd, path, start, min(start + _BLOCK_BYTES, size), size)
 
     def pread(self, fd: int, path: str, start: int, stop: int, size: int) -> bytes:
         """Read all bytes start..stop of an open file of `size` bytes."""
-        # The range is checked before the read, because `pread` would allocate memory for an invalid length.
+        # The range is checked before the read, because `pread` would allocate memory for an invalid
+        # length.
         if max(start, stop) > size:
             raise short_read(self.show(path), 0, max(start, stop), size)
         try:
@@ -449,7 +466,9 @@ class LocalStore(Store):
         return flags & ~descriptors.NO_FOLLOW if self.guard.allow_local else flags
 
     def _folder(self, path: str, wanted: str = "") -> OpenFolder:
-        """Open a folder below the root, component by component; `wanted` is the path in error messages."""
+        """Open a folder below the root, component by component; `wanted` is the path in error
+        messages.
+        """
         try:
             folder = self._open_root()
         except OSError as error:
@@ -518,7 +537,9 @@ class LocalStore(Store):
 
     @contextlib.contextmanager
     def writes(self) -> Iterator[Write]:
-        """Yield a function that works like `write`, and keeps the folder of the last file open for the next file."""
+        """Yield a function that works like `write`, and keeps the folder of the last file open for
+        the next file.
+        """
         with _OpenFolders(self) as folders:
             yield functools.partial(self._write, folders)
 
@@ -669,9 +690,11 @@ class LocalStore(Store):
 
 
 class _OpenFolders:
-    """The open folders of a sequence of reads or writes: the folder of the last file, and the scratch folder.
+    """The open folders of a sequence of reads or writes: the folder of the last file, and the
+    scratch folder.
 
-    Consecutive files are usually in the same folder, and opening this folder costs more than opening a file.
+    Consecutive files are usually in the same folder, and opening this folder costs more than
+    opening a file.
     """
 
     def __init__(self, store: LocalStore) -> None:
@@ -707,8 +730,9 @@ class _OpenFolders:
     def scratch(self, name: str) -> tuple[OpenFolder, str]:
         """Return the open folder for a temporary file, and a unique name for the file.
 
-        A temporary file is in the scratch folder, or in the folder of the last file if there is no scratch folder. The
-        name must be unique, because files such as `0/x` and `1/x` may be written at the same time.
+        A temporary file is in the scratch folder, or in the folder of the last file if there is no
+        scratch folder. The name must be unique, because files such as `0/x` and `1/x` may be
+        written at the same time.
         """
         name = os.fsdecode(os.fsencode(name)[:200])  # name and suffix must fit in 255 bytes
         name = f"{name}.{self._process}.{next(_number)}.part"
@@ -743,11 +767,13 @@ def _opened_folder(path: str) -> OpenFolder:
 
 
 def checked_path(folder: str, name: str, follows: bool) -> str:
-    """Return the path of a name in a folder. This function replaces openat on Windows, which lacks openat.
+    """Return the path of a name in a folder. This function replaces openat on Windows, which lacks
+    openat.
 
-    The name must not be a link or a junction, unless `follows` is set. Each component of a path is checked in this way,
-    but between the check and the use of the path, a process with write access to the folder can still replace the
-    component with a link that leads outside the root. With openat, this is not possible.
+    The name must not be a link or a junction, unless `follows` is set. Each component of a path is
+    checked in this way, but between the check and the use of the path, a process with write access
+    to the folder can still replace the component with a link that leads outside the root. With
+    openat, this is not possible.
 
     raises  OSError with ELOOP for a link; UnsafeError for a name that Windows reserves
     """
@@ -777,9 +803,11 @@ def _unlink(name: str, folder: OpenFolder) -> None:
 
 
 def _rename_new(part: str, name: str, scratch: OpenFolder, folder: OpenFolder) -> None:
-    """Move a file from one open folder to another under a new name. Raises FileExistsError if the name exists.
+    """Move a file from one open folder to another under a new name. Raises FileExistsError if the
+    name exists.
 
-    On a file system without hard links (FAT, exFAT, SMB), an empty file is created exclusively, and then replaced.
+    On a file system without hard links (FAT, exFAT, SMB), an empty file is created exclusively, and
+    then replaced.
     """
     if isinstance(scratch, str) or isinstance(folder, str):
         source, _ = descriptors.in_folder(scratch, part)
@@ -804,7 +832,10 @@ def _rename_new(part: str, name: str, scratch: OpenFolder, folder: OpenFolder) -
 
 
 def _close(fd: OpenFolder) -> None:
-    """Close a folder or a file, and ignore errors. A file that was written must already be synced."""
+    """Close a folder or a file, and ignore errors.
+
+    A file that was written must already be synced.
+    """
     if isinstance(fd, str):
         return
     with contextlib.suppress(OSError):
@@ -870,9 +901,9 @@ def is_link(name: str, folder: OpenFolder) -> bool:
 def is_link_loop(root: str, path: str, follows: bool) -> bool:
     """Return whether a path below the root could not be opened because of a symbolic link loop.
 
-    The links of the root may be followed, because the user typed the root. The links below the root may be followed
-    only if `follows` is True. Otherwise, only a loop within a single folder is detected, because other links could
-    lead outside the root.
+    The links of the root may be followed, because the user typed the root. The links below the root
+    may be followed only if `follows` is True. Otherwise, only a loop within a single folder is
+    detected, because other links could lead outside the root.
     """
     if _is_loop(root) or (follows and _is_loop(os.path.join(root, path))):
         return True

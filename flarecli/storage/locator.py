@@ -1,4 +1,5 @@
-"""Open addresses, find the files that match an address pattern, and set which addresses found in data are allowed.
+"""Open addresses, find the files that match an address pattern, and set which addresses found in
+data are allowed.
 
 This is the only module that imports all stores.
 """
@@ -50,13 +51,15 @@ MAX_NOTED = 20  # maximum number of buckets in a note
 def locate(
     address: str, guard: Guard | None = None, unknown: type[FlareError] = UsageError
 ) -> Location:
-    """Return the Location for an address that the user typed: a path, `file://`, `http(s)://`, `s3://`, `hf://`, ….
+    """Return the Location for an address that the user typed: a path, `file://`, `http(s)://`,
+    `s3://`, `hf://`, ….
 
-    The address may be private or a symbolic link. (For addresses found in data, the guard must allow both.)
+    The address may be private or a symbolic link. (For addresses found in data, the guard must
+    allow both.)
 
     unknown  exception class for an unsupported scheme
-    raises   UsageError for an invalid address; `unknown` for an unsupported scheme; MissingLibraryError if the
-             library for the scheme is not installed
+    raises   UsageError for an invalid address; `unknown` for an unsupported scheme;
+             MissingLibraryError if the library for the scheme is not installed
     """
     if not address:
         raise UsageError(
@@ -74,12 +77,12 @@ def locate(
 def locate_named(address: str, guard: Guard, is_remote: bool = False) -> Location:
     """Return the Location for an address that was found in data and has a scheme.
 
-    A web address may be private only if the guard allows private addresses. Buckets in local data are read with the
-    user's credentials.
+    A web address may be private only if the guard allows private addresses. Buckets in local data
+    are read with the user's credentials.
 
     is_remote  whether the data came over the network; if so, buckets are read without credentials
-    raises     UnsafeError for an unsupported scheme, or a host that the guard forbids; FormatError for an invalid web
-               address, or a bucket address without a bucket name
+    raises     UnsafeError for an unsupported scheme, or a host that the guard forbids; FormatError
+               for an invalid web address, or a bucket address without a bucket name
     """
     scheme = scheme_of(address)
     if scheme in ("http", "https"):
@@ -126,7 +129,8 @@ def _cached(at: Location, guard: Guard) -> Location:
 def with_reach(
     guard: Guard, allow_host: str | Sequence[str] = (), sources: Sequence[str] = ()
 ) -> Guard:
-    """Return a guard that also allows the hosts in `allow_host`, and the origins of the web addresses in `sources`.
+    """Return a guard that also allows the hosts in `allow_host`, and the origins of the web
+    addresses in `sources`.
 
     raises  UsageError for a value in `allow_host` that is neither a host nor a network
     """
@@ -143,7 +147,9 @@ def with_reach(
 
 
 def bucket_in(url: str) -> str:
-    """Return the bucket (`s3://bucket`) or the Hugging Face repository in an address, or an empty string."""
+    """Return the bucket (`s3://bucket`) or the Hugging Face repository in an address, or an empty
+    string.
+    """
     scheme = scheme_of(url)
     if scheme in ("", "file", "http", "https"):
         return ""
@@ -152,7 +158,9 @@ def bucket_in(url: str) -> str:
 
 
 def bucket_note(by: object, buckets: Sequence[str]) -> str:
-    """Return the note about buckets that were found in local data and are read with the user's credentials."""
+    """Return the note about buckets that were found in local data and are read with the user's
+    credentials.
+    """
     more = f" and {len(buckets) - MAX_NOTED} more" if len(buckets) > MAX_NOTED else ""
     return f"{by} names {', '.join(buckets[:MAX_NOTED])}{more}: read with your credentials, if you have any"
 
@@ -166,7 +174,9 @@ def is_stdin(address: str) -> bool:
 
 
 def is_stream(address: str) -> bool:
-    """Return whether an address from the user is standard input, a descriptor such as /dev/fd/3, or a FIFO."""
+    """Return whether an address from the user is standard input, a descriptor such as /dev/fd/3, or
+    a FIFO.
+    """
     if is_stdin(address) or re.fullmatch(_DESCRIPTOR, address):
         return True
     if is_url(address) and scheme_of(address) != "file":
@@ -177,7 +187,10 @@ def is_stream(address: str) -> bool:
 
 
 def stream_name(address: str) -> str:
-    """Return the name of a stream for outputs. The name does not depend on the number of a file descriptor."""
+    """Return the name of a stream for outputs.
+
+    The name does not depend on the number of a file descriptor.
+    """
     return STDIN if is_stdin(address) or re.fullmatch(_DESCRIPTOR, address) else address
 
 
@@ -187,11 +200,13 @@ def stream_name(address: str) -> str:
 def globbed(address: str, guard: Guard | None = None) -> list[str]:
     """Return the addresses of the files and folders that match a pattern, in bytewise order.
 
-    A trailing `**` matches only files, and a trailing slash matches only folders. On a disk, all wildcards except
-    `**` follow links to folders. In a bucket, all files below the folder before the first wildcard are listed.
+    A trailing `**` matches only files, and a trailing slash matches only folders. On a disk, all
+    wildcards except `**` follow links to folders. In a bucket, all files below the folder before
+    the first wildcard are listed.
 
-    raises  MissingError if there is no match; ReachError for a folder that cannot be listed; UsageError for an
-            invalid pattern, a wildcard in a bucket name, or more than MAX_LISTED files to compare
+    raises  MissingError if there is no match; ReachError for a folder that cannot be listed;
+            UsageError for an invalid pattern, a wildcard in a bucket name, or more than MAX_LISTED
+            files to compare
     """
     is_path = not is_url(address) or scheme_of(address) == "file"
     try:
@@ -213,7 +228,9 @@ def globbed(address: str, guard: Guard | None = None) -> list[str]:
 
 
 def _local_matches(head: str, parts: Sequence[str]) -> list[str]:
-    """Return the local paths that match a pattern; each path starts with `head` as the user typed it."""
+    """Return the local paths that match a pattern; each path starts with `head` as the user typed
+    it.
+    """
     whole_path(head)  # raises an error if the working folder was deleted
     lister = _FolderLister()
     paths: Iterable[str] = [head] if os.path.isdir(head or ".") else []
@@ -244,7 +261,9 @@ class _FolderLister:
         self._count = 0
 
     def entries(self, folder: str) -> Iterator[tuple[str, str, bool]]:
-        """Yield the name and path of each entry, and whether the entry is a folder (not a link to a folder)."""
+        """Yield the name and path of each entry, and whether the entry is a folder (not a link to a
+        folder).
+        """
         try:
             with os.scandir(folder or ".") as entries:
                 for entry in entries:
@@ -263,7 +282,9 @@ class _FolderLister:
             ) from None
 
     def below(self, top: str, folders: bool) -> Iterator[str]:
-        """Yield a folder and all non-hidden folders below it, or their non-hidden files if `folders` is False."""
+        """Yield a folder and all non-hidden folders below it, or their non-hidden files if
+        `folders` is False.
+        """
         waiting = [top]
         while waiting:
             folder = waiting.pop()

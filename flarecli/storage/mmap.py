@@ -44,8 +44,9 @@ def files_limit(most: int) -> int:
 def expect(view: memoryview, together: int) -> None:
     """Hint that all bytes of a mapped file will be read in random order (madvise).
 
-    Large pages speed up random reads. Large pages are used only if `together` is at most half of the machine's memory.
-    Otherwise, the system would evict large pages before all of their bytes are read.
+    Large pages speed up random reads. Large pages are used only if `together` is at most half of
+    the machine's memory. Otherwise, the system would evict large pages before all of their bytes
+    are read.
 
     together  total bytes of the files that are read in random order, including this file
     """
@@ -73,8 +74,8 @@ def use_large_pages(view: memoryview) -> None:
 def needs_read_ahead(view: memoryview) -> bool:
     """Return whether `read_ahead` may be useful for a map.
 
-    After read-ahead was requested for all bytes of a map, the page cache contains all bytes that fit into memory, and
-    another request would only cost system calls.
+    After read-ahead was requested for all bytes of a map, the page cache contains all bytes that
+    fit into memory, and another request would only cost system calls.
     """
     map_ = view.obj
     return (
@@ -88,7 +89,8 @@ def needs_read_ahead(view: memoryview) -> bool:
 def read_ahead(view: memoryview, ranges: Iterable[tuple[int, int]]) -> None:
     """Hint that ranges (start, stop) of a mapped file are about to be read (madvise).
 
-    A batch of rows that are not in the page cache then waits for the disk once, instead of once per row.
+    A batch of rows that are not in the page cache then waits for the disk once, instead of once per
+    row.
     """
     map_, page, requested = view.obj, mmap.PAGESIZE, 0
     if _WILLNEED is None or not isinstance(map_, mmap.mmap) or not needs_read_ahead(view):
@@ -102,7 +104,8 @@ def read_ahead(view: memoryview, ranges: Iterable[tuple[int, int]]) -> None:
 
 
 def read_ahead_of_file(fd: int, size: int, ranges: Sequence[tuple[int, int]]) -> None:
-    """Hint that ranges of an open file are about to be read, if they are not in the page cache (fadvise).
+    """Hint that ranges of an open file are about to be read, if they are not in the page cache
+    (fadvise).
 
     size  size of the file in bytes; ranges that are not completely in the file are ignored
     """

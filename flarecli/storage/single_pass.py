@@ -1,7 +1,8 @@
-"""Read a local file once, from start to end, to check its structure and hash its bytes in the same pass.
+"""Read a local file once, from start to end, to check its structure and hash its bytes in the same
+pass.
 
-A memory buffer contains a window of the file, and is reused for the next file. The buffer stays in the CPU cache while
-its bytes are hashed and checked.
+A memory buffer contains a window of the file, and is reused for the next file. The buffer stays in
+the CPU cache while its bytes are hashed and checked.
 """
 
 from __future__ import annotations
@@ -31,14 +32,15 @@ _window = threading.local()
 
 @contextlib.contextmanager
 def single_pass(at: Location, size: int, sums: Sums) -> Iterator[Location]:
-    """Yield a Location whose first `size` bytes are read once and hashed by `sums` in the same pass.
+    """Yield a Location whose first `size` bytes are read once and hashed by `sums` in the same
+    pass.
 
-    At the end of the `with` block, the remaining bytes are read and hashed. If `read_many` is called with a single
-    range, the result is a view of the window. The view is valid until the next call. A range that starts before the
-    window is read a second time.
+    At the end of the `with` block, the remaining bytes are read and hashed. If `read_many` is
+    called with a single range, the result is a view of the window. The view is valid until the next
+    call. A range that starts before the window is read a second time.
 
-    raises  ReachError with the offset of the first unreadable byte; FormatError if the file is shorter than `size`;
-            both errors are raised by a read, or at the end of the `with` block
+    raises  ReachError with the offset of the first unreadable byte; FormatError if the file is
+            shorter than `size`; both errors are raised by a read, or at the end of the `with` block
     """
     store = at.store
     if not isinstance(store, LocalStore):
@@ -52,7 +54,8 @@ def single_pass(at: Location, size: int, sums: Sums) -> Iterator[Location]:
 class _SinglePassStore(LocalStore):
     """A store for the folder that contains the file of the single pass.
 
-    `_memory` contains bytes `_start` to `_end` of the file. All bytes before `_end` are already hashed.
+    `_memory` contains bytes `_start` to `_end` of the file. All bytes before `_end` are already
+    hashed.
     """
 
     def __init__(self, store: LocalStore, path: str, fd: int, size: int, sums: Sums) -> None:
@@ -117,7 +120,10 @@ class _SinglePassStore(LocalStore):
         count_bytes(count)
 
     def finish(self) -> None:
-        """Read and hash the remaining bytes of the file. Raises the error if an earlier read failed."""
+        """Read and hash the remaining bytes of the file.
+
+        Raises the error if an earlier read failed.
+        """
         if self._failed is not None:
             raise self._failed
         self._skip(self._size)

@@ -1,7 +1,8 @@
 """Version pins for remote objects. A pin prevents reads from mixing two versions of an object.
 
-The first response for an object pins its version, and all later responses must have the same version. If the object
-changes before any of its data has been returned, it is read again once. Any later change raises an IntegrityError.
+The first response for an object pins its version, and all later responses must have the same
+version. If the object changes before any of its data has been returned, it is read again once. Any
+later change raises an IntegrityError.
 """
 
 from __future__ import annotations
@@ -17,17 +18,19 @@ __all__ = ["NO_PIN", "SETTLED_S", "ObjectPin", "Pins", "changed"]
 
 T = TypeVar("T")
 MAX_PINS = 1 << 16  # maximum number of pins per store
-# Minimum age of a modification time that identifies a version. A file can change several times within one second, and
-# most servers report whole seconds.
+# Minimum age of a modification time that identifies a version. A file can change several times
+# within one second, and most servers report whole seconds.
 SETTLED_S = 60
 
 
 class ObjectPin(NamedTuple):
     """The version of an object according to a response.
 
-    token      string that changes with the content, such as a strong ETag; empty if the response contains none
+    token      string that changes with the content, such as a strong ETag; empty if the response
+               contains none
     size       bytes of the object; -1 if unknown
-    is_strong  whether the pin identifies the version; a modification time must be at least SETTLED_S seconds old
+    is_strong  whether the pin identifies the version; a modification time must be at least
+               SETTLED_S seconds old
     modified   modification time, compared in addition to the token
     """
 
@@ -38,7 +41,9 @@ class ObjectPin(NamedTuple):
 
     @property
     def version(self) -> str:
-        """The token for the names of cached copies; empty if a change of the object could be missed."""
+        """The token for the names of cached copies; empty if a change of the object could be
+        missed.
+        """
         return (self.token or self.modified) if self.is_strong else ""
 
     def differs(self, other: ObjectPin) -> bool:
@@ -56,7 +61,8 @@ NO_PIN = ObjectPin("", -1, False)
 class Pins:
     """An LRU mapping from the path of an object to its pinned version, for one store.
 
-    No lock is used, because single dict operations are atomic, and a fork could copy a lock in its locked state.
+    No lock is used, because single dict operations are atomic, and a fork could copy a lock in its
+    locked state.
 
     show  function that returns the address of a path for messages
     """
@@ -77,7 +83,10 @@ class Pins:
         return pin
 
     def pin(self, path: str, seen: ObjectPin) -> ObjectPin:
-        """Pin a version for all threads and return it. Raises IntegrityError if a different version is pinned."""
+        """Pin a version for all threads and return it.
+
+        Raises IntegrityError if a different version is pinned.
+        """
         pin = self.check(path, self._pins.setdefault(path, seen), seen)
         while len(self._pins) > MAX_PINS:
             with contextlib.suppress(KeyError):
@@ -85,7 +94,10 @@ class Pins:
         return pin
 
     def check(self, path: str, pin: ObjectPin | None, seen: ObjectPin) -> ObjectPin:
-        """Return `pin`, or `seen` if `pin` is None. Raises IntegrityError if the two versions differ."""
+        """Return `pin`, or `seen` if `pin` is None.
+
+        Raises IntegrityError if the two versions differ.
+        """
         if pin is None:
             return seen
         if pin.differs(seen):
@@ -97,7 +109,8 @@ class Pins:
 
         If the object changed before a pin existed, `read` is called again.
 
-        read  function that takes the pin, or None without a pin, and returns the data and the version of the data
+        read  function that takes the pin, or None without a pin, and returns the data and the
+              version of the data
         """
         pin = self.get(path)
         try:

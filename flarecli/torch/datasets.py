@@ -347,7 +347,9 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
 
 @contextlib.contextmanager
 def _hint_in_traceback() -> Iterator[None]:
-    """Add an error's hint to the traceback, because torch sends only the traceback from a worker."""
+    """Add an error's hint to the traceback, because torch sends only the traceback from a
+    worker.
+    """
     try:
         yield
     except FlareError as error:

@@ -153,7 +153,8 @@ class Lease:
             self._last = _now()
 
     def check(self, now: bool = False) -> None:
-        """Raise BusyError if another process has the lock, or ReachError if the lock cannot be read.
+        """Raise BusyError if another process has the lock, or ReachError if the lock cannot be
+        read.
 
         now  True: renew the lock first; False: only if the last renewal is not recent
         """

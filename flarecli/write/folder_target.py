@@ -264,7 +264,10 @@ class FolderTarget(Target):
         shutil.rmtree(old, ignore_errors=True)
 
     def _remove_scratch(self, fd: int, folder: str) -> None:
-        """Remove the scratch folder. The journal is removed last, because it marks unfinished output."""
+        """Remove the scratch folder.
+
+        The journal is removed last, because it marks unfinished output.
+        """
         path = os.path.join(folder, SCRATCH)
         scratch = _open_scratch(fd, path)
         for name in sorted(os.listdir(scratch), key=lambda name: (name == "journal", name)):

@@ -117,7 +117,9 @@ def refuse_pins(at: Location, files: Collection[str], newest: int) -> None:
 
 
 def refuse_listed(at: Location, files: Collection[str], newest: int) -> None:
-    """Raise BusyError if the newest version lists any of the files, with the arguments of `erase`."""
+    """Raise BusyError if the newest version lists any of the files, with the arguments of
+    `erase`.
+    """
     at = confined(at)
     if files and not listed_files(at, version_name(newest)).keys().isdisjoint(files):
         raise BusyError(

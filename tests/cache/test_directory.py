@@ -94,7 +94,9 @@ def test_a_reservation_removed_with_its_folder_is_not_used(large_folder, monkeyp
 
 
 def test_one_thread_creates_a_removed_folder_again(large_folder, monkeypatch):
-    """Two threads would each close the presence file; the second one could close another file with the same descriptor."""
+    """Two threads would each close the presence file; the second one could close another file with
+    the same descriptor.
+    """
     closed, close, arrive = [], os.close, Presence.register
 
     def slow(self, fd):

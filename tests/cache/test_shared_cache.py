@@ -1,4 +1,6 @@
-"""One cache and many readers: synchronized processes and concurrent threads fetch each object once, counted by an S3 server."""
+"""One cache and many readers: synchronized processes and concurrent threads fetch each object once,
+counted by an S3 server.
+"""
 
 import itertools
 import os
@@ -164,7 +166,9 @@ def test_stores_of_a_process_fetch_each_object_once(bucket, packed, tmp_path):
 
 
 def test_concurrent_listings_are_complete(tmp_path, monkeypatch):
-    """Duplicated file descriptors share the position in a listing, so each listing would miss the entries that the other listing returned."""
+    """Duplicated file descriptors share the position in a listing, so each listing would miss the
+    entries that the other listing returned.
+    """
     one = directory.Folder(str(tmp_path), 10**9)
     assert one.fd >= 0
     monkeypatch.setattr(

@@ -1,4 +1,6 @@
-"""The cache returns the right bytes whatever is in its folder, never exceeds its limit, and never raises an error of its own."""
+"""The cache returns the right bytes whatever is in its folder, never exceeds its limit, and never
+raises an error of its own.
+"""
 
 import errno
 import fcntl

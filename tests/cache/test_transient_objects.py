@@ -1,4 +1,6 @@
-"""Whole objects of a run: the number of requests, and objects in memory until the run has released them."""
+"""Whole objects of a run: the number of requests, and objects in memory until the run has released
+them.
+"""
 
 import gc
 import random
@@ -368,7 +370,9 @@ def test_unused_buffers_are_reused(opened, great, monkeypatch):
 
 @pytest.fixture
 def shards(web, tmp_path, monkeypatch):
-    """Large shards on a server: their bytes by name, and the dataset behind a cache for two of them."""
+    """Large shards on a server: their bytes by name, and the dataset behind a cache for two of
+    them.
+    """
     monkeypatch.setattr(directory, "_folders", {})
     rng = random.Random(1)
     with flare.Writer(

@@ -146,7 +146,9 @@ class _Stream(io.TextIOWrapper):
 
 @pytest.fixture
 def flare(monkeypatch):
-    """Run the command line in this process with replaced commands: `flare("out", "x", cat=function)`."""
+    """Run the command line in this process with replaced commands: `flare("out", "x",
+    cat=function)`.
+    """
 
     def call(*args, terminal=False, environment=None, **commands):
         import flarecli.commands

@@ -36,7 +36,9 @@ class Packed:
 
 @dataclass
 class Recorder:
-    """A command that records its arguments, calls `tell` with the progress, and returns `answer`."""
+    """A command that records its arguments, calls `tell` with the progress, and returns
+    `answer`.
+    """
 
     answer: object = None
     tell: object = None

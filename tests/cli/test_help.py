@@ -1,4 +1,6 @@
-"""Help: everyday options with -h, all options by group with --help, and first steps without arguments."""
+"""Help: everyday options with -h, all options by group with --help, and first steps without
+arguments.
+"""
 
 from __future__ import annotations
 

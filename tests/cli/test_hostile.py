@@ -1,4 +1,6 @@
-"""Control characters in data never reach a terminal: real commands with hostile names, values and files."""
+"""Control characters in data never reach a terminal: real commands with hostile names, values and
+files.
+"""
 
 import contextlib
 import io

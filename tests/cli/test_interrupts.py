@@ -1,4 +1,6 @@
-"""After a signal, the message lists the work that a resume keeps and repeats; the requests and files of the resume agree."""
+"""After a signal, the message lists the work that a resume keeps and repeats; the requests and
+files of the resume agree.
+"""
 
 import json
 import re

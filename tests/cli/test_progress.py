@@ -1,4 +1,6 @@
-"""Progress on a terminal and in a log: it advances with each row, updates the elapsed time, and counts compression."""
+"""Progress on a terminal and in a log: it advances with each row, updates the elapsed time, and
+counts compression.
+"""
 
 from __future__ import annotations
 

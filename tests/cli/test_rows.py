@@ -1,4 +1,6 @@
-"""`flare cat`: typed batches as JSON lines, CSV, TSV, tables, Arrow, Parquet and raw bytes; every output can be parsed and is escaped."""
+"""`flare cat`: typed batches as JSON lines, CSV, TSV, tables, Arrow, Parquet and raw bytes; every
+output can be parsed and is escaped.
+"""
 
 from __future__ import annotations
 

@@ -39,7 +39,9 @@ NAMES = [
 
 
 def words(command):
-    """Parse a command with a shell, in which `flare` and other programs are replaced by one that prints its arguments."""
+    """Parse a command with a shell, in which `flare` and other programs are replaced by one that
+    prints its arguments.
+    """
     script = "flare() { printf '%s\\0' \"$@\"; }; touch() { printf PWNED; }; " + command
     done = subprocess.run([BASH, "-c", script], capture_output=True, check=True)
     return [os.fsdecode(word) for word in done.stdout.split(b"\0")[:-1]]

@@ -1,4 +1,6 @@
-"""A small dataset, plain and compressed: 35 rows of an id, a caption, and bytes that start like a JPEG."""
+"""A small dataset, plain and compressed: 35 rows of an id, a caption, and bytes that start like a
+JPEG.
+"""
 
 import random
 import shutil

@@ -1,4 +1,6 @@
-"""Datasets that change: append, add a column, drop, compact, restore and prune, against a model in Python."""
+"""Datasets that change: append, add a column, drop, compact, restore and prune, against a model in
+Python.
+"""
 
 import hashlib
 import itertools
@@ -150,7 +152,8 @@ def test_random_changes_equal_a_model_and_every_version_is_valid(format, tmp_pat
 
 
 def killed_at_each_step(change, folder):
-    """Run a change in a child that ends at the n-th change of a file, before or after it, for all n.
+    """Run a change in a child that ends at the n-th change of a file, before or after it, for all
+    n.
 
     Yields the folder after each kill. `change` gets the folder.
     """
@@ -178,7 +181,9 @@ def killed_at_each_step(change, folder):
 
 
 def _end_at(step):
-    """Make the process end before (even numbers) or after (odd numbers) a call that changes files."""
+    """Make the process end before (even numbers) or after (odd numbers) a call that changes
+    files.
+    """
     calls = iter(range(1 << 30))
     for name in ("rename", "link", "unlink", "mkdir", "rmdir", "fsync", "ftruncate"):
         setattr(os, name, _ending(getattr(os, name), calls, step))
@@ -864,7 +869,9 @@ def test_rows_are_replaced_only_in_a_dataset_and_by_a_key(out, tmp_path, options
 
 
 def test_rows_that_arrive_while_rows_are_packed_are_replaced_too(out, tmp_path, monkeypatch):
-    """Another process changes the dataset before the shards are rewritten, and again at the commit."""
+    """Another process changes the dataset before the shards are rewritten, and again at the
+    commit.
+    """
     mine = table([{"id": i, "text": "mine"} for i in (2, 50)], tmp_path / "mine.parquet")
     real = versions.newest
     options = {"append": True, "key": "id", "on_duplicate": "replace"}
@@ -921,7 +928,9 @@ def test_keys_of_another_number_type_are_compared_by_value(tmp_path):
 
 
 def test_keys_of_rows_that_arrived_meanwhile_are_compared_at_the_commit(out, tmp_path, monkeypatch):
-    """Two processes append a row with one key; the second one packs before the first one commits."""
+    """Two processes append a row with one key; the second one packs before the first one
+    commits.
+    """
     mine = table([{"id": 50, "text": "mine"}], tmp_path / "mine.parquet")
     theirs = table([{"id": 50, "text": "theirs"}, {"id": 51, "text": "x"}], tmp_path / "t.parquet")
     other = table([{"id": 60, "text": "y"}], tmp_path / "o.parquet")
@@ -952,7 +961,9 @@ def test_keys_of_rows_that_arrived_meanwhile_are_compared_at_the_commit(out, tmp
 def test_a_column_of_a_dataset_that_grew_meanwhile_is_continued_with_the_new_rows(
     key, out, tmp_path, monkeypatch
 ):
-    """Another process appends rows at the commit; the values of the first rows are not packed again."""
+    """Another process appends rows at the commit; the values of the first rows are not packed
+    again.
+    """
     count = 14 if key else 10
     scores = table([{"id": i, "score": i * i} for i in range(count)], tmp_path / "scores.parquet")
     more = table(rows(10, 4), tmp_path / "more.parquet")

@@ -73,7 +73,9 @@ def test_the_order_depends_on_the_seed_and_not_on_the_size_of_batches():
 
 
 def test_the_first_rows_are_from_all_parts_of_the_source():
-    """The first tenth of the rows has its share of each fifth of the source, within five standard deviations."""
+    """The first tenth of the rows has its share of each fifth of the source, within five standard
+    deviations.
+    """
     first = np.array(ids(50_000, 11)[:5000])
     counts = np.bincount(first // 10_000, minlength=5)
     assert np.all(np.abs(counts - 1000) < 5 * np.sqrt(1000))

@@ -1,4 +1,6 @@
-"""A failed row is listed with its file and its row in that file, for any selection, order, parts and resume."""
+"""A failed row is listed with its file and its row in that file, for any selection, order, parts
+and resume.
+"""
 
 import csv
 import json
@@ -25,7 +27,9 @@ def is_bad(number):
 
 @pytest.fixture(scope="module")
 def addresses(tmp_path_factory):
-    """Write three files of 50, 40 and 30 rows; `n` of some rows exceeds uint8, `key` is the number of the row."""
+    """Write three files of 50, 40 and 30 rows; `n` of some rows exceeds uint8, `key` is the number
+    of the row.
+    """
     folder = tmp_path_factory.mktemp("failed")
     table = pa.table(
         {

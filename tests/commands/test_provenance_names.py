@@ -14,7 +14,9 @@ WAYS = ["{0}", "./{0}", "../{1}/{0}", "{2}/{0}", "{2}/./{0}", "file://{2}/{0}", 
 
 @pytest.fixture
 def source(tmp_path, monkeypatch):
-    """Create the base folder of relative paths: an index with a valid row and three failing rows."""
+    """Create the base folder of relative paths: an index with a valid row and three failing
+    rows.
+    """
     folder = tmp_path / "source"
     (folder / "pictures").mkdir(parents=True)
     (folder / "pictures" / "good.jpg").write_bytes(b"\xff\xd8\xff\xe0 good")

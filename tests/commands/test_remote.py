@@ -1,4 +1,6 @@
-"""Over HTTP: lists and headers are requested, rows as ranges, and complete shards only by verify and unpack."""
+"""Over HTTP: lists and headers are requested, rows as ranges, and complete shards only by verify
+and unpack.
+"""
 
 import functools
 import http.server

@@ -122,7 +122,8 @@ def test_workers_fail_only_if_all_rows_of_all_workers_failed(files, addresses, f
         if fails:
             with pytest.raises(ReachError, match="all rows of epoch") as caught:
                 list(loader)
-            # A DataLoader ends its workers at once when its frames are cleared; the garbage collector takes 5 s.
+            # A DataLoader ends its workers at once when its frames are cleared; the garbage
+            # collector takes 5 s.
             traceback.clear_frames(caught.tb)
         else:
             assert contents(loader) == [b"src/own 0"]

@@ -81,7 +81,9 @@ NESTED = st.recursive(
 
 
 def value_of(kind):
-    """Return a strategy for the Python values of a type, with nulls inside of nested values only."""
+    """Return a strategy for the Python values of a type, with nulls inside of nested values
+    only.
+    """
     if pa.types.is_boolean(kind):
         return st.booleans()
     if pa.types.is_integer(kind):

@@ -1,4 +1,6 @@
-"""MessagePack, arrays and trees: forms of the specification, round trips, damage and hostile lengths."""
+"""MessagePack, arrays and trees: forms of the specification, round trips, damage and hostile
+lengths.
+"""
 
 import json
 import struct

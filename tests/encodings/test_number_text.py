@@ -1,4 +1,6 @@
-"""Columns of numbers and JSON text: compared with Python, natural types, and varints of Granular."""
+"""Columns of numbers and JSON text: compared with Python, natural types, and varints of
+Granular.
+"""
 
 import json
 import math

@@ -83,7 +83,9 @@ VALUES = {
 
 
 def exact(value):
-    """Return a form that differs for other types, signs of zero, NaNs, dtypes and bytes of arrays."""
+    """Return a form that differs for other types, signs of zero, NaNs, dtypes and bytes of
+    arrays.
+    """
     if isinstance(value, np.ndarray):
         return (str(value.dtype), value.shape, value.tobytes())
     if isinstance(value, list):

@@ -1,4 +1,6 @@
-"""Substitutes of encodings: every format stores or refuses every encoding, as the documentation lists."""
+"""Substitutes of encodings: every format stores or refuses every encoding, as the documentation
+lists.
+"""
 
 import re
 from pathlib import Path

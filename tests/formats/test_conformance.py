@@ -26,7 +26,9 @@ SETTINGS = {"xsv": Settings(separator="|"), "tsv": Settings(separator="\t")}
 
 
 def columns_of(name):
-    """Return the columns of WANTED as the format stores them; if it stores only one, one of bytes."""
+    """Return the columns of WANTED as the format stores them; if it stores only one, one of
+    bytes.
+    """
     form = find(name)
     held = []
     for column, encoding in WANTED.items():

@@ -9,7 +9,8 @@ from flarecli import formats
 
 PACKAGE = Path(formats.__file__).parents[1]
 INSIDE = ("formats", "encodings", "compat")
-# Names of formats only; `json`, `csv`, `parquet`, `table` and others are also outputs, keys and words.
+# Names of formats only; `json`, `csv`, `parquet`, `table` and others are also outputs, keys and
+# words.
 NAMES = set(formats.names()) - {"json", "csv", "tsv", "files", "parquet", "arrow", "table"}
 
 

@@ -1,4 +1,6 @@
-"""A format of another package is registered through an entry point and passes `flarecli.testing`."""
+"""A format of another package is registered through an entry point and passes
+`flarecli.testing`.
+"""
 
 import json
 import os

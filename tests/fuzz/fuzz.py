@@ -1,7 +1,8 @@
 """Fuzz one parser with coverage guidance: fuzz.py TARGET --seconds 600 [--corpus DIR]
 
 Needs atheris (pip install atheris). One input of each fault is written to the corpus
-folder as fault-…, or crash-… if the process died, and is moved to tests/fuzz/found/TARGET when the fault is fixed.
+folder as fault-…, or crash-… if the process died, and is moved to tests/fuzz/found/TARGET when the
+fault is fixed.
 """
 
 import argparse

@@ -68,7 +68,9 @@ class Target(NamedTuple):
 
 
 def join(*parts: bytes) -> bytes:
-    """Pack several files into one input: the sizes of all but the last as uint32, then the bytes."""
+    """Pack several files into one input: the sizes of all but the last as uint32, then the
+    bytes.
+    """
     return struct.pack(f"<{len(parts) - 1}I", *map(len, parts[:-1])) + b"".join(parts)
 
 

@@ -14,7 +14,9 @@ NUMBERS = (b"\0\0\0\0", b"\xff\xff\xff\xff", b"\xff\xff\xff\x7f", b"\0\0\0\x80",
 
 
 def mutate(data, chance):
-    """Change one to three things: flip a bit, cut, insert a number, copy a block, remove a block."""
+    """Change one to three things: flip a bit, cut, insert a number, copy a block, remove a
+    block.
+    """
     out = bytearray(data)
     for _ in range(chance.randint(1, 3)):
         at = chance.randrange(len(out) + 1)

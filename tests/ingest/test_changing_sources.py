@@ -1,4 +1,6 @@
-"""Sources that are deleted, replaced or written to while they are read: a pass reads one version or fails."""
+"""Sources that are deleted, replaced or written to while they are read: a pass reads one version or
+fails.
+"""
 
 import errno
 import json
@@ -178,7 +180,9 @@ def test_parquet_whose_columns_changed_after_opening_is_refused(tmp_path, other)
 @pytest.mark.parametrize("after", ["unlinked", "replaced"])
 @pytest.mark.parametrize("name", ["x.parquet", "x.arrow", "x.arrows"])
 def test_damage_in_a_deleted_file_is_reported_as_damage(tmp_path, monkeypatch, name, after):
-    """An open file is checked by its own bytes, even if its name is gone or belongs to another file."""
+    """An open file is checked by its own bytes, even if its name is gone or belongs to another
+    file.
+    """
     monkeypatch.setattr("flarecli.formats.tables.parquet._ROWS", 500)
     path = tmp_path / name
     if name == "x.parquet":

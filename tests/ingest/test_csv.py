@@ -139,7 +139,9 @@ def test_rows_that_the_csv_module_writes_are_read_as_the_csv_module_reads_them(
 @settings(max_examples=examples(400), deadline=None)
 @given(st.text(st.sampled_from('a",\n\r '), max_size=30), st.integers(1, 9))
 def test_pieces_are_whole_records_and_misplaced_quotes_are_refused(content, block):
-    """The expected result is from a state machine for RFC 4180 that reads one character at a time."""
+    """The expected result is from a state machine for RFC 4180 that reads one character at a
+    time.
+    """
     state, line, stray, opened, ends = "start", 1, None, 0, {0}
     for i, c in enumerate(content):
         line += i > 0 and (content[i - 1] == "\n" or (content[i - 1] == "\r" and c != "\n"))
@@ -305,7 +307,9 @@ def test_a_header_of_more_than_a_megabyte_is_read(tmp_path):
 
 
 def test_a_block_whose_line_ends_are_all_quoted_is_processed_quickly():
-    """One record has a million line ends; searching backwards for each of them would take minutes."""
+    """One record has a million line ends; searching backwards for each of them would take
+    minutes.
+    """
     data = b"a\n" + b'"\n",' * 1_000_000
     quotes = np.flatnonzero(np.frombuffer(data, np.uint8) == ord('"'))
     assert text_records._end_of_records(data, quotes) == 2

@@ -1,4 +1,6 @@
-"""Every kind of table, compared with DuckDB, which reads the same bytes with its own code; skipped row groups, compared with all rows."""
+"""Every kind of table, compared with DuckDB, which reads the same bytes with its own code; skipped
+row groups, compared with all rows.
+"""
 
 import datetime
 import decimal
@@ -327,7 +329,9 @@ def test_only_comparisons_with_literals_joined_by_and_are_bounds(where, count):
 
 
 def test_statistics_of_a_footer_that_crashes_arrow_are_not_read(tmp_path):
-    """The footers have a wrong type in a chunk, too many levels in a histogram, or a minimum that is too short."""
+    """The footers have a wrong type in a chunk, too many levels in a histogram, or a minimum that
+    is too short.
+    """
     table, path = pa.table({"n": range(40)}), tmp_path / "x.parquet"
     pq.write_table(table, path, row_group_size=10, compression="none", store_schema=False)
     data = path.read_bytes()

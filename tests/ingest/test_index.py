@@ -36,7 +36,9 @@ def test_files_of_one_kind_are_concatenated(tmp_path):
 
 
 def test_files_written_by_pandas_are_read_unchanged(tmp_path):
-    """The texts are what pandas 2 and 3 write for a frame with a null, by `to_csv()` and `to_csv(sep="\\t", index=False)`."""
+    """The texts are what pandas 2 and 3 write for a frame with a null, by `to_csv()` and
+    `to_csv(sep="\\t", index=False)`.
+    """
     rows = [
         {"id": 3, "url": "http://h/a,b", "score": 0.1},
         {"id": 1, "url": 'say "x"', "score": 1e-300},

@@ -1,4 +1,6 @@
-"""Remote index files: read ahead, returned in order, with errors in order; early ends read little."""
+"""Remote index files: read ahead, returned in order, with errors in order; early ends read
+little.
+"""
 
 import threading
 import time

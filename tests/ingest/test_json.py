@@ -1,4 +1,6 @@
-"""JSON lines and arrays, compared with Python's json module; then invalid tables and the rows in their errors."""
+"""JSON lines and arrays, compared with Python's json module; then invalid tables and the rows in
+their errors.
+"""
 
 import json
 

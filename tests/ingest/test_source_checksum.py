@@ -1,4 +1,6 @@
-"""The checksum of source files up to the last row that was read, compared with xxhash over their bytes."""
+"""The checksum of source files up to the last row that was read, compared with xxhash over their
+bytes.
+"""
 
 from pathlib import Path
 

@@ -1,8 +1,11 @@
-"""Read versions of a dataset with an original library. An interpreter that has the library runs this script; it does not import flare.
+"""Read versions of a dataset with an original library. An interpreter that has the library runs
+this script; it does not import flare.
 
-    changes_peer.py mosaicml|wids|webdataset|granular     read addresses, one JSON value per line of standard input
+    changes_peer.py mosaicml|wids|webdataset|granular     read addresses, one JSON value per line of
+                                                          standard input
 
-For each address, the script prints the rows as a JSON list of objects with texts, or the name of the error as a text.
+For each address, the script prints the rows as a JSON list of objects with texts, or the name of
+the error as a text.
 
     mosaicml     [REMOTE, LOCAL]: folders; an `index.json` in LOCAL is not downloaded again
     wids         [INDEX, CACHE]: a `shardindex.json`, and a folder for the downloaded tars

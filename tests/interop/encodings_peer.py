@@ -1,7 +1,9 @@
-"""Encode and decode values with an original library. An interpreter that has it runs this script; it does not import flare.
+"""Encode and decode values with an original library. An interpreter that has it runs this script;
+it does not import flare.
 
-    encodings_peer.py mds|granular     print for each of the values of the library the encoded bytes as hex, or null if it fails;
-                                       then read lines of JSON, [encoding, hex], and print each decoded value
+    encodings_peer.py mds|granular     print for each of the values of the library the encoded bytes
+                                       as hex, or null if it fails; then read lines of JSON,
+                                       [encoding, hex], and print each decoded value
 
 The tests load this file too, because both libraries must encode the same values.
 """

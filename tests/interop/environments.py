@@ -1,10 +1,12 @@
 """Create an environment for each original library, for the tests of this folder.
 
-    environments.py FOLDER     create the missing environments FOLDER/NAME, and print lines NAME_PYTHON=… for the shell
+    environments.py FOLDER     create the missing environments FOLDER/NAME, and print lines
+                               NAME_PYTHON=… for the shell
 
-None of the libraries is a dependency of flare, and two generations of a library cannot share an environment. Libraries for training
-(the extra `interop`) read datasets with flare, so they are installed in the environment that runs this file; if they are,
-TRAINING_PYTHON names its interpreter.
+None of the libraries is a dependency of flare, and two generations of a library cannot share an
+environment. Libraries for training (the extra `interop`) read datasets with flare, so they are
+installed in the environment that runs this file; if they are, TRAINING_PYTHON names its
+interpreter.
 """
 
 import importlib.util
@@ -74,7 +76,9 @@ PEERS = {  # variable: (folder, calls of pip, modules that must import, stubs)
 
 
 def create(folder, calls, module, stubs):
-    """Create an environment unless it is complete, which the file `made` records; return its interpreter."""
+    """Create an environment unless it is complete, which the file `made` records; return its
+    interpreter.
+    """
     python, done = folder / "bin" / "python", folder / "made"
     if not done.exists():
         venv.create(folder, with_pip=True, clear=True)

@@ -1,7 +1,10 @@
-"""Write and read datasets with granular, of either generation. An interpreter that has it runs this script; it does not import flare.
+"""Write and read datasets with granular, of either generation. An interpreter that has it runs this
+script; it does not import flare.
 
-    granular_peer.py write FOLDER FIRST STOP LISTS SHARDLEN     write rows; LISTS 1: with lists; SHARDLEN 0: without shards
-    granular_peer.py read FOLDER RAW SHARDED                    print one JSON object per row; RAW 1: not decoded
+    granular_peer.py write FOLDER FIRST STOP LISTS SHARDLEN     write rows; LISTS 1: with lists;
+    SHARDLEN 0: without shards
+    granular_peer.py read FOLDER RAW SHARDED                    print one JSON object per row; RAW
+    1: not decoded
     granular_peer.py bag FILE                                   print the records of a bag
     granular_peer.py sources                                    print the datapoints of each source
 
@@ -34,7 +37,9 @@ def spec(lists):
 
 
 def samples(first, stop, lists):
-    """Yield rows that depend only on their number; no record is empty, because the older generation rejects these."""
+    """Yield rows that depend only on their number; no record is empty, because the older generation
+    rejects these.
+    """
     import numpy as np
 
     for i in range(first, stop):

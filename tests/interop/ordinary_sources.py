@@ -12,9 +12,9 @@ count as one type, and so do lists whose items have other names, and dictionarie
 other widths.
 
 A line is a source, and a column a format: `=` is equal without an option, `o` with the option that
-the message named, `-` is a table that the format cannot store, where the message names a format that
-can, and `x` is anything else, with the reason below. The exit code is 1 if there is an `x`. Needs scikit-learn, vega_datasets, pandas and
-Polars.
+the message named, `-` is a table that the format cannot store, where the message names a format
+that can, and `x` is anything else, with the reason below. The exit code is 1 if there is an `x`.
+Needs scikit-learn, vega_datasets, pandas and Polars.
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ MAKERS: dict[str, Maker] = {}
 
 
 def source(maker: Maker) -> Maker:
-    """Register a function that makes a source in a new folder; its name is the name of the source."""
+    """Register a function that makes a source in a new folder; its name is the name of the
+    source.
+    """
     MAKERS[maker.__name__] = maker
     return maker
 
@@ -388,7 +390,9 @@ MAKERS["photos_beside_a_desktop_file"] = _folder(
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType:
-    """Return a type without the layout of texts, bytes, lists and indices, and the names of items."""
+    """Return a type without the layout of texts, bytes, lists and indices, and the names of
+    items.
+    """
     if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         return pa.string()
     if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):

@@ -1,15 +1,21 @@
-"""Run the test suites of the original libraries against `flarecli.compat`, and compare the results with `original_suites.toml`.
+"""Run the test suites of the original libraries against `flarecli.compat`, and compare the results
+with `original_suites.toml`.
 
-    ORIGINAL_TESTS=FOLDER python tests/interop/original_suites.py [SUITE…] [--original] [--select TEXT] [--json FILE]
+    ORIGINAL_TESTS=FOLDER python tests/interop/original_suites.py [SUITE…] [--original] [--select
+    TEXT] [--json FILE]
 
-FOLDER contains checkouts of the originals: `streaming`, `granular`, `ffrecord`, `sds`. Nothing is downloaded. A suite whose checkout or
-packages are missing is reported and not run. The packages that a suite needs in addition to flare come from the interpreter in the
-variable of the suite (PEER_PYTHON or GRANULAR_PYTHON, as `environments.py` prints them); without it, from the interpreter of this script.
+FOLDER contains checkouts of the originals: `streaming`, `granular`, `ffrecord`, `sds`. Nothing is
+downloaded. A suite whose checkout or packages are missing is reported and not run. The packages
+that a suite needs in addition to flare come from the interpreter in the variable of the suite
+(PEER_PYTHON or GRANULAR_PYTHON, as `environments.py` prints them); without it, from the interpreter
+of this script.
 
-`original_suites.toml` lists every test that does not pass, with the reason. This script reports each failed test that is not listed, and
-each listed test that passes or no longer exists. The exit code is 1 if there are any of these, and 2 if a suite could not be run.
+`original_suites.toml` lists every test that does not pass, with the reason. This script reports
+each failed test that is not listed, and each listed test that passes or no longer exists. The exit
+code is 1 if there are any of these, and 2 if a suite could not be run.
 
-`--original` runs the same tests against the original: a test that fails there is not applicable here. `--select` is the `-k` of pytest.
+`--original` runs the same tests against the original: a test that fails there is not applicable
+here. `--select` is the `-k` of pytest.
 """
 
 from __future__ import annotations
@@ -106,7 +112,9 @@ class Result:
 
 @dataclass(frozen=True)
 class Listed:
-    """The tests of a suite that do not pass, by name, with a reason; `*` at the end matches any text."""
+    """The tests of a suite that do not pass, by name, with a reason; `*` at the end matches any
+    text.
+    """
 
     fails: Mapping[str, str]
     not_applicable: Mapping[str, str]
@@ -124,7 +132,10 @@ class Figures:
 
 
 def read_list(text: str, suite: str) -> Listed:
-    """Read the part of the list for a suite. Raises ValueError for a test without a reason, or listed twice."""
+    """Read the part of the list for a suite.
+
+    Raises ValueError for a test without a reason, or listed twice.
+    """
     found = tomllib.loads(text).get(suite, {})
     kinds: dict[str, dict[str, str]] = {"fails": {}, "not_applicable": {}}
     for kind, tests in kinds.items():
@@ -161,8 +172,8 @@ def _match(test: str, names: Mapping[str, str]) -> str | None:
 def compare(results: Mapping[str, Result], listed: Listed) -> Figures:
     """Count the results of a suite, and compare them with the list.
 
-    A test is applicable if it used flare or failed, and is not listed as not applicable. A name that ends in `*` is a
-    difference if one of its tests passes.
+    A test is applicable if it used flare or failed, and is not listed as not applicable. A name
+    that ends in `*` is a difference if one of its tests passes.
     """
     counts: Counter[str] = Counter()
     used: set[str] = set()
@@ -256,7 +267,9 @@ def run(
 
 
 def parts(suite: Suite) -> list[Suite]:
-    """Return a suite for each test file: with all in one process, mosaicml-streaming runs out of file handles."""
+    """Return a suite for each test file: with all in one process, mosaicml-streaming runs out of
+    file handles.
+    """
     return [replace(suite, tests=(path,)) for path in suite.tests]
 
 

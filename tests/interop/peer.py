@@ -1,9 +1,14 @@
-"""Write and read datasets with mosaicml-streaming. An interpreter that has the library runs this script; it does not import flare.
+"""Write and read datasets with mosaicml-streaming. An interpreter that has the library runs this
+script; it does not import flare.
 
-    peer.py write OUT KIND SETTINGS         write the samples of a KIND; SETTINGS are arguments of the writer, as JSON, and its `format`
-    peer.py read FOLDER local|streaming     print one JSON object per sample: column -> type and SHA-256 of its value
-    peer.py methods FOLDER                  print the result of each method of the Reader of each shard
-    peer.py epoch FOLDER SETTINGS           print the samples of an epoch of a StreamingDataset, and its state
+    peer.py write OUT KIND SETTINGS         write the samples of a KIND; SETTINGS are arguments of
+                                            the writer, as JSON, and its `format`
+    peer.py read FOLDER local|streaming     print one JSON object per sample: column -> type and
+                                            SHA-256 of its value
+    peer.py methods FOLDER                  print the result of each method of the Reader of each
+                                            shard
+    peer.py epoch FOLDER SETTINGS           print the samples of an epoch of a StreamingDataset, and
+                                            its state
 
 The tests load this file too, because both libraries must write the same samples.
 """

@@ -1,6 +1,7 @@
 """Datasets that change, read with the original libraries before, during and after each change.
 
-PEER_PYTHON, WIDS_PYTHON, WEBDATASET_PYTHON and GRANULAR_PYTHON name interpreters that have mosaicml-streaming, wids, webdataset and granular.
+PEER_PYTHON, WIDS_PYTHON, WEBDATASET_PYTHON and GRANULAR_PYTHON name interpreters that have
+mosaicml-streaming, wids, webdataset and granular.
 """
 
 import functools
@@ -27,7 +28,9 @@ def needs(variable):
 
 @pytest.fixture
 def read(run_peer):
-    """A function that reads addresses with a library: a list of rows for each, or the name of an error."""
+    """A function that reads addresses with a library: a list of rows for each, or the name of an
+    error.
+    """
     return lambda library, variable, addresses: run_peer(
         os.environ[variable],
         SCRIPT,
@@ -62,7 +65,8 @@ ROWS = {  # change -> numbers of the rows of the new version
     "append last": [*range(15), *range(19, 22)],
 }
 SCORES = [{"score": str(i / 2)} for i in AFTER_APPEND]
-FRAGMENTS = {  # change -> rows of its fragment; the drop does not rewrite the shard with 10, 11 and 12
+# change -> rows of its fragment; the drop does not rewrite the shard with 10, 11 and 12
+FRAGMENTS = {
     "append": rows(range(10, 15)),
     "drop": rows(i for i in AFTER_DROP if i not in (10, 11, 12)),
     "append again": rows(range(15, 19)),
@@ -107,7 +111,9 @@ def change(verb, out, path):
 
 @pytest.fixture(scope="module")
 def states(tmp_path_factory):
-    """A function that makes all changes of a dataset of a format once, and returns change -> State."""
+    """A function that makes all changes of a dataset of a format once, and returns change ->
+    State.
+    """
 
     @functools.cache
     def make(format):
@@ -128,7 +134,9 @@ def states(tmp_path_factory):
 
 
 def unpublished(state, index, to):
-    """Copy a dataset whose newest version is committed, while `playlist.yaml` and the index are those of the version before."""
+    """Copy a dataset whose newest version is committed, while `playlist.yaml` and the index are
+    those of the version before.
+    """
     shutil.copytree(state.folder, to)
     for name in ("playlist.yaml", index):
         shutil.copy(state.earlier / name, to / name)
@@ -136,14 +144,18 @@ def unpublished(state, index, to):
 
 
 def half_published(state, index, to):
-    """Copy a dataset whose index is published, while `playlist.yaml` is that of the version before."""
+    """Copy a dataset whose index is published, while `playlist.yaml` is that of the version
+    before.
+    """
     unpublished(state, index, to)
     shutil.copy(state.folder / index, to / index)
     return to
 
 
 def cases_of(states, index, tmp_path):
-    """Return (description, folder, row numbers) of each folder before, during and after each change."""
+    """Return (description, folder, row numbers) of each folder before, during and after each
+    change.
+    """
     for verb, state in states.items():
         folder = tmp_path / verb.replace(" ", "")
         yield f"before {verb}", state.earlier, state.before

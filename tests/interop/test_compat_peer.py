@@ -1,4 +1,6 @@
-"""The API of mosaicml-streaming compared with the library: both write the same files, and each reads the files of the other."""
+"""The API of mosaicml-streaming compared with the library: both write the same files, and each
+reads the files of the other.
+"""
 
 import functools
 import json

@@ -1,6 +1,8 @@
-"""Encodings compared with the libraries that define them: the same bytes for the same values, and each decodes the bytes of the other.
+"""Encodings compared with the libraries that define them: the same bytes for the same values, and
+each decodes the bytes of the other.
 
-PEER_PYTHON names an interpreter that has mosaicml-streaming 0.13; GRANULAR_PYTHON and GRANULAR_OLD_PYTHON have granular.
+PEER_PYTHON names an interpreter that has mosaicml-streaming 0.13; GRANULAR_PYTHON and
+GRANULAR_OLD_PYTHON have granular.
 """
 
 import functools

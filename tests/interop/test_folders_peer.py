@@ -1,4 +1,6 @@
-"""Folders of images compared with Hugging Face's `imagefolder`: the same files, labels and metadata."""
+"""Folders of images compared with Hugging Face's `imagefolder`: the same files, labels and
+metadata.
+"""
 
 import io
 import json

@@ -1,6 +1,8 @@
-"""Granular compared with the library that defines it, in both generations: each reads the datasets of the other.
+"""Granular compared with the library that defines it, in both generations: each reads the datasets
+of the other.
 
-GRANULAR_PYTHON names an interpreter that has granular 0.24, GRANULAR_OLD_PYTHON one that has granular 0.21.
+GRANULAR_PYTHON names an interpreter that has granular 0.24, GRANULAR_OLD_PYTHON one that has
+granular 0.21.
 """
 
 import os

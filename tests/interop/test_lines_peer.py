@@ -1,4 +1,5 @@
-"""JSON, CSV, TSV and XSV, each compression, and merged datasets, compared with mosaicml-streaming: each reads the files of the other.
+"""JSON, CSV, TSV and XSV, each compression, and merged datasets, compared with mosaicml-streaming:
+each reads the files of the other.
 
 PEER_PYTHON names an interpreter that has mosaicml-streaming 0.13.
 """

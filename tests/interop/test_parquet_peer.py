@@ -1,4 +1,6 @@
-"""Parquet files that flare writes, read by DuckDB, Polars, `datasets` and pyarrow; and files of other writers, read by flare."""
+"""Parquet files that flare writes, read by DuckDB, Polars, `datasets` and pyarrow; and files of
+other writers, read by flare.
+"""
 
 import datetime
 import decimal

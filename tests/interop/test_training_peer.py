@@ -85,7 +85,9 @@ def run(library, dataset, folder, ranks=(0, 1)):
 
 
 def once(results, name, lengths=(25, 25), rows=ALL):
-    """Check that the ranks together read each row once per epoch; return the rows of the first rank."""
+    """Check that the ranks together read each row once per epoch; return the rows of the first
+    rank.
+    """
     first, second = (rank_results[name] for rank_results in results)
     for mine, other in zip(first["rows"], second["rows"], strict=True):
         assert (len(mine), len(other)) == lengths, name
@@ -94,7 +96,9 @@ def once(results, name, lengths=(25, 25), rows=ALL):
 
 
 def padded(results, name, each, extra):
-    """Check that each row was read, and only `extra` rows twice, so that all ranks have equally many."""
+    """Check that each row was read, and only `extra` rows twice, so that all ranks have equally
+    many.
+    """
     for mine, other in zip(*(rank_results[name]["rows"] for rank_results in results), strict=True):
         assert len(mine) == len(other) == each, name
         assert sorted(set(mine + other)) == ALL and len(mine + other) == ROWS + extra, name

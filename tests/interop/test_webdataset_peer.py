@@ -1,6 +1,8 @@
-"""WebDataset compared with the library that defines it: each reads the same values from the files of the other.
+"""WebDataset compared with the library that defines it: each reads the same values from the files
+of the other.
 
-WEBDATASET_PYTHON names an interpreter that has webdataset 1.0. Other tests read files that it wrote, in `fixtures/webdataset`.
+WEBDATASET_PYTHON names an interpreter that has webdataset 1.0. Other tests read files that it
+wrote, in `fixtures/webdataset`.
 """
 
 import functools

@@ -1,10 +1,11 @@
 """Run one rank of a distributed run with accelerate, Lightning or the Trainer of transformers.
 
-    training_peer.py LIBRARY DATASET OUT         write OUT.RANK: scenario -> rows of each epoch, or an error
+    training_peer.py LIBRARY DATASET OUT         write OUT.RANK: scenario -> rows of each epoch, or
+                                                 an error
     training_peer.py ddp|ddp_spawn DATASET OUT   the same, but Lightning starts the processes
 
-Each scenario is a program that a user could write. A row is its number `n`; an error is its message and hint.
-The tests set RANK, WORLD_SIZE and MASTER_ADDR, as torchrun does.
+Each scenario is a program that a user could write. A row is its number `n`; an error is its message
+and hint. The tests set RANK, WORLD_SIZE and MASTER_ADDR, as torchrun does.
 """
 
 import json

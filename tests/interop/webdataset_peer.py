@@ -1,8 +1,12 @@
-"""Write and read tar files with webdataset 1.0. An interpreter that has it runs this script; it does not import flare.
+"""Write and read tar files with webdataset 1.0. An interpreter that has it runs this script; it
+does not import flare.
 
-    webdataset_peer.py write FILE KIND FORMAT     write the samples of a KIND; FORMAT: USTAR_FORMAT, PAX_FORMAT or GNU_FORMAT
-    webdataset_peer.py read FILE…                 print one line per sample: extension -> size and SHA-256
-    webdataset_peer.py decode FILE…               print one line per sample: extension -> decoded value
+    webdataset_peer.py write FILE KIND FORMAT     write the samples of a KIND; FORMAT: USTAR_FORMAT,
+                                                  PAX_FORMAT or GNU_FORMAT
+    webdataset_peer.py read FILE…                 print one line per sample: extension -> size and
+                                                  SHA-256
+    webdataset_peer.py decode FILE…               print one line per sample: extension -> decoded
+                                                  value
     webdataset_peer.py fixtures FOLDER            write the files of fixtures/webdataset
 
 The tests load this file too.
@@ -16,7 +20,9 @@ import sys
 
 
 def plain(count=7):
-    """Yield samples of an image, a class, a caption and a JSON value; every third has no caption."""
+    """Yield samples of an image, a class, a caption and a JSON value; every third has no
+    caption.
+    """
     for i in range(count):
         rng = random.Random(i)
         sample = {

@@ -1,4 +1,6 @@
-"""Headers of files by FFmpeg, libsndfile, Pillow and wave: complete, truncated, damaged and hostile."""
+"""Headers of files by FFmpeg, libsndfile, Pillow and wave: complete, truncated, damaged and
+hostile.
+"""
 
 import importlib.util
 import io

@@ -1,4 +1,6 @@
-"""Long lists, which are parsed without the YAML library, have the values and faults of the YAML library."""
+"""Long lists, which are parsed without the YAML library, have the values and faults of the YAML
+library.
+"""
 
 import importlib
 import random

@@ -473,7 +473,9 @@ WORDS = [
 
 @pytest.mark.parametrize(("length", "step"), [(1, 1), (130, 9), (1100, 9)])
 def test_pyyaml_reads_every_word_unchanged_in_every_position(length, step):
-    """Includes names longer than 1,024 characters, the maximum length of an implicit key in YAML."""
+    """Includes names longer than 1,024 characters, the maximum length of an implicit key in
+    YAML.
+    """
     words = [word * length for word in WORDS[1::step]]
     columns = tuple(Column(word, "str") for word in words if word)
     files = {word: File(word, 1, {"md5": word}) for word in words}

@@ -1,7 +1,8 @@
-"""Removes the names of Python's modules that macOS does not have, from each process that has this folder on PYTHONPATH.
+"""Removes the names of Python's modules that macOS does not have, from each process that has this
+folder on PYTHONPATH.
 
-`make portable` runs the tests this way. What macOS lacks is listed by the notes on availability in Python's documentation; 3.11
-on macOS 11 or later, which has `preadv` and `pwritev`, without flags.
+`make portable` runs the tests this way. What macOS lacks is listed by the notes on availability in
+Python's documentation; 3.11 on macOS 11 or later, which has `preadv` and `pwritev`, without flags.
 """
 
 import contextlib

@@ -1,4 +1,6 @@
-"""Batches whose rows are located together: each equals its rows, owns its memory and fails alone."""
+"""Batches whose rows are located together: each equals its rows, owns its memory and fails
+alone.
+"""
 
 import platform
 import re

@@ -76,7 +76,8 @@ def is_same(one, other):
 
 
 def tables_of(form):
-    """Return the names of the columns to pack as one table: columns of equal length, if the format has several columns.
+    """Return the names of the columns to pack as one table: columns of equal length, if the format
+    has several columns.
 
     The format may refuse the column of bytes, so this column is packed alone.
     """

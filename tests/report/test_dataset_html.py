@@ -1,4 +1,6 @@
-"""The page of a dataset: its size is bounded for samples of any size, and it reports omitted rows."""
+"""The page of a dataset: its size is bounded for samples of any size, and it reports omitted
+rows.
+"""
 
 import io
 import json

@@ -1,4 +1,6 @@
-"""The page of a dataset in Chromium, controlled through a pipe: network access, display, sorting and search."""
+"""The page of a dataset in Chromium, controlled through a pipe: network access, display, sorting
+and search.
+"""
 
 import io
 

@@ -1,4 +1,7 @@
-"""Local servers in place of web servers and clouds: moto; nginx, rclone and azurite if installed. Each is ended by its process id."""
+"""Local servers in place of web servers and clouds: moto; nginx, rclone and azurite if installed.
+
+Each is ended by its process id.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,10 @@ NO_CLOUD = {  # ignore the settings of this machine, and contact no metadata ser
 }
 
 
-AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="  # the public key of the emulator
+# the public key of the emulator
+AZURITE_KEY = (
+    "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+)
 
 
 @pytest.fixture
@@ -131,7 +137,9 @@ def azure(azurite, no_cloud, monkeypatch):
 
 
 class Google(BaseHTTPRequestHandler):
-    """Serves objects in memory like Google's XML API; no emulator that can be installed from a package supports writes."""
+    """Serves objects in memory like Google's XML API; no emulator that can be installed from a
+    package supports writes.
+    """
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True

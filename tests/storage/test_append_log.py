@@ -1,4 +1,6 @@
-"""Append logs in local folders and in buckets: appended entries survive, a torn last line is ignored."""
+"""Append logs in local folders and in buckets: appended entries survive, a torn last line is
+ignored.
+"""
 
 import os
 import time

@@ -14,7 +14,9 @@ FULL_SYNC = 51  # F_FULLFSYNC of macOS (source: sys/fcntl.h)
 
 @pytest.fixture
 def macos(monkeypatch):
-    """Let this process act as on macOS, and record the calls; F_FULLFSYNC raises the errors in `errors`."""
+    """Let this process act as on macOS, and record the calls; F_FULLFSYNC raises the errors in
+    `errors`.
+    """
     fcntl = pytest.importorskip("fcntl")
     calls, errors = [], []
 

@@ -32,7 +32,9 @@ def small(monkeypatch):
 
 @pytest.fixture
 def writes(monkeypatch):
-    """Record (bytes, whether direct) of each write; direct I/O is simulated if the file system has none."""
+    """Record (bytes, whether direct) of each write; direct I/O is simulated if the file system has
+    none.
+    """
     seen, write = [], os.write
 
     def noted(fd, data):

@@ -82,7 +82,9 @@ def test_a_copy_is_cached_only_under_an_old_modification_time(age, is_kept, tmp_
 
 
 class Made(fsspec.AbstractFileSystem):
-    """A file system that lists single folders of `tree`, in which a folder is a dict and a file is its size."""
+    """A file system that lists single folders of `tree`, in which a folder is a dict and a file is
+    its size.
+    """
 
     def __init__(self, tree):
         super().__init__(skip_instance_cache=True)

@@ -1,4 +1,6 @@
-"""Indexes of every kind on disk, over HTTP and in a bucket have the rows that pandas and DuckDB read."""
+"""Indexes of every kind on disk, over HTTP and in a bucket have the rows that pandas and DuckDB
+read.
+"""
 
 import datetime
 import decimal
@@ -140,7 +142,9 @@ KINDS = {
 
 @pytest.fixture
 def places(tmp_path, web, s3):
-    """A function that writes a file, and the address of the folder: on disk, on a web server, or in a bucket."""
+    """A function that writes a file, and the address of the folder: on disk, on a web server, or in
+    a bucket.
+    """
 
     def at_home(name, data):
         path = tmp_path / "here" / name

@@ -1,4 +1,6 @@
-"""File systems without hard links (exFAT, SMB), locks (some NFS), or fsync of folders; patched, because tests cannot mount them."""
+"""File systems without hard links (exFAT, SMB), locks (some NFS), or fsync of folders; patched,
+because tests cannot mount them.
+"""
 
 import errno
 import fcntl

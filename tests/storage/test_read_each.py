@@ -1,4 +1,6 @@
-"""Reading many whole files by one call: bounded, in order, and ended when the iterator is closed."""
+"""Reading many whole files by one call: bounded, in order, and ended when the iterator is
+closed.
+"""
 
 import time
 

@@ -1,4 +1,6 @@
-"""The contract of every store, tested on each: local disk, memory, HTTP (our server and nginx), S3, Azure, GCS, fsspec, s3fs and the cache."""
+"""The contract of every store, tested on each: local disk, memory, HTTP (our server and nginx), S3,
+Azure, GCS, fsspec, s3fs and the cache.
+"""
 
 import multiprocessing
 import pickle
@@ -45,7 +47,9 @@ KINDS = (
 
 
 class Place:
-    """A folder in a store: `at` is its Location; `put` writes a file, outside of the store if that is read-only."""
+    """A folder in a store: `at` is its Location; `put` writes a file, outside of the store if that
+    is read-only.
+    """
 
     def __init__(self, at, put=None):
         self.at = at

@@ -95,7 +95,9 @@ READS = {
 
 
 class Swapped:
-    """An object that changes as soon as a first reader has its data, while a second one waits for its first response."""
+    """An object that changes as soon as a first reader has its data, while a second one waits for
+    its first response.
+    """
 
     def __init__(self, web, path, tells):
         self.second, self.over, self.lock, self.count, self.tells = (

@@ -1,4 +1,6 @@
-"""Without threads, calls run one after another, or raise one error; nothing hangs or is left behind."""
+"""Without threads, calls run one after another, or raise one error; nothing hangs or is left
+behind.
+"""
 
 import threading
 
@@ -23,7 +25,9 @@ HINT = "Lower --jobs, or raise the limit on processes (`ulimit -u`)."
 
 @pytest.fixture
 def allowed(monkeypatch):
-    """Return a function that limits the number of threads that may start; idle threads are ended first."""
+    """Return a function that limits the number of threads that may start; idle threads are ended
+    first.
+    """
     start = threading.Thread.start
 
     def allow(count):

@@ -1,4 +1,6 @@
-"""Damaged and hostile datasets are refused by the datasets for PyTorch and Ray as by `flare.open`."""
+"""Damaged and hostile datasets are refused by the datasets for PyTorch and Ray as by
+`flare.open`.
+"""
 
 import json
 import os
@@ -88,7 +90,8 @@ CASES = {
 def refusal(read):
     with pytest.raises(FlareError) as caught:
         read()
-    # A DataLoader ends its workers at once when its frames are cleared; the garbage collector takes 5 s.
+    # A DataLoader ends its workers at once when its frames are cleared; the garbage collector takes
+    # 5 s.
     traceback.clear_frames(caught.tb)
     return type(caught.value), str(caught.value), caught.value.hint
 

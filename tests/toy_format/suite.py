@@ -1,4 +1,6 @@
-"""The conformance suite on the third-party format, run by pytest where `toy_format` is installed."""
+"""The conformance suite on the third-party format, run by pytest where `toy_format` is
+installed.
+"""
 
 from flarecli.testing import FormatSuite
 

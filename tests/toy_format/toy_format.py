@@ -1,4 +1,6 @@
-"""A third-party format: records of MessagePack-like lengths, one file per shard, without private names of flare."""
+"""A third-party format: records of MessagePack-like lengths, one file per shard, without private
+names of flare.
+"""
 
 import struct
 import zlib

@@ -1,8 +1,10 @@
-"""Makes Python on Linux lack what Python lacks on Windows, in each process that has this folder on PYTHONPATH.
+"""Makes Python on Linux lack what Python lacks on Windows, in each process that has this folder on
+PYTHONPATH.
 
-Sources: the notes on availability in Python's documentation, the `supports_` sets in Lib/os.py, and the behavior of the
-Windows API for open files. flare is imported after this module, and sees `sys.platform == "win32"`. The simulation does
-not change `os.name` and `os.path`: paths have slashes, and names differ by case.
+Sources: the notes on availability in Python's documentation, the `supports_` sets in Lib/os.py, and
+the behavior of the Windows API for open files. flare is imported after this module, and sees
+`sys.platform == "win32"`. The simulation does not change `os.name` and `os.path`: paths have
+slashes, and names differ by case.
 """
 
 import contextlib
@@ -107,8 +109,8 @@ PREFIXES = {
     select: "EPOLL POLL",
 }
 
-# The standard library chose its functions for Linux. Windows removes a temporary file when it is closed, and `rmtree`
-# does not use openat there.
+# The standard library chose its functions for Linux. Windows removes a temporary file when it is
+# closed, and `rmtree` does not use openat there.
 tempfile._os = types.ModuleType("os")
 tempfile._os.__dict__.update(os.__dict__)
 shutil._use_fd_functions = False
@@ -147,7 +149,8 @@ def _fails_with_folders(call, replaces_nothing=False):
 
 
 def _check_closed(*paths):
-    """Raise PermissionError if this process has a file open or mapped: Windows neither moves nor removes such a file.
+    """Raise PermissionError if this process has a file open or mapped: Windows neither moves nor
+    removes such a file.
 
     Windows also does not move a folder that contains an open file.
     """
@@ -246,7 +249,8 @@ class _OSFile(pyarrow.OSFile):
 
 pyarrow.OSFile = _OSFile
 
-# -- locks: `msvcrt.locking` locks bytes against all other handles; flock has the same effect for one byte
+# -- locks: `msvcrt.locking` locks bytes against all other handles; flock has the same effect for
+# one byte
 
 msvcrt = types.ModuleType("msvcrt")
 msvcrt.LK_UNLCK, msvcrt.LK_LOCK, msvcrt.LK_NBLCK, msvcrt.LK_RLCK, msvcrt.LK_NBRLCK = range(5)

@@ -1,4 +1,6 @@
-"""Replacement of a dataset in a bucket: a playlist, of the old or the new dataset, always lists complete files."""
+"""Replacement of a dataset in a bucket: a playlist, of the old or the new dataset, always lists
+complete files.
+"""
 
 import time
 
@@ -105,7 +107,9 @@ def test_objects_added_to_the_old_dataset_during_a_pack_are_kept():
 def test_overwrite_removes_an_unfinished_pack_even_if_its_removal_was_interrupted(
     monkeypatch,
 ):
-    """Objects of the journal are deleted from the last to the first, after the shards, since the first lists the shards."""
+    """Objects of the journal are deleted from the last to the first, after the shards, since the
+    first lists the shards.
+    """
     monkeypatch.setattr("flarecli.write.bucket_target._PARALLEL_REQUESTS", 1)
     bucket, real, kills = f"memory://half{time.monotonic_ns()}", FsspecStore.delete, 0
     for step in range(100):

@@ -1,4 +1,6 @@
-"""Parts on a Ray cluster of two nodes have the bytes of the local engine, even if workers or nodes are lost."""
+"""Parts on a Ray cluster of two nodes have the bytes of the local engine, even if workers or nodes
+are lost.
+"""
 
 import os
 import signal
@@ -56,7 +58,9 @@ def index(tmp_path: Path) -> str:
 
 
 def dying(marks: Path) -> Callable[[Any], Any]:
-    """Return a function that packs a part; for every third part, its process is killed at the first attempt."""
+    """Return a function that packs a part; for every third part, its process is killed at the first
+    attempt.
+    """
 
     def work(request: Any) -> Any:
         import threading

@@ -1,4 +1,6 @@
-"""Link downloads: rows are complete and in order, failures are reported, and forbidden addresses are refused."""
+"""Link downloads: rows are complete and in order, failures are reported, and forbidden addresses
+are refused.
+"""
 
 import gzip
 import os
@@ -48,7 +50,9 @@ def index(urls, **columns):
 
 
 def collected(batches, at, **more):
-    """Return all rows as {position: value} and all failures as {position: (key, kind, reason)}; check each Fetched."""
+    """Return all rows as {position: value} and all failures as {position: (key, kind, reason)};
+    check each Fetched.
+    """
     values, failures, until = {}, {}, more.get("first_row", 0)
     for part in start(batches, at, **more):
         rows = part.rows.tolist()
@@ -204,7 +208,9 @@ def test_a_row_fails_if_any_of_its_links_fails(web, at):
 
 
 def test_rows_do_not_depend_on_the_number_of_rows_per_step(web, at, tmp_path, monkeypatch):
-    """Images, files, pages, text that starts like a page, empty bodies and failures, in one large batch and in small batches."""
+    """Images, files, pages, text that starts like a page, empty bodies and failures, in one large
+    batch and in small batches.
+    """
     (tmp_path / "file.jpg").write_bytes(b"file")
     web.file("/a.jpg", JPEG)
     web.page("/text", b"\n<- text")

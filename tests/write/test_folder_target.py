@@ -1,4 +1,6 @@
-"""A claimed folder: files of others are neither followed nor removed, and a kill at any step leaves a complete dataset."""
+"""A claimed folder: files of others are neither followed nor removed, and a kill at any step leaves
+a complete dataset.
+"""
 
 import contextlib
 import fcntl
@@ -239,7 +241,9 @@ def test_short_writes_are_completed(tmp_path, monkeypatch):
 
 
 def test_resume_has_priority_over_overwrite(tmp_path):
-    """With both options, an unfinished pack is continued, also one that was started with --overwrite."""
+    """With both options, an unfinished pack is continued, also one that was started with
+    --overwrite.
+    """
     leave_unfinished(tmp_path / "out", 5)
     pack(tmp_path / "beside", 3)
     leave_unfinished(tmp_path / "beside", 5, overwrite=True)

@@ -53,7 +53,9 @@ def exchange(out):
 @pytest.mark.parametrize("how", [move, shutil.rmtree, exchange])
 @pytest.mark.parametrize("rows", [0, 1, 5])
 def test_a_target_that_was_moved_or_deleted_is_not_created_again(tmp_path, how, rows):
-    """Move or delete the folder before or after the first shard; a folder at its path is unchanged."""
+    """Move or delete the folder before or after the first shard; a folder at its path is
+    unchanged.
+    """
     out = tmp_path / "out"
     with pytest.raises(ReachError) as caught, opened(out) as writer:
         write(writer, rows)
@@ -208,7 +210,9 @@ def test_parts_with_a_missing_shard_are_not_joined(tmp_path):
 
 
 class _Slow(BaseHTTPRequestHandler):
-    """The first objects are large, so that shards are written; the last object waits for an event."""
+    """The first objects are large, so that shards are written; the last object waits for an
+    event.
+    """
 
     def do_GET(self):
         number = int(self.path[1:])

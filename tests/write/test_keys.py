@@ -168,7 +168,9 @@ def test_a_batch_without_keys_is_accepted(limits):
 
 
 def open_temporary_files():
-    """Return the number of open files in the temporary folder that have no name; 0 without /proc."""
+    """Return the number of open files in the temporary folder that have no name; 0 without
+    /proc.
+    """
     if not os.path.exists("/proc/self/fd"):
         return 0
     count = 0

@@ -1,4 +1,6 @@
-"""Shards that are compressed on threads: the bytes and the journal are those of sequential writing, also after failures."""
+"""Shards that are compressed on threads: the bytes and the journal are those of sequential writing,
+also after failures.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""--overwrite removes only files that the lists of a finished dataset name, whatever the names of other files."""
+"""--overwrite removes only files that the lists of a finished dataset name, whatever the names of
+other files.
+"""
 
 import shutil
 from pathlib import Path

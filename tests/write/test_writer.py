@@ -1,4 +1,6 @@
-"""The Writer: size of shards, resume to the same bytes, and no unfinished dataset that looks complete."""
+"""The Writer: size of shards, resume to the same bytes, and no unfinished dataset that looks
+complete.
+"""
 
 import contextlib
 import fcntl
@@ -48,7 +50,9 @@ def pack(path, rows, how=None, **options):
 
 
 def rule(sizes, base, limit):
-    """The rule of the original writer, sample by sample: flush if limit < size of the shard + size of the sample."""
+    """The rule of the original writer, sample by sample: flush if limit < size of the shard + size
+    of the sample.
+    """
     shards, running, count = [], base, 0
     for size in sizes:
         if limit < running + size and count:
@@ -347,7 +351,9 @@ def _interrupted(*_, **__):
 
 
 def test_a_lock_on_a_replaced_folder_is_not_accepted(tmp_path, monkeypatch):
-    """Another pack ends between the opening of its scratch folder and the lock: the folder is checked again."""
+    """Another pack ends between the opening of its scratch folder and the lock: the folder is
+    checked again.
+    """
     flock, began = fcntl.flock, []
 
     def replacing_flock(fd, how):

@@ -110,7 +110,9 @@ def stored(folder):
 
 
 def expected(value, encoding):
-    """Return the stored bytes of a number, text or bytes, computed with struct and str; None if there are none."""
+    """Return the stored bytes of a number, text or bytes, computed with struct and str; None if
+    there are none.
+    """
     text = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
     if encoding in ("str", "bytes"):
         if isinstance(value, bytes):

@@ -1,4 +1,6 @@
-"""The last steps of a pack, and resumes: the playlist is written last, and each failed row is listed once."""
+"""The last steps of a pack, and resumes: the playlist is written last, and each failed row is
+listed once.
+"""
 
 import gc
 import json
@@ -108,7 +110,10 @@ def test_parts_with_different_checksums_are_not_joined(tmp_path):
 
 
 def failing(out, stop=None, **options):
-    """Rows 3, 4, 8 and the last two fail. With `stop`, the process ends after this number of shards, with further failures in the list."""
+    """Rows 3, 4, 8 and the last two fail.
+
+    With `stop`, the process ends after this number of shards, with further failures in the list.
+    """
     writer = Writer(str(out), columns=COLUMNS, settings=TWO, **options)
     for begin in range(writer.next, 12, 5):
         rows = range(begin, min(begin + 5, 12))

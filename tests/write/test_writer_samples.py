@@ -1,4 +1,6 @@
-"""Samples that a format cannot store, and interrupts: each is reported, and no other row is lost."""
+"""Samples that a format cannot store, and interrupts: each is reported, and no other row is
+lost.
+"""
 
 import pytest
 

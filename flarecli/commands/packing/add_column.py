@@ -168,7 +168,9 @@ def _matched(task: PackTask, base: Version, name: str, folder: str, progress: Pr
 
 
 def _save(plan: Plan, path: str, key: str, keys: Keys) -> int:
-    """Write all columns of the source except the key column to a file, and add the keys to `keys`."""
+    """Write all columns of the source except the key column to a file, and add the keys to
+    `keys`.
+    """
     count = 0
     writer = None
     try:

@@ -116,7 +116,9 @@ class Append(versions.Change):
         )
 
     def _check_keys(self, key: str, base: Version) -> None:
-        """Raise BusyError if a shard that was added after version `since` has a key of the new rows."""
+        """Raise BusyError if a shard that was added after version `since` has a key of the new
+        rows.
+        """
         number = self._stream_with(key)
         known, stream = set(self.since.streams[number].urls), base.streams[number]
         arrived = [i for i, url in enumerate(stream.urls) if url not in known]

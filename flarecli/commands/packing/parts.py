@@ -236,8 +236,8 @@ def pack_one_part(task: PackTask, progress: Progress) -> Packed:
     The first job writes the journal of the whole pack, with the source, the options and the
     columns. Later jobs must have the same source and options, and use the recorded columns.
 
-    raises  UsageError if the options differ from the options of an earlier job, or if the source was
-            changed; BusyError if another process packs the same part; the errors of `pack_task`
+    raises  UsageError if the options differ from the options of an earlier job, or if the source
+            was changed; BusyError if another process packs the same part; the errors of `pack_task`
     """
     number, count = _part_number(task.options)
     plan = planned(task, progress)
@@ -265,8 +265,8 @@ def join_parts(task: PackTask, progress: Progress) -> Packed:
 
     A second call returns the same result, even if the process of the first call was killed.
 
-    raises  UnfinishedError if a part is not packed yet; UsageError if a part was packed from another
-            source or with other options; FormatError for a key that is used twice
+    raises  UnfinishedError if a part is not packed yet; UsageError if a part was packed from
+            another source or with other options; FormatError for a key that is used twice
     """
     plan = planned(task, progress)
     check_division(plan)
@@ -583,7 +583,10 @@ def _record_and_head(
 
 
 def _record_columns(plan: Plan, journal: Journal) -> None:
-    """Record the columns for all parts. They are inferred from the first rows, if they are not known."""
+    """Record the columns for all parts.
+
+    They are inferred from the first rows, if they are not known.
+    """
     task = plan.task
     if task.encodings is None:
         sample = _sample(plan)

@@ -647,7 +647,8 @@ def _distinct(batches: Iterator[pa.RecordBatch], plan: Plan) -> Iterator[pa.Reco
 def key_values(plan: Plan, name: str, values: pa.Array) -> pa.Array:
     """Return keys with the type of their column in the dataset to which the rows are appended.
 
-    Only values of one type can be compared. Without such a dataset, the keys are returned unchanged.
+    Only values of one type can be compared. Without such a dataset, the keys are returned
+    unchanged.
 
     name    name of the column in the dataset
     raises  FormatError for a key that does not fit the type
@@ -701,8 +702,8 @@ def _duplicate(plan: Plan, key: str, row: int, earlier: int, are_source_rows: bo
             "Make the keys unique, or pack all parts with --on-duplicate keep into another folder."
         )
     if earlier_file == file and row - earlier != at - earlier_at:
-        # The rows of a file are consecutive. If the distance between the two rows in the pack differs
-        # from their distance in the file, the file is listed more than once.
+        # The rows of a file are consecutive. If the distance between the two rows in the pack
+        # differs from their distance in the file, the file is listed more than once.
         place, hint = (
             f"{place} of the same file, which is listed more than once",
             f"List the file only once. {hint}",

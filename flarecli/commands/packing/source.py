@@ -177,10 +177,15 @@ class StoredColumns(NamedTuple):
 
 
 class _ObjectSource(_IndexSource):
-    """Rows of a Python object, which were saved to a file. Messages contain the class of the object."""
+    """Rows of a Python object, which were saved to a file.
+
+    Messages contain the class of the object.
+    """
 
     def keep(self, columns: StoredColumns) -> None:
-        """Use the given encodings and types, because the temporary file of the rows contains neither."""
+        """Use the given encodings and types, because the temporary file of the rows contains
+        neither.
+        """
         self.schema = pa.schema(
             [
                 field.with_metadata(columns.schema.field(field.name).metadata)
@@ -480,7 +485,9 @@ def _hints_on_kind(kind: str | None, kinds: Collection[str]) -> Iterator[None]:
 def _expanded(
     sources: Sequence[str | ingest.Spool], guard: Guard
 ) -> tuple[list[str | ingest.Spool], list[str]]:
-    """Expand wildcards; return the streams, the matching data files, and notes about other files."""
+    """Expand wildcards; return the streams, the matching data files, and notes about other
+    files.
+    """
     expanded, notes = list[str | ingest.Spool](), list[str]()
     for address in sources:
         if isinstance(address, ingest.Spool):

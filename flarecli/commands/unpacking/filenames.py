@@ -164,7 +164,8 @@ class NamePattern:
     def names(self, batch: pa.RecordBatch, where: Where, whole: bool = True) -> list[list[str]]:
         """Return the checked file names: for each file column, a list with one name per row.
 
-        whole   whether the bytes are known; otherwise, `*` replaces an extension that depends on bytes
+        whole   whether the bytes are known; otherwise, `*` replaces an extension that depends on
+                bytes
         raises  UnsafeError for a name outside the folder, ValueFitError for a null in a name; both
                 errors contain the row
         """

@@ -117,7 +117,9 @@ class Verification:
 
     @property
     def resume_hint(self) -> str:
-        """Return a hint about the work that an interrupted check keeps; empty without a state file."""
+        """Return a hint about the work that an interrupted check keeps; empty without a state
+        file.
+        """
         state = self._settings.state
         if state is None:
             return ""

@@ -407,7 +407,9 @@ def _index_names(stream: Stream) -> tuple[str, ...]:
 def _usual_locations(
     playlist: Playlist, stream: Stream, quick: bool, only: Collection[int] | None
 ) -> Iterator[tuple[Location, bool]]:
-    """Yield each usual location of a list, and whether the list in use was merged from this list."""
+    """Yield each usual location of a list, and whether the list in use was merged from this
+    list.
+    """
     top, names = stream.at, _index_names(stream)
     if not top.is_local and (quick or (playlist.at is not None and not is_index(playlist))):
         return

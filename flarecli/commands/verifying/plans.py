@@ -430,7 +430,9 @@ def _with_lists_of_files(
 
 
 def _is_of_files(plan: Plan) -> bool:
-    """Return True if the plan is for files that the user named, or for a folder that is one shard."""
+    """Return True if the plan is for files that the user named, or for a folder that is one
+    shard.
+    """
     if plan.playlist is None or plan.list_at is not None or len(plan.streams) != 1:
         return False
     (stream,) = plan.streams

@@ -29,7 +29,10 @@ def is_default(column: Column, kind: pa.DataType) -> bool:
 
 
 def typed_field(column: Column, kind: pa.DataType) -> pa.Field:
-    """Return the Arrow field of a column. Only a non-default encoding is in the field's metadata."""
+    """Return the Arrow field of a column.
+
+    Only a non-default encoding is in the field's metadata.
+    """
     from flarecli.lazy import pa
 
     field = pa.field(column.name, kind)

@@ -1,4 +1,7 @@
-"""Seekable file objects through which Arrow reads a `Location`. Read errors are raised unchanged."""
+"""Seekable file objects through which Arrow reads a `Location`.
+
+Read errors are raised unchanged.
+"""
 
 from __future__ import annotations
 

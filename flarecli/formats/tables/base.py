@@ -86,7 +86,10 @@ class Part(ABC):
     def page_runs(
         self, row: int, stop: int, columns: Sequence[str]
     ) -> tuple[int, int, list[PageRun]] | None:
-        """Return the pages that contain rows row..stop; None if unknown. See `Parquet.page_runs`."""
+        """Return the pages that contain rows row..stop; None if unknown.
+
+        See `Parquet.page_runs`.
+        """
         return None
 
     def read_runs(self, row: int, runs: Sequence[PageRun]) -> list[tuple[PageRun, pa.Array]] | None:

@@ -8,8 +8,8 @@ semicolon, a tab or `|` instead of a comma. Detection checks the first records:
 
 1. If the comma occurs equally often in all records, it is the delimiter.
 2. Otherwise, a delimiter that occurs equally often in all records is used.
-3. If there is none, and the header has no comma, a delimiter that occurs equally often in the header
-   and in most records is used. The other records are later reported as errors.
+3. If there is none, and the header has no comma, a delimiter that occurs equally often in the
+   header and in most records is used. The other records are later reported as errors.
 4. Otherwise, the comma is the delimiter.
 """
 

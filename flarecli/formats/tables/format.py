@@ -363,7 +363,9 @@ def _with_dictionaries(schema: pa.Schema, parts: Sequence[Part]) -> dict[str, pa
 
 
 def _columns(schema: pa.Schema, types: Mapping[str, pa.DataType], part: Part) -> Columns:
-    """Return the columns of a table, with encodings from the file's metadata or default encodings."""
+    """Return the columns of a table, with encodings from the file's metadata or default
+    encodings.
+    """
     out = []
     for field in schema:
         encoding = part.encodings.get(field.name)

@@ -391,9 +391,10 @@ class Parquet(Part):
     def _safe_rows(self, reader: pq.ParquetFile, names: Sequence[str], number: int) -> int:
         """Return a number of rows per batch that bounds the decoded size of a batch.
 
-        Page headers declare the sizes of pages, but decoded values may be larger. Every row may have
-        the same long dictionary value, and a DELTA_BYTE_ARRAY page may repeat its first value. Page
-        headers of large remote files are not read, because each header would require a request.
+        Page headers declare the sizes of pages, but decoded values may be larger. Every row may
+        have the same long dictionary value, and a DELTA_BYTE_ARRAY page may repeat its first value.
+        Page headers of large remote files are not read, because each header would require a
+        request.
 
         raises  IntegrityError if the decoded pages are larger than the file size allows
         """

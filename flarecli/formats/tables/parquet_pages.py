@@ -45,8 +45,8 @@ class PageRun(NamedTuple):
 class SmallFile(NamedTuple):
     """A small Parquet file in memory.
 
-    dictionaries  (column chunk, number of values) for each column chunk whose dictionary is so large
-                  that the decoded values may need too much memory
+    dictionaries  (column chunk, number of values) for each column chunk whose dictionary is so
+                  large that the decoded values may need too much memory
     """
 
     at: Location

@@ -53,7 +53,10 @@ TEXTS = (*_DELIMITERS, *_JSON)
 
 
 def is_table(name: str) -> bool:
-    """Return whether a file name is the name of a table. The name is in lower case, without folder."""
+    """Return whether a file name is the name of a table.
+
+    The name is in lower case, without folder.
+    """
     plain, compression = split_compression(name)
     return not NOT_TABLES.fullmatch(name) and (
         plain.endswith(TEXTS) or (not compression and name.endswith(tuple(_TABLES)))

@@ -1,9 +1,9 @@
 """Random access to the rows of a table: decoded batches in a bounded cache.
 
-A reader starts at a row such as the first row of a row group, and decodes batches in order. It stays
-open after each batch, so that reading rows in order decodes each batch once. For other rows, only
-the pages that contain them are decoded, if the file lists the rows of its pages. One cache for the
-whole process keeps decoded batches and pages.
+A reader starts at a row such as the first row of a row group, and decodes batches in order. It
+stays open after each batch, so that reading rows in order decodes each batch once. For other rows,
+only the pages that contain them are decoded, if the file lists the rows of its pages. One cache for
+the whole process keeps decoded batches and pages.
 """
 
 from __future__ import annotations
@@ -168,7 +168,9 @@ class TableRows:
         )
 
     def _paged(self, row: int, stop: int, names: Columns) -> pa.RecordBatch | None:
-        """Read only the pages of rows from `row` to at most `stop`; None if this is not possible."""
+        """Read only the pages of rows from `row` to at most `stop`; None if this is not
+        possible.
+        """
         located = self.part.page_runs(row, stop, names)
         if located is None:
             return None

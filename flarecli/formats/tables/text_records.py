@@ -290,7 +290,10 @@ def _row_lines(
 
 
 class _Brackets:
-    """Finder of brackets outside strings in successive blocks. A block must not end in an escape."""
+    """Finder of brackets outside strings in successive blocks.
+
+    A block must not end in an escape.
+    """
 
     def __init__(self) -> None:
         self._is_string, self._depth = False, 0

@@ -152,7 +152,9 @@ def _check_key(key: str | None, where: Place) -> None:
 
 
 def _check_extensions(columns: Columns, batch: pa.RecordBatch) -> None:
-    """Raise ValueFitError for the first row with an extension that would be read back differently."""
+    """Raise ValueFitError for the first row with an extension that would be read back
+    differently.
+    """
     members = member_columns(columns)
     fixed = {extension.lower() for extension in extensions_of(columns)}
     for one in members:

@@ -1,11 +1,12 @@
 """Read the checksums that S3 stores for an object, with one HEAD request.
 
     x-amz-checksum-sha256: base64      also -sha1, -crc32, -crc32c, -crc64nvme; big-endian
-    x-amz-checksum-type: FULL_OBJECT   or COMPOSITE, for a checksum of the part checksums (not usable)
+    x-amz-checksum-type: FULL_OBJECT   or COMPOSITE, for a checksum of the part checksums (not
+                                       usable)
 
-obstore cannot read these headers, so the request is signed here with AWS Signature Version 4 (source: Amazon S3 API
-reference, "Authenticating Requests"). If only the role of the machine grants access, no request is sent, because flare
-cannot read the credentials of the role.
+obstore cannot read these headers, so the request is signed here with AWS Signature Version 4
+(source: Amazon S3 API reference, "Authenticating Requests"). If only the role of the machine grants
+access, no request is sent, because flare cannot read the credentials of the role.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Client pool for obstore, with a fallback to the next credential source and retries during outages.
+"""Client pool for obstore, with a fallback to the next credential source and retries during
+outages.
 
-Each process opens its clients on first use. Stores with the same configuration share a client and its connections,
-because opening a client takes as long as about a hundred small requests.
+Each process opens its clients on first use. Stores with the same configuration share a client and
+its connections, because opening a client takes as long as about a hundred small requests.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ _outages: dict[tuple[str, int, float], Outage] = {}
 def close_shared() -> None:
     """Drop the shared clients. A client is closed as soon as no store uses the client."""
     with fork_safety.opening:
-        # The clients of a parent process are kept, because closing them in this process could block.
+        # The clients of a parent process are kept, because closing them in this process could
+        # block.
         for key in [key for key in _shared if key[0] == fork_safety.pid()]:
             del _shared[key]
 
@@ -66,15 +68,18 @@ class Clients:
         self._sources: list[CredentialSource] = []
 
     def current(self) -> tuple[Any, Any]:
-        """Return the library and the client of this process. Raises ReachError for invalid settings."""
+        """Return the library and the client of this process.
+
+        Raises ReachError for invalid settings.
+        """
         library = fork_safety.compiled()
         pid, clients = self._open
         if pid != fork_safety.pid():
             with fork_safety.opening:  # one thread opens the client for all threads
                 pid, clients = self._open
                 if pid != fork_safety.pid():
-                    # A client of the parent is kept open, because closing it could wait for threads that do not exist
-                    # in this process.
+                    # A client of the parent is kept open, because closing it could wait for threads
+                    # that do not exist in this process.
                     fork_safety.inherited.append(clients)
                     clients = [self._opened(library, 0)]
                     self._open = fork_safety.pid(), clients
@@ -91,8 +96,8 @@ class Clients:
             _, clients = self._open
             if clients[-1][1] is not denied:
                 return True  # another thread has already switched
-            # Stop sharing the denied client. The next store then reads the credentials of this source again, because
-            # the user may have renewed these credentials.
+            # Stop sharing the denied client. The next store then reads the credentials of this
+            # source again, because the user may have renewed these credentials.
             for key in [key for key, client in _shared.items() if client is denied]:
                 del _shared[key]
             for i in range(len(clients), len(self._sources)):
@@ -120,7 +125,9 @@ class Clients:
         return [source for source, _ in self._open[1]]
 
     def outage_client(self, library: Any) -> Any:
-        """Return a client that itself retries during an outage, for calls that cannot be repeated."""
+        """Return a client that itself retries during an outage, for calls that cannot be
+        repeated.
+        """
         with fork_safety.opening:
             return self._client_for(library, self.tried[-1], _OUTAGE_RETRY)
 
@@ -140,8 +147,8 @@ class Clients:
         key = fork_safety.pid(), hashlib.sha256(repr(settings).encode()).digest()
         if key not in _shared:
             client = _client(library, self._home, source, self._limits, retry)
-            # Clients of a parent are kept, because closing them could wait for threads that do not exist in this
-            # process.
+            # Clients of a parent are kept, because closing them could wait for threads that do not
+            # exist in this process.
             own = [one for one in _shared if one[0] == fork_safety.pid()]
             for one in own[: len(own) + 1 - MAX_CLIENTS]:
                 del _shared[one]
@@ -155,8 +162,8 @@ def _client(library: Any, home: str, source: CredentialSource, limits: Limits, r
     library  the copy of obstore's compiled module that this process loaded
     home     address of the bucket, such as `s3://bucket/`
     retry    retry settings of obstore
-    raises   ReachError if obstore rejects the settings; the error omits obstore's message, because the
-             message may contain secrets
+    raises   ReachError if obstore rejects the settings; the error omits obstore's message, because
+             the message may contain secrets
     """
     scheme, _, bucket = home.rstrip("/").partition("://")
     endpoint = str(source.config.get("endpoint") or source.config.get("base_url") or "")
@@ -192,10 +199,11 @@ def _client(library: Any, home: str, source: CredentialSource, limits: Limits, r
 
 
 class Outage:
-    """The availability of a service. All threads share this object; races between threads are harmless.
+    """The availability of a service. All threads share this object; races between threads are
+    harmless.
 
-    obstore itself retries for several seconds. After that, `wait` allows more attempts if the service
-    has responded before.
+    obstore itself retries for several seconds. After that, `wait` allows more attempts if the
+    service has responded before.
 
     retries     maximum number of retries; 0 disables the additional attempts
     deadline_s  maximum time from the first attempt to the last

@@ -1,7 +1,9 @@
-"""Credential sources for object stores: environment variables, files and roles, each with a name for messages.
+"""Credential sources for object stores: environment variables, files and roles, each with a name
+for messages.
 
-Without a configured source, a bucket is first read without credentials, because it may be public. If access is denied,
-the role of the machine is used. Messages never contain the values of credentials.
+Without a configured source, a bucket is first read without credentials, because it may be public.
+If access is denied, the role of the machine is used. Messages never contain the values of
+credentials.
 """
 
 from __future__ import annotations
@@ -66,7 +68,8 @@ def credential_sources(
     scheme     s3, gs or az
     env        environment variables; default: the variables of the process
     anonymous  whether to use the configured endpoint and region without credentials
-    raises     ReachError for incomplete settings, or settings that refer to a missing file or profile
+    raises     ReachError for incomplete settings, or settings that refer to a missing file or
+               profile
     """
     env = os.environ if env is None else env
     if anonymous:
@@ -154,7 +157,10 @@ def _aws(env: Mapping[str, str]) -> list[CredentialSource]:
 
 
 def _checked_endpoint(endpoint: str) -> str:
-    """Return a valid endpoint. Raises ReachError for an address that is not http(s), because obstore may panic."""
+    """Return a valid endpoint.
+
+    Raises ReachError for an address that is not http(s), because obstore may panic.
+    """
     try:
         parse(endpoint)
     except FlareError:

@@ -1,4 +1,7 @@
-"""Classify and convert object store errors. Original messages are never shown, because they may contain secrets."""
+"""Classify and convert object store errors.
+
+Original messages are never shown, because they may contain secrets.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +34,8 @@ __all__ = [
 
 _STATUS = re.compile(r"status(?: code)?:? (\d{3})\b")
 _CODE = re.compile(r"<Code>([A-Za-z0-9.]{1,60})</Code>")
-# Parts of an error message that quote the request. They are removed, because an object key such as `status 403` would
-# match _STATUS.
+# Parts of an error message that quote the request. They are removed, because an object key such as
+# `status 403` would match _STATUS.
 _REQUEST = re.compile(r'path: "(?:[^"\\]|\\.)*"|https?://[^\s,]+')
 _CREDENTIAL_CODES = {
     "ExpiredToken",
@@ -131,7 +134,9 @@ def is_overload(error: Exception) -> bool:
 
 
 def is_conflict(error: Exception) -> bool:
-    """Return whether the condition of a write failed because another process has written the object."""
+    """Return whether the condition of a write failed because another process has written the
+    object.
+    """
     status, _, _ = _parsed(error)
     name = type(error).__name__
     return name in ("AlreadyExistsError", "PreconditionError") or status in (409, 412)

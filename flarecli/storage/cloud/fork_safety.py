@@ -1,9 +1,10 @@
 """Use obstore, the library for S3, GCS and Azure, in a forked process.
 
-The tokio runtime of obstore does not survive a fork, so each call in a child would block forever. Therefore, a child
-whose parent has used the library loads a copy of the library from a temporary file; the copy has its own runtime. The
-obstore project documents that obstore is not fork-safe (developmentseed/obstore, pull request 441; tokio-rs/tokio,
-issue 4301). Only this file uses private names of obstore, because a copy must be loaded from the compiled module.
+The tokio runtime of obstore does not survive a fork, so each call in a child would block forever.
+Therefore, a child whose parent has used the library loads a copy of the library from a temporary
+file; the copy has its own runtime. The obstore project documents that obstore is not fork-safe
+(developmentseed/obstore, pull request 441; tokio-rs/tokio, issue 4301). Only this file uses private
+names of obstore, because a copy must be loaded from the compiled module.
 """
 
 from __future__ import annotations
@@ -83,7 +84,9 @@ def _copied(module: ModuleType) -> ModuleType:
 
 
 def _loaded_copy(module: ModuleType) -> ModuleType:
-    """Load the library from a copied file, so that the dynamic linker treats the copy as a different library."""
+    """Load the library from a copied file, so that the dynamic linker treats the copy as a
+    different library.
+    """
     source = str(module.__file__)
     with tempfile.NamedTemporaryFile(prefix="flare-obstore-", suffix=".so") as file:
         with open(source, "rb") as original:

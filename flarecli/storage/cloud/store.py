@@ -1,9 +1,10 @@
-"""Store for S3, GCS and Azure, through obstore's blocking calls, with conditional writes for small objects.
+"""Store for S3, GCS and Azure, through obstore's blocking calls, with conditional writes for small
+objects.
 
-The first response pins the version of an object by its ETag. Later requests are conditional on the ETag, so that reads
-never mix two versions. If an object changes before any of its data has been returned, the object is read again once. A
-later change is an error. A response that is shorter than the requested range is an error. Invalid credentials end the
-run immediately.
+The first response pins the version of an object by its ETag. Later requests are conditional on the
+ETag, so that reads never mix two versions. If an object changes before any of its data has been
+returned, the object is read again once. A later change is an error. A response that is shorter than
+the requested range is an error. Invalid credentials end the run immediately.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ from flarecli.storage.versions import ObjectPin, Pins
 __all__ = ["ObjectStore", "Snapshot", "snapshot", "swap"]
 
 T = TypeVar("T")
-# Maximum number of small ranges that are read with one conditional request each. `get_ranges` reads longer lists.
+# Maximum number of small ranges that are read with one conditional request each. `get_ranges` reads
+# longer lists.
 _MAX_SINGLE_RANGES = 8
 _RANGES_PER_CALL = 256  # maximum number of ranges per call of `get_ranges`
 _READ_BYTES = 4 << 20  # bytes per request of `blocks`
@@ -64,7 +66,8 @@ def _options(pin: ObjectPin | None, start: int, stop: int | None) -> dict[str, A
 
 
 def parse_address(address: str) -> tuple[str, str, str]:
-    """Parse `SCHEME://BUCKET/KEY` without decoding the key; leading and trailing slashes of the key are removed.
+    """Parse `SCHEME://BUCKET/KEY` without decoding the key; leading and trailing slashes of the key
+    are removed.
 
     raises  UsageError for an address without a bucket, or for an address that contains user info
     """
@@ -124,7 +127,10 @@ class ObjectStore(Store):
 
     @classmethod
     def locate(cls, address: str, guard: Guard) -> Location:
-        """Return the Location for an address that the user typed. Raises UsageError for an invalid address."""
+        """Return the Location for an address that the user typed.
+
+        Raises UsageError for an invalid address.
+        """
         scheme, bucket, key = parse_address(address)
         return Location(cls(scheme, bucket, guard), key)
 
@@ -162,15 +168,17 @@ class ObjectStore(Store):
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """The settings of the current client: region, endpoint, and the credentials that flare has read."""
+        """The settings of the current client: region, endpoint, and the credentials that flare has
+        read.
+        """
         self._clients.current()
         return self._clients.tried[-1].config
 
     def _call(self, path: str, call: Callable[[Any, Any], T], once: bool = False) -> T:
         """Call the library with a client, and convert its errors.
 
-        once  whether the call can be made only once, because it consumes an iterator; only the library
-              itself retries such a call
+        once  whether the call can be made only once, because it consumes an iterator; only the
+              library itself retries such a call
         """
         began = time.monotonic()
         while True:
@@ -190,9 +198,11 @@ class ObjectStore(Store):
     ) -> None:
         """Return if the call should be repeated, or raise the error.
 
-        A call is repeated with other credentials if access was denied, or after a delay during an outage.
+        A call is repeated with other credentials if access was denied, or after a delay during an
+        outage.
 
-        began  monotonic time of the first call; None for a call that must not be repeated during an outage
+        began  monotonic time of the first call; None for a call that must not be repeated during an
+               outage
         """
         if isinstance(error, Exception):
             is_overload = errors.is_overload(error)
@@ -223,7 +233,10 @@ class ObjectStore(Store):
     # -- reading
 
     def _check(self, path: str, etag: str | None, size: int, pin: ObjectPin | None) -> ObjectPin:
-        """Return the pin, or the response's version if `pin` is None. Raises IntegrityError if the two differ."""
+        """Return the pin, or the response's version if `pin` is None.
+
+        Raises IntegrityError if the two differ.
+        """
         token = etag if etag and not etag.startswith("W/") else ""
         return self._pins.check(path, pin, ObjectPin(token, size))
 
@@ -232,7 +245,10 @@ class ObjectStore(Store):
             raise FormatError("is a bucket; expected an object", where=self.show(path))
 
     def _head(self, path: str, pin: ObjectPin | None = None) -> ObjectPin:
-        """Request the version of an object. Raises IntegrityError if the version differs from the pin."""
+        """Request the version of an object.
+
+        Raises IntegrityError if the version differs from the pin.
+        """
         self._check_key(path)
         meta = self._call(path, lambda library, client: library.head(client, path))
         return self._check(path, meta["e_tag"], meta["size"], pin)
@@ -240,9 +256,11 @@ class ObjectStore(Store):
     def _get(
         self, path: str, pin: ObjectPin | None, span: tuple[int, int | None]
     ) -> tuple[memoryview, ObjectPin]:
-        """Read a range of the pinned version with one request; return the library's buffer and the pin.
+        """Read a range of the pinned version with one request; return the library's buffer and the
+        pin.
 
-        The interpreter lock limits the rate of small objects, so this function does as little as possible.
+        The interpreter lock limits the rate of small objects, so this function does as little as
+        possible.
         """
         self._check_key(path)
         start, stop = span
@@ -272,7 +290,10 @@ class ObjectStore(Store):
     def _empty_range(
         self, path: str, pin: ObjectPin | None, start: int, stop: int | None
     ) -> tuple[memoryview, ObjectPin]:
-        """Return the empty range at the end of an object. Raises FormatError for a range after the end."""
+        """Return the empty range at the end of an object.
+
+        Raises FormatError for a range after the end.
+        """
         pin = pin or self._head(path)
         if start == pin.size and stop is None:
             return memoryview(b""), pin
@@ -451,7 +472,10 @@ class ObjectStore(Store):
         return Written(sums.size, sums.hex())
 
     def _put_whole(self, path: str, replace: bool, data: bytes) -> None:
-        """Write an object with one request. Raises UsageError if the object exists and `replace` is False."""
+        """Write an object with one request.
+
+        Raises UsageError if the object exists and `replace` is False.
+        """
 
         def put(library: Any, client: Any) -> None:
             if replace or not self._creates:
@@ -507,7 +531,8 @@ class ObjectStore(Store):
         """Write a small object if its current version is `version`; return the new version.
 
         version  expected version, or None if the object must not exist
-        raises   BusyError if the version differs; NoConditionalWrites if the store has no conditional writes
+        raises   BusyError if the version differs; NoConditionalWrites if the store has no
+                 conditional writes
         """
 
         def put(library: Any, client: Any) -> dict[str, str]:
@@ -557,12 +582,13 @@ def upload(
 ) -> None:
     """Write all parts and compute their checksums in the same pass.
 
-    The calling thread iterates over the parts. A separate thread calls either `put_whole` or `put_pieces`, so that an
-    interrupt can abort the call.
+    The calling thread iterates over the parts. A separate thread calls either `put_whole` or
+    `put_pieces`, so that an interrupt can abort the call.
 
     put_whole   function that writes at most REQUEST_BYTES bytes with one request
-    put_pieces  function that writes several pieces of REQUEST_BYTES bytes (the last piece may be shorter); if the
-                iterator of the pieces raises an exception, the function must not write an object
+    put_pieces  function that writes several pieces of REQUEST_BYTES bytes (the last piece may be
+                shorter); if the iterator of the pieces raises an exception, the function must not
+                write an object
     """
     pieces = _pieces(parts, sums)
     first, second = next(pieces, b""), next(pieces, None)
@@ -635,14 +661,18 @@ def _another_writer(where: object) -> BusyError:
 
 
 class Snapshot(NamedTuple):
-    """The bytes and the version of a small object; the version is empty if the store has no versions."""
+    """The bytes and the version of a small object; the version is empty if the store has no
+    versions.
+    """
 
     data: bytes
     version: Mapping[str, str] = {}
 
 
 def snapshot(at: Location) -> Snapshot | None:
-    """Read the current version of a small object, without a pin; return None if the object does not exist."""
+    """Read the current version of a small object, without a pin; return None if the object does not
+    exist.
+    """
     try:
         if isinstance(at.store, ObjectStore):
             return Snapshot(*at.store.read_current(at.path))
@@ -652,11 +682,12 @@ def snapshot(at: Location) -> Snapshot | None:
 
 
 def swap(at: Location, data: bytes, old: Snapshot | None) -> Snapshot:
-    """Replace a small object, or create it if `old` is None. Raises BusyError if the object differs from `old`.
+    """Replace a small object, or create it if `old` is None. Raises BusyError if the object differs
+    from `old`.
 
-    Most object stores compare the versions themselves (`If-Match`, `If-None-Match`). In a store without conditional
-    writes, the object is read before and after the write. These reads may not detect that another process writes the
-    object at the same time.
+    Most object stores compare the versions themselves (`If-Match`, `If-None-Match`). In a store
+    without conditional writes, the object is read before and after the write. These reads may not
+    detect that another process writes the object at the same time.
     """
     if isinstance(at.store, ObjectStore):
         with contextlib.suppress(NoConditionalWrites):

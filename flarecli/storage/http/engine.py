@@ -1,15 +1,16 @@
 """Fetch engine, which runs many transfers on one background thread with libcurl's multi interface.
 
-Each host has its own queue of requests (see `scheduler`). The engine follows redirects itself, and checks the address
-of each redirect.
+Each host has its own queue of requests (see `scheduler`). The engine follows redirects itself, and
+checks the address of each redirect.
 
-Each permit (see `ip_guard`) has its own connection pool. With a shared pool, a transfer could reuse a connection to a
-private address that the permit of the transfer does not include.
+Each permit (see `ip_guard`) has its own connection pool. With a shared pool, a transfer could reuse
+a connection to a private address that the permit of the transfer does not include.
 
-All stores of a process share one engine (`shared`). Threads other than the main thread make the first attempt of a
-request themselves (`transfer_here`), because waking two threads costs more than fetching a small object. Redirects,
-retries and requests to overloaded hosts always run in the engine. Requests by the main thread also run in the engine,
-because an interrupt cannot end a transfer in the calling thread.
+All stores of a process share one engine (`shared`). Threads other than the main thread make the
+first attempt of a request themselves (`transfer_here`), because waking two threads costs more than
+fetching a small object. Redirects, retries and requests to overloaded hosts always run in the
+engine. Requests by the main thread also run in the engine, because an interrupt cannot end a
+transfer in the calling thread.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ MAX_REDIRECTS = 5
 MIN_SPEED = 1000  # bytes per second; a transfer fails if it is slower for `timeout_s`
 _TICK_S = 0.2  # interval between two checks of deadlines and speeds
 _FEW_SHARE, _GATHER_S = 8, 0.0001  # sleep if fewer than active / _FEW_SHARE sockets are ready
-# Buffer size of a transfer in the caller's thread; a large buffer causes fewer waits for the interpreter lock.
+# Buffer size of a transfer in the caller's thread; a large buffer causes fewer waits for the
+# interpreter lock.
 _BUFFER_BYTES = 512 << 10
 _MAX_IDLE = 64  # maximum number of idle handles, each with its connections, per engine and permit
 # Events of `select.poll`, and their numbers for `_Poll`.
@@ -61,7 +63,9 @@ _FAILED = _ERR | getattr(select, "POLLNVAL", 0)
 
 
 class _Poll:
-    """The part of `select.poll` that `Sockets` uses, for Windows, which has only `select` (for up to 512 sockets)."""
+    """The part of `select.poll` that `Sockets` uses, for Windows, which has only `select` (for up
+    to 512 sockets).
+    """
 
     def __init__(self) -> None:
         self._events: dict[int, int] = {}
@@ -85,10 +89,11 @@ class _Poll:
 
 
 class Sockets:
-    """The sockets that the engine's thread waits for: the sockets of all pools, and `wakeup`, which ends a wait.
+    """The sockets that the engine's thread waits for: the sockets of all pools, and `wakeup`, which
+    ends a wait.
 
-    libcurl removes a connection's socket after each transfer, and adds it again for the next transfer. With `poll`,
-    neither step needs a system call.
+    libcurl removes a connection's socket after each transfer, and adds it again for the next
+    transfer. With `poll`, neither step needs a system call.
     """
 
     def __init__(self, wakeup: int) -> None:
@@ -100,7 +105,9 @@ class Sockets:
         self._released = set[int]()  # libcurl adds most of these sockets again before the next wait
 
     def watcher(self, action: SocketAction) -> Callable[[int, int, Any, Any], None]:
-        """Return the socket callback for a multi handle; `wait` calls `action` if a socket of the handle is ready."""
+        """Return the socket callback for a multi handle; `wait` calls `action` if a socket of the
+        handle is ready.
+        """
         watched, released, number = self._watched, self._released, len(self._actions)
         self._actions += [action] * (pycurl.POLL_REMOVE + 1)
 
@@ -119,8 +126,8 @@ class Sockets:
     def wait(self, seconds: float | None, active: int) -> bool:
         """Wait until a socket is ready, and call the action of each ready socket.
 
-        If only a few sockets are ready, wait a moment for more sockets, because separate wake-ups cost
-        more than the wait.
+        If only a few sockets are ready, wait a moment for more sockets, because separate wake-ups
+        cost more than the wait.
 
         active  number of transfers in flight
         return  True if `wakeup` was signaled
@@ -180,7 +187,8 @@ class Pool:
     def due(self) -> float | None:
         """Return the seconds until libcurl's next timer, or None without a timer.
 
-        The engine calls this method once per loop, because a timer callback would cost two calls per transfer.
+        The engine calls this method once per loop, because a timer callback would cost two calls
+        per transfer.
         """
         milliseconds = self._timeout() if self.active else -1
         return None if milliseconds < 0 else milliseconds / 1000
@@ -194,7 +202,8 @@ class Pool:
 
 
 class Window:
-    """A limit on the bytes of an engine: bytes in flight, and delivered bytes that the caller has not released.
+    """A limit on the bytes of an engine: bytes in flight, and delivered bytes that the caller has
+    not released.
 
     limit   maximum bytes, or None for no limit
     head    order of the request whose data is needed next; this request may exceed the limit
@@ -221,7 +230,9 @@ class Window:
         self._mean += (size - self._mean) / 16
 
     def take(self, handle: Handle, size: int) -> bool:
-        """Add `size` bytes of a transfer to `held` and return True, or pause the transfer and return False."""
+        """Add `size` bytes of a transfer to `held` and return True, or pause the transfer and
+        return False.
+        """
         request = handle.request
         if self.held + size > self.limit or request.sink is not None:
             if not self._fits(request, size):
@@ -238,7 +249,9 @@ class Window:
         return self.held + size <= self.limit or request.order <= self.head
 
     def resume(self, now: float) -> None:
-        """Resume the paused transfers that the limit now allows, and extend their deadlines by the pause."""
+        """Resume the paused transfers that the limit now allows, and extend their deadlines by the
+        pause.
+        """
         for handle in sorted(self.paused, key=lambda one: one.request.order):
             if not self._fits(handle.request, 1):
                 continue
@@ -246,19 +259,21 @@ class Window:
             handle.paused = False
             handle.request.deadline += now - handle.paused_at
             handle.checked_at, handle.checked_bytes = now, handle.got
-            # The call fails if the buffered bytes of the transfer exceed a limit; libcurl then ends the transfer with
-            # an error.
+            # The call fails if the buffered bytes of the transfer exceed a limit; libcurl then ends
+            # the transfer with an error.
             with contextlib.suppress(pycurl.error):
                 handle.easy.pause(pycurl.PAUSE_CONT)
 
 
 class Engine:
-    """A background thread that runs submitted requests in parallel, and calls each request's `deliver` once.
+    """A background thread that runs submitted requests in parallel, and calls each request's
+    `deliver` once.
 
     limits       limits for the transfers
     ahead_bytes  maximum bytes in flight or not yet released by the caller; None for no limit
 
-    without_length  number of responses without a length; flare cannot detect that such a response is truncated
+    without_length  number of responses without a length; flare cannot detect that such a response
+                    is truncated
     """
 
     def __init__(self, limits: Limits, ahead_bytes: int | None = None) -> None:
@@ -272,7 +287,8 @@ class Engine:
         self.hosts = HostQueues(limits.per_host)
         self._retries = RetryQueue(limits.retries, self.hosts)
         self._active: set[Handle] = set()
-        # Times at which deadlines and speeds were last checked, and at which requests were last started.
+        # Times at which deadlines and speeds were last checked, and at which requests were last
+        # started.
         self._checked = self._now = 0.0
         self.idle = defaultdict[Permit, list[Handle]](list)  # handles of `transfer_here`
         self._waker, self._wakeup = socket.socketpair()
@@ -312,7 +328,9 @@ class Engine:
         self._call(self._consume, (request, size))
 
     def take_over(self, request: Request, fault: Fault) -> None:
-        """Redirect or retry a request whose first attempt in `transfer_here` failed, or deliver its fault."""
+        """Redirect or retry a request whose first attempt in `transfer_here` failed, or deliver its
+        fault.
+        """
         self._call(self._continue, (request, fault))
 
     def cancel(self, requests: Iterable[Request]) -> None:
@@ -320,7 +338,10 @@ class Engine:
         self._call(self._drop, list(requests))
 
     def close(self) -> None:
-        """End the thread and close its connections. Wait at most one second. Deliver no further requests."""
+        """End the thread and close its connections.
+
+        Wait at most one second. Deliver no further requests.
+        """
         if self.pid != os.getpid():
             return  # this process is a forked child, and the connections still belong to the parent
         self._is_closing = True
@@ -330,7 +351,8 @@ class Engine:
 
     def _call(self, method: Any, argument: Any) -> None:
         self._calls.append((method, argument))
-        # The crash is checked after queueing, so that either this thread detects the crash or `_run` handles the call.
+        # The crash is checked after queueing, so that either this thread detects the crash or
+        # `_run` handles the call.
         if self._crash is not None:
             raise RuntimeError("the transfer thread has crashed") from self._crash
         self._wake()
@@ -378,7 +400,9 @@ class Engine:
         self._wakeup.close()
 
     def _turn(self) -> None:
-        """Wait for an event, then handle calls, finished transfers, deadlines, retries and new requests."""
+        """Wait for an event, then handle calls, finished transfers, deadlines, retries and new
+        requests.
+        """
         if self._sockets.wait(self._timeout(), len(self._active)):
             self._wakeup.recv(64)
             self._is_woken = False
@@ -447,7 +471,8 @@ class Engine:
 
     def _start(self, now: float) -> None:
         active, window = self._active, self._window
-        # Paused transfers are not counted, because they could prevent the request with the lowest order from starting.
+        # Paused transfers are not counted, because they could prevent the request with the lowest
+        # order from starting.
         while len(active) - len(window.paused) < self.limits.jobs:
             request = self.hosts.pick(now, window.head if window.is_full(len(active)) else None)
             if request is None:
@@ -462,8 +487,8 @@ class Engine:
     def _displace_paused(self, now: float) -> bool:
         """Requeue a paused transfer if the request that is needed next waits for the same host.
 
-        Without this step, the paused transfers of the host would wait for the request, and the request would
-        wait for one of the paused transfers.
+        Without this step, the paused transfers of the host would wait for the request, and the
+        request would wait for one of the paused transfers.
 
         return  whether a transfer was requeued
         """
@@ -483,7 +508,8 @@ class Engine:
     def _count_attempt(self, request: Request, now: float) -> None:
         """Count an attempt of a request.
 
-        The first attempt sets the deadline. The time in the queue after `_requeue` extends the deadline.
+        The first attempt sets the deadline. The time in the queue after `_requeue` extends the
+        deadline.
         """
         if request.requeued_at:
             request.deadline += now - request.requeued_at
@@ -492,7 +518,10 @@ class Engine:
         request.attempts += 1
 
     def _requeue(self, request: Request, now: float) -> None:
-        """Queue a started request again, because the host is at its limit. This does not count as an attempt."""
+        """Queue a started request again, because the host is at its limit.
+
+        This does not count as an attempt.
+        """
         request.attempts -= 1
         request.requeued_at = now
         self.hosts.put(request, is_retry=True)
@@ -560,7 +589,9 @@ class Engine:
             self._failed(request, fault, now)
 
     def _succeeded(self, pool: Pool, handle: Handle, request: Request, now: float) -> None:
-        """Deliver an object; reuse the handle for the next request to the same host if that request may start now."""
+        """Deliver an object; reuse the handle for the next request to the same host if that request
+        may start now.
+        """
         window, active = self._window, len(self._active)
         pool.remove(handle.easy)
         window.held -= handle.got
@@ -591,9 +622,12 @@ class Engine:
             pool.add(handle.easy)
 
     def _failed(self, request: Request, fault: Fault, now: float) -> None:
-        """Handle an error response or a failed connection: redirect or retry the request, or deliver the fault."""
+        """Handle an error response or a failed connection: redirect or retry the request, or
+        deliver the fault.
+        """
         response = request.response
-        # A response does not always mean that the host responded, because a proxy may have refused to connect.
+        # A response does not always mean that the host responded, because a proxy may have refused
+        # to connect.
         if response is not None and response.status and fault.kind not in UNREACHABLE:
             self.hosts.responded(request.origin)
         if response is not None and response.status in REDIRECTS and response.get("location"):
@@ -640,8 +674,8 @@ class Engine:
         """Stop all transfers that exceed their deadline or are too slow."""
         for handle in [handle for handle in self._active if not handle.paused]:
             if now >= handle.request.deadline:
-                # After a retry, the fault of the earlier attempt is reported. Only this fault is reproducible, because
-                # the delays between retries are random.
+                # After a retry, the fault of the earlier attempt is reported. Only this fault is
+                # reproducible, because the delays between retries are random.
                 self._abort(handle, handle.request.fault or handle.deadline_fault(), now)
             elif now - handle.checked_at >= self.limits.timeout_s:
                 if handle.got - handle.checked_bytes < MIN_SPEED * self.limits.timeout_s:
@@ -673,7 +707,8 @@ def shared(limits: Limits) -> Engine:
 
 
 def transfer_here(request: Request, engine: Engine) -> bool:
-    """Run a request in this thread and deliver its outcome. If the transfer fails, pass the request to the engine.
+    """Run a request in this thread and deliver its outcome. If the transfer fails, pass the request
+    to the engine.
 
     return  False if the request was not run, and the caller must submit the request to the engine
     """
@@ -723,7 +758,9 @@ def _blocking_handle(limits: Limits, permit: Permit) -> Handle:
 
 
 def _timeout_fault(handle: Handle) -> Fault | None:
-    """Return the fault for a transfer that timed out in libcurl, or None if there was no connection yet."""
+    """Return the fault for a transfer that timed out in libcurl, or None if there was no connection
+    yet.
+    """
     if not handle.easy.getinfo(pycurl.PRETRANSFER_TIME):
         return None
     is_late = time.monotonic() >= handle.request.deadline
@@ -747,7 +784,9 @@ lifetimes.register("http connections", _close_shared)
 
 
 def _forked() -> None:
-    """Drop the engines in a forked child without closing them, because a close would end the parent's connections."""
+    """Drop the engines in a forked child without closing them, because a close would end the
+    parent's connections.
+    """
     global _shared_lock
     _inherited.extend(_engines)
     _engines.clear()

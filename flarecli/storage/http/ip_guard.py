@@ -1,7 +1,8 @@
 """Check the IP address of each connection, and decide which private addresses requests may reach.
 
-The IP address is checked because a public host name may resolve to a private address. Public addresses are always
-allowed. Private addresses need a permit: an origin that the user typed, `--allow-host` or `--allow-private`.
+The IP address is checked because a public host name may resolve to a private address. Public
+addresses are always allowed. Private addresses need a permit: an origin that the user typed,
+`--allow-host` or `--allow-private`.
 """
 
 from __future__ import annotations
@@ -35,14 +36,15 @@ __all__ = [
     "unwrapped",
 ]
 
-# Cloud metadata services return credentials to any client. Only a permit for the exact IP address of such a service
-# allows access to the service.
+# Cloud metadata services return credentials to any client. Only a permit for the exact IP address
+# of such a service allows access to the service.
 METADATA = (ipaddress.ip_network("169.254.0.0/16"), ipaddress.ip_network("fd00:ec2::254/128"))
 _HINT = "Use a value such as data.example.com:8080, [::1]:8080 or 10.1.0.0/16."
 _ENTRY = re.compile(r"(\[[^\[\]]+\]|[^:\[\]]+)(?::(\d{1,5}))?", re.ASCII)
 _TYPED = re.compile(r"(?i)(?:[^/:?=]+=)?(https?://.+)", re.DOTALL)  # SOURCE or NAME=SOURCE
 
-# Non-public networks (source: IANA special-purpose address registries). All other IPv4 addresses are public.
+# Non-public networks (source: IANA special-purpose address registries). All other IPv4 addresses
+# are public.
 _V4 = {
     "0.0.0.0/8": "unspecified",
     "10.0.0.0/8": "private",
@@ -74,8 +76,8 @@ _V6 = {
 _V4_NETWORKS = [(ipaddress.IPv4Network(network), word) for network, word in _V4.items()]
 _V6_NETWORKS = [(ipaddress.IPv6Network(network), word) for network, word in _V6.items()]
 _V6_PUBLIC = ipaddress.IPv6Network("2000::/3")  # the only public range that IANA has assigned
-# IPv6 networks whose addresses contain an IPv4 address (mapped, NAT64, 6to4), and the number of bits after the IPv4
-# address.
+# IPv6 networks whose addresses contain an IPv4 address (mapped, NAT64, 6to4), and the number of
+# bits after the IPv4 address.
 _TRANSLATED = (
     (ipaddress.IPv6Network("::ffff:0:0/96"), 0),
     (ipaddress.IPv6Network("64:ff9b::/96"), 0),
@@ -108,9 +110,10 @@ class Permit(NamedTuple):
     """The private addresses that connections to one origin may reach.
 
     any_private  whether all private addresses are allowed (`--allow-private`)
-    by_name      whether the user allowed the host by name; the IP addresses of the host may then be private if the
-                 first address was private
-    metadata     whether the host is the IP address of a metadata service, and the user allowed this exact address
+    by_name      whether the user allowed the host by name; the IP addresses of the host may then be
+                 private if the first address was private
+    metadata     whether the host is the IP address of a metadata service, and the user allowed this
+                 exact address
     networks     networks that the user allowed for the port of the origin
     """
 
@@ -125,7 +128,10 @@ PUBLIC = Permit()
 
 @functools.lru_cache(maxsize=1024)
 def parse_host(text: str) -> AllowedHost:
-    """Parse a value of `--allow-host`. Raises UsageError for a value that is neither a host nor a network."""
+    """Parse a value of `--allow-host`.
+
+    Raises UsageError for a value that is neither a host nor a network.
+    """
     entry, port = text.strip(), None
     match = _ENTRY.fullmatch(entry)
     if match is not None:
@@ -149,7 +155,10 @@ def parse_host(text: str) -> AllowedHost:
 
 
 def check_hosts(hosts: Iterable[str]) -> tuple[str, ...]:
-    """Return the values of `--allow-host` without duplicates. Raises UsageError for an invalid value."""
+    """Return the values of `--allow-host` without duplicates.
+
+    Raises UsageError for an invalid value.
+    """
     values = dict.fromkeys((hosts,) if isinstance(hosts, str) else hosts)
     for value in values:
         parse_host(value)
@@ -196,7 +205,8 @@ def _permit(origin: str, is_typed: bool, private: bool, hosts: tuple[str, ...]) 
 def redirect_permit(origin: str, guard: Guard) -> Permit:
     """Return the permit for a redirect to a different origin.
 
-    Only `--allow-private` applies to the redirect target, because the server selects the target, not the user.
+    Only `--allow-private` applies to the redirect target, because the server selects the target,
+    not the user.
     """
     return _permit(origin, False, True, ()) if guard.allow_private else PUBLIC
 
@@ -225,9 +235,10 @@ def _is_metadata(ip: str) -> bool:
     )
 
 
-# Host that the user allowed -> whether its first address was public. If so, later addresses must not be private,
-# because the owner of the name could redirect the name to this machine or the local network (DNS rebinding). The dict
-# has no lock, because `setdefault` is atomic, and a fork could copy a lock in its locked state.
+# Host that the user allowed -> whether its first address was public. If so, later addresses must
+# not be private, because the owner of the name could redirect the name to this machine or the local
+# network (DNS rebinding). The dict has no lock, because `setdefault` is atomic, and a fork could
+# copy a lock in its locked state.
 _first_is_public: dict[str, bool] = {}
 
 
@@ -264,7 +275,9 @@ def check_address(origin: str, permit: Permit, ip: str) -> tuple[str, str]:
 
 
 def host_option(host: str, port: int) -> str:
-    """Return the narrowest option that allows a host: `--allow-host HOST`, with the port unless it is 80 or 443."""
+    """Return the narrowest option that allows a host: `--allow-host HOST`, with the port unless it
+    is 80 or 443.
+    """
     if ":" in host and not host.startswith("["):
         host = f"[{host}]"
     return f"--allow-host {host}" + ("" if port in DEFAULT_PORTS.values() else f":{port}")
@@ -273,7 +286,8 @@ def host_option(host: str, port: int) -> str:
 def permits_host(url: str, private: bool, hosts: Iterable[str]) -> bool:
     """Return whether the user allowed the host in an address that is not http(s), such as ftp://.
 
-    Networks in `hosts` do not apply, because flare cannot check the IP addresses to which another library connects.
+    Networks in `hosts` do not apply, because flare cannot check the IP addresses to which another
+    library connects.
 
     private  whether all private addresses are allowed
     hosts    values of `--allow-host`
@@ -293,7 +307,8 @@ def permits_host(url: str, private: bool, hosts: Iterable[str]) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def reserved(ip: str) -> str:
-    """Return the kind of a non-public IP address, such as `loopback`, or an empty string for a public address.
+    """Return the kind of a non-public IP address, such as `loopback`, or an empty string for a
+    public address.
 
     For an IPv6 address that contains an IPv4 address, the IPv4 address is classified.
     """

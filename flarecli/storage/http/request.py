@@ -1,4 +1,6 @@
-"""HTTP requests and their outcomes: `Request` for one object or a range, `BatchRequest` for many whole objects."""
+"""HTTP requests and their outcomes: `Request` for one object or a range, `BatchRequest` for many
+whole objects.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +17,22 @@ __all__ = ["BatchRequest", "Page", "Request"]
 
 
 class Request:
-    """A request for an object or a range of an object. The request contains the outcome once `done` is set.
+    """A request for an object or a range of an object. The request contains the outcome once `done`
+    is set.
 
     url, origin, user  fields of the current Address; a redirect replaces these fields
     guard       restrictions on private addresses
-    start,stop  requested range; stop None means the end; if both are 0, only the size of the object is requested
+    start,stop  requested range; stop None means the end; if both are 0, only the size of the object
+                is requested
     if_match    ETag that the object must have, or empty
-    order       position in the order in which the caller needs the data; a lower order has a higher priority
-    sink        function that receives the bytes in pieces; `data` then stays empty. Each piece increases `start`, so
-                that a retry continues at the first missing byte
+    order       position in the order in which the caller needs the data; a lower order has a higher
+                priority
+    sink        function that receives the bytes in pieces; `data` then stays empty. Each piece
+                increases `start`, so that a retry continues at the first missing byte
     unused      number of bytes that the sink has received and the caller has not used
     window      maximum value of `unused`
-    version     version of the bytes that the sink has received; a retry must receive the same version
+    version     version of the bytes that the sink has received; a retry must receive the same
+                version
 
     requeued_at time at which the started request was queued again, or 0
 
@@ -99,7 +105,10 @@ class Request:
 
     @property
     def address(self) -> Address:
-        """The current address. Its fields are separate attributes, so that a request needs no Address object."""
+        """The current address.
+
+        Its fields are separate attributes, so that a request needs no Address object.
+        """
         return Address(self.url, self.origin, self.user)
 
     @address.setter
@@ -137,7 +146,8 @@ class BatchRequest:
 
     urls, origins  fields of the addresses; empty at a position without an object
     users     position -> user info, for the addresses that contain user info
-    outcomes  list that receives the outcomes: bytes, a Page or a Fault; None until the outcome is known
+    outcomes  list that receives the outcomes: bytes, a Page or a Fault; None until the outcome is
+              known
     arrived   function that the engine's thread calls when position `awaited` has an outcome
     guard     restrictions on private addresses
     first     order of position 0; the order of position i is `first` + i

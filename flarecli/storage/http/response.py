@@ -1,4 +1,6 @@
-"""Parse the heads of HTTP responses, decode their bodies, and classify faults as transient or final, without I/O."""
+"""Parse the heads of HTTP responses, decode their bodies, and classify faults as transient or
+final, without I/O.
+"""
 
 from __future__ import annotations
 
@@ -46,14 +48,16 @@ _MAX_CACHED_LINE = 200  # bytes; longer header lines are not cached, because the
 REDIRECTS = (301, 302, 303, 307, 308)
 _TRANSIENT = (408, 425, 429, 500, 502, 503, 504)
 _OVERLOAD = (429, 503)
-# Error codes in S3 response bodies that mark a transient error, even if the response has status 400 or 403.
+# Error codes in S3 response bodies that mark a transient error, even if the response has status 400
+# or 403.
 _OVERLOAD_CODES = {"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded"}
 _TRANSIENT_CODES = _OVERLOAD_CODES | {"RequestTimeout", "InternalError", "ServiceUnavailable"}
 _CODE = re.compile(rb"<Code>([A-Za-z0-9.]{1,40})</Code>")
 _RANGE = re.compile(r"bytes (?:(\d{1,18})-(\d{1,18})|\*)/(\d{1,18}|\*)", re.ASCII)
 _ETAG = re.compile(r'"[!#-~]{1,200}"', re.ASCII)
 _NUMBER = re.compile(r"\d{1,18}", re.ASCII)
-# Several libcurl codes share this fault, because the code depends only on when libcurl detects the closed connection.
+# Several libcurl codes share this fault, because the code depends only on when libcurl detects the
+# closed connection.
 _CUT = ("cut", "the connection ended before the response was complete", True)
 # libcurl error code -> kind, message, and whether the error is transient
 _CODES = {
@@ -111,7 +115,8 @@ class Fault:
 
 @lru_cache(maxsize=1024)
 def _field(line: bytes) -> tuple[str, str]:
-    """Parse a header line into its lower-case name and its value; the name of a status line is `HTTP`.
+    """Parse a header line into its lower-case name and its value; the name of a status line is
+    `HTTP`.
 
     Cached, because most lines are the same in every response.
     """
@@ -205,7 +210,9 @@ class Response:
         return self.get("last-modified")[:100]
 
     def pin(self, total: int | None) -> ObjectPin:
-        """Return the version of the object in this response; `total` is the object's size in bytes, if known."""
+        """Return the version of the object in this response; `total` is the object's size in bytes,
+        if known.
+        """
         etag, modified = self.etag, self.modified
         is_strong = bool(etag) or is_settled(modified, self.get("date")[:100])
         return ObjectPin(etag, -1 if total is None else total, is_strong, modified)
@@ -227,8 +234,8 @@ class Response:
 def is_settled(modified: str, date: str) -> bool:
     """Return whether a Last-Modified time is old enough to identify a version.
 
-    Last-Modified has a resolution of one second, so two versions of a file could have the same time (RFC 9110, section
-    8.8.2.2).
+    Last-Modified has a resolution of one second, so two versions of a file could have the same time
+    (RFC 9110, section 8.8.2.2).
     """
     try:
         return (
@@ -277,7 +284,9 @@ def changed_fault() -> Fault:
 
 
 def header_values(lines: Sequence[bytes], name: str) -> list[str]:
-    """Return the values of all headers with a name (in lower case) from the lines of a response head."""
+    """Return the values of all headers with a name (in lower case) from the lines of a response
+    head.
+    """
     values: list[str] = []
     for line in lines:
         one, value = _field.__wrapped__(line)
@@ -315,8 +324,8 @@ def decode_body(coding: str, parts: Iterable[bytes], limit: int) -> bytes:
     The limits are checked after each step, because all other transfers wait during the decoding.
 
     limit   maximum number of decoded bytes
-    raises  FormatError for any other encoding, a truncated body, bytes after its end, or a body that exceeds the limit
-            or MAX_INFLATION
+    raises  FormatError for any other encoding, a truncated body, bytes after its end, or a body
+            that exceeds the limit or MAX_INFLATION
     """
     if coding not in ("gzip", "x-gzip", "deflate"):
         raise FormatError(f"unexpected content encoding {coding[:20]!r}")
@@ -327,7 +336,8 @@ def decode_body(coding: str, parts: Iterable[bytes], limit: int) -> bytes:
         wbits = 15 if data[:1] and (data[0] & 0x0F) == 8 else -15
     member = zlib.decompressobj(wbits)
     try:
-        # The steps have a fixed size, so that errors do not depend on the sizes of the received parts.
+        # The steps have a fixed size, so that errors do not depend on the sizes of the received
+        # parts.
         for start in range(0, len(data), _STEP_BYTES):
             piece: bytes | memoryview = data[start : start + _STEP_BYTES]
             while True:
@@ -352,19 +362,23 @@ def decode_body(coding: str, parts: Iterable[bytes], limit: int) -> bytes:
 
 
 def robots_names(user_agent: str) -> frozenset[str]:
-    """Return the lower-case client names whose directives apply: flare's names and the words of a User-Agent."""
+    """Return the lower-case client names whose directives apply: flare's names and the words of a
+    User-Agent.
+    """
     words = re.split(r"[\s();,]+", user_agent.lower())
     return _ROBOTS_NAMES | {word.partition("/")[0] for word in words} - {""}
 
 
 def robots_directive(values: Iterable[str], names: frozenset[str]) -> str:
-    """Return the first directive that disallows the use, or an empty string. The client name is included, if any.
+    """Return the first directive that disallows the use, or an empty string. The client name is
+    included, if any.
 
-    An X-Robots-Tag header is a list of directives, separated by commas. A name with a colon before a directive limits
-    this directive and all following directives of the header to the client with this name:
-    `X-Robots-Tag: img2dataset: noai, noimageai`. `noindex`, `noimageindex` and `none` are directives of search engines
-    (source: Google Search Central, "Robots meta tag, data-nosnippet, and X-Robots-Tag specifications"); `noai` and
-    `noimageai` are conventions for the training of models.
+    An X-Robots-Tag header is a list of directives, separated by commas. A name with a colon before
+    a directive limits this directive and all following directives of the header to the client with
+    this name: `X-Robots-Tag: img2dataset: noai, noimageai`. `noindex`, `noimageindex` and `none`
+    are directives of search engines (source: Google Search Central, "Robots meta tag,
+    data-nosnippet, and X-Robots-Tag specifications"); `noai` and `noimageai` are conventions for
+    the training of models.
 
     values  values of the X-Robots-Tag headers of a response
     names   return value of `robots_names`

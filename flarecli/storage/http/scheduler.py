@@ -1,9 +1,11 @@
-"""Request scheduler: queues per host, retries with exponential backoff and full jitter, and host outages.
+"""Request scheduler: queues per host, retries with exponential backoff and full jitter, and host
+outages.
 
-A slow or overloaded host does not delay other hosts. A retry counts toward the limit of the request and toward the
-retry budget of the run, with two exceptions. Retries to an overloaded host do not use the budget, and the host is
-paused. Retries during an outage use neither the limit nor the budget; an outage begins if a host that has responded
-before becomes unreachable, and the retries end if the outage lasts too long.
+A slow or overloaded host does not delay other hosts. A retry counts toward the limit of the request
+and toward the retry budget of the run, with two exceptions. Retries to an overloaded host do not
+use the budget, and the host is paused. Retries during an outage use neither the limit nor the
+budget; an outage begins if a host that has responded before becomes unreachable, and the retries
+end if the outage lasts too long.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ _Turn: TypeAlias = tuple[int, Request | BatchRequest, int]
 
 
 class _Host:
-    """The state of one origin: queued requests, requests in flight, and the earliest start of the next request.
+    """The state of one origin: queued requests, requests in flight, and the earliest start of the
+    next request.
 
     name  host name without scheme and port
     """
@@ -58,7 +61,8 @@ class _Host:
 class HostQueues:
     """The queues of all hosts. A host may use all transfers as long as no other host has requests.
 
-    per_host  maximum number of transfers from one host name, over all schemes and ports; None for no limit
+    per_host  maximum number of transfers from one host name, over all schemes and ports; None for
+              no limit
     """
 
     def __init__(self, per_host: int | None = None) -> None:
@@ -71,9 +75,11 @@ class HostQueues:
         self._ready: dict[str, _Host] = {}  # hosts with queued requests
 
     def put(self, request: Request, is_retry: bool = False) -> None:
-        """Queue a new request at the end of its host's queue, and a retry before all requests with a higher order.
+        """Queue a new request at the end of its host's queue, and a retry before all requests with
+        a higher order.
 
-        The request with the lowest order must be first, because `pick` compares only the first request of each queue.
+        The request with the lowest order must be first, because `pick` compares only the first
+        request of each queue.
         """
         host, turn = self._host(request.origin), (request.order, request, 0)
         if is_retry:
@@ -98,7 +104,8 @@ class HostQueues:
     def pick(self, now: float, head: int | None = None) -> Request | None:
         """Remove and return the request to start next, or None.
 
-        The host with the fewest requests in flight is preferred, then the request with the lowest order.
+        The host with the fewest requests in flight is preferred, then the request with the lowest
+        order.
 
         head  highest order that may start, or None for any order
         """
@@ -122,11 +129,12 @@ class HostQueues:
         return request
 
     def follow(self, origin: str, permit: Permit) -> Request | None:
-        """Remove and return the next request for a host, to reuse the connection of a transfer that has just ended.
+        """Remove and return the next request for a host, to reuse the connection of a transfer that
+        has just ended.
 
         permit  permit of the ended transfer
-        return  None if another host has queued requests, if this host is overloaded, or if the request needs a
-                different permit
+        return  None if another host has queued requests, if this host is overloaded, or if the
+                request needs a different permit
         """
         host = self._ready.get(origin)
         if host is None or host.pace or host.next_at or len(self._ready) > 1:
@@ -168,7 +176,8 @@ class HostQueues:
         return self._per_host is None or not self._is_full(host_of(origin)[0])
 
     def blocked_host(self, now: float, head: int) -> str | None:
-        """Return the name of a host that delays a request because the host is at its limit, or None.
+        """Return the name of a host that delays a request because the host is at its limit, or
+        None.
 
         head  maximum order of the delayed request
         """
@@ -184,9 +193,9 @@ class HostQueues:
     def slow_down(self, origin: str, now: float, wait: float) -> float:
         """Pause an overloaded host for `wait` seconds; return the end time of the pause.
 
-        Refusals of requests that were in flight at the same time count as one refusal. If the host refused most
-        requests since the last pause, the delay between requests is doubled. Otherwise, the delay is set to
-        MIN_PACE_S.
+        Refusals of requests that were in flight at the same time count as one refusal. If the host
+        refused most requests since the last pause, the delay between requests is doubled.
+        Otherwise, the delay is set to MIN_PACE_S.
         """
         host = self._host(origin)
         host.refused += 1
@@ -251,7 +260,9 @@ def _request(turn: _Turn) -> Request:
 
 
 def outage_delay(lasted: float) -> float:
-    """Return the delay in seconds before the next attempt if a host has been unreachable for `lasted` seconds."""
+    """Return the delay in seconds before the next attempt if a host has been unreachable for
+    `lasted` seconds.
+    """
     shortest, longest = _OUTAGE_DELAYS_S
     return random.uniform(0.5, 1.0) * min(longest, max(shortest, lasted / 2))
 
@@ -275,8 +286,8 @@ class RetryQueue:
     def schedule(self, request: Request, fault: Fault, now: float) -> bool:
         """Schedule a retry and return True, or return False if the fault is final.
 
-        A fault is final if it is not transient, if the request has no attempts or time left, or if the retry budget
-        is used up.
+        A fault is final if it is not transient, if the request has no attempts or time left, or if
+        the retry budget is used up.
         """
         if not fault.is_transient:
             return False
@@ -298,7 +309,9 @@ class RetryQueue:
         return True
 
     def _delay_after_response(self, request: Request, fault: Fault, now: float) -> float | None:
-        """Return the delay in seconds after an error response, or None if the request has no attempts left."""
+        """Return the delay in seconds after an error response, or None if the request has no
+        attempts left.
+        """
         base = BASE_DELAY_S * OVERLOAD_SHARE if fault.is_overload else BASE_DELAY_S
         delay = random.random() * min(MAX_DELAY_S, base * 2**request.attempts)
         response = request.response
@@ -309,12 +322,15 @@ class RetryQueue:
             pause = min(delay, max(0.0, request.deadline - now))
             until = self._hosts.slow_down(request.origin, now, pause)
             if retry_after is not None and now < until < now + delay:
-                # An earlier response has already paused the host, so the same Retry-After is not added again.
+                # An earlier response has already paused the host, so the same Retry-After is not
+                # added again.
                 delay = until - now + random.random() * BASE_DELAY_S
         return None if request.attempts > self._max_retries else delay
 
     def _delay_if_unreachable(self, request: Request, now: float, is_outage: bool) -> float | None:
-        """Return the delay in seconds after a failed connection, or None if the outage has lasted too long."""
+        """Return the delay in seconds after a failed connection, or None if the outage has lasted
+        too long.
+        """
         since = self._hosts.unreachable(request.origin, now)
         if not self._max_retries:
             return None

@@ -1,8 +1,8 @@
 """Read-only store for files on web servers, through libcurl.
 
-The status, Content-Range and length of each response are compared with the request. All later requests for a file
-send its first strong ETag, so that reads never mix two versions. If a server ignores ranges, small files are read
-completely and kept in memory for later ranges.
+The status, Content-Range and length of each response are compared with the request. All later
+requests for a file send its first strong ETag, so that reads never mix two versions. If a server
+ignores ranges, small files are read completely and kept in memory for later ranges.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ __all__ = ["HttpStore"]
 
 _ONE_REQUEST_BYTES = 1 << 20  # `blocks` reads files up to this size with a single `read`
 _WINDOW_BYTES = 8 << 20  # maximum bytes that `blocks` reads ahead of use
-# Maximum total size of complete files in memory (for servers that ignore ranges); the newest file may exceed this
-# limit.
+# Maximum total size of complete files in memory (for servers that ignore ranges); the newest file
+# may exceed this limit.
 _WHOLE_BYTES = 64 << 20
 # Relative URLs in files with these suffixes are resolved against the redirect target of the file.
 _LIST_SUFFIXES = (".yaml", ".yml", ".json")
@@ -48,8 +48,8 @@ _LIST_SUFFIXES = (".yaml", ".yml", ".json")
 class HttpStore(Store):
     """A store for files at http(s) addresses.
 
-    The path of a Location is the complete address, with its user info and query. A store can be pickled, and used
-    after a fork, because each process opens its own connections.
+    The path of a Location is the complete address, with its user info and query. A store can be
+    pickled, and used after a fork, because each process opens its own connections.
 
     moved  folder of a redirected playlist or index -> folder of the redirect target
     """
@@ -84,7 +84,8 @@ class HttpStore(Store):
 
     @classmethod
     def named_by_data(cls, url: str, guard: Guard) -> Location:
-        """Return the Location for an address found in data; a private address is accepted only if the guard allows it.
+        """Return the Location for an address found in data; a private address is accepted only if
+        the guard allows it.
 
         raises  FormatError for an invalid address; UnsafeError for a scheme other than http(s)
         """
@@ -104,7 +105,8 @@ class HttpStore(Store):
     def join(self, path: str, url: str) -> Location:
         """Resolve a URL found in a file of the folder `path` (RFC 3986).
 
-        If the file was redirected, the URL is relative to the redirect target. Buckets are read without credentials.
+        If the file was redirected, the URL is relative to the redirect target. Buckets are read
+        without credentials.
 
         raises  UnsafeError for `file://` and other schemes, unless the guard allows local paths
         """
@@ -154,7 +156,9 @@ class HttpStore(Store):
         return b"" if start == stop else self.read_pieces(path, [(start, stop)])[0]
 
     def views(self, path: str, start: int, stop: int) -> list[memoryview]:
-        """Read a range, with parallel requests if it is large, and return its parts in order without a copy."""
+        """Read a range, with parallel requests if it is large, and return its parts in order
+        without a copy.
+        """
         return [memoryview(data) for data in self.read_pieces(path, split(start, stop))]
 
     def blocks(self, path: str, size: int) -> Iterator[bytes]:
@@ -182,9 +186,11 @@ class HttpStore(Store):
         self._pin(path, self._check(path, [request], pin), [request])
 
     def read_each(self, paths: Sequence[str]) -> Iterator[bytes]:
-        """Yield the content of many files in order, with a read-ahead that depends on their mean size.
+        """Yield the content of many files in order, with a read-ahead that depends on their mean
+        size.
 
-        Requests are submitted in groups, and one wake-up of the caller reports many finished requests.
+        Requests are submitted in groups, and one wake-up of the caller reports many finished
+        requests.
         """
         jobs, ahead_bytes, engine = (
             self._limits.jobs,
@@ -227,7 +233,10 @@ class HttpStore(Store):
             engine.cancel([request for _, request, _ in pending])
 
     def _result(self, path: str, request: Request, pin: ObjectPin | None) -> bytes:
-        """Return the data of a finished request. If the file changed before its version was pinned, read it again."""
+        """Return the data of a finished request.
+
+        If the file changed before its version was pinned, read it again.
+        """
         try:
             seen = self._check(path, [request], pin)
         except IntegrityError:
@@ -248,7 +257,8 @@ class HttpStore(Store):
         requests: list[Request] = []
         whole = self._wholes.get(path) if pin is not None else None
         if len(ranges) > 1 and pin is None:
-            # The first response shows whether the server supports ranges, and pins the version for all other ranges.
+            # The first response shows whether the server supports ranges, and pins the version for
+            # all other ranges.
             requests, pin = self._fetch(path, ranges[:1], None)
             whole = requests[0].whole
         done = [request.data for request in requests]
@@ -340,7 +350,8 @@ class HttpStore(Store):
     def _keep_whole(self, path: str, whole: bytes) -> None:
         """Keep a complete file in memory, and drop the oldest files above the limit.
 
-        The dict is replaced instead of locked, because a fork could copy a lock in its locked state.
+        The dict is replaced instead of locked, because a fork could copy a lock in its locked
+        state.
         """
         kept = {**self._wholes, path: whole}
         while len(kept) > 1 and sum(map(len, kept.values())) > _WHOLE_BYTES:

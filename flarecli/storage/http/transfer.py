@@ -1,7 +1,9 @@
-"""A libcurl handle that runs one transfer at a time, checks the response, and stops when all needed bytes have arrived.
+"""A libcurl handle that runs one transfer at a time, checks the response, and stops when all needed
+bytes have arrived.
 
-libcurl is configured not to follow redirects, decode content encodings, or read cookie and password files. The IP
-address of each connection is checked when its socket is created, so that DNS cannot bypass the check.
+libcurl is configured not to follow redirects, decode content encodings, or read cookie and password
+files. The IP address of each connection is checked when its socket is created, so that DNS cannot
+bypass the check.
 """
 
 from __future__ import annotations
@@ -92,7 +94,10 @@ class Handle:
             easy.setopt(pycurl.PROXY, "")
 
     def begin(self, request: Request, now: float, fresh: bool = False) -> None:
-        """Prepare the handle for a request. The caller starts the transfer. `fresh` forces a new connection."""
+        """Prepare the handle for a request.
+
+        The caller starts the transfer. `fresh` forces a new connection.
+        """
         self.request = request
         if request.response is not None:  # the response of an earlier hop or attempt
             request.response = request.total = request.whole = None
@@ -171,7 +176,9 @@ class Handle:
         return None
 
     def _parse_head(self) -> Fault | None:
-        """Parse the response head and decide which bytes of the body to keep; return a fault or None."""
+        """Parse the response head and decide which bytes of the body to keep; return a fault or
+        None.
+        """
         request = self.request
         self.response = request.response = response = Response(self.lines)
         request.total = response.total
@@ -198,7 +205,9 @@ class Handle:
         return self._fault
 
     def _disallowing_directive(self, response: Response) -> str:
-        """Return the directive of X-Robots-Tag that disallows the use of the response, or an empty string."""
+        """Return the directive of X-Robots-Tag that disallows the use of the response, or an empty
+        string.
+        """
         batch = self.request.batch
         if batch is None or not batch.obeys_robots_tag or ROBOTS_HEADER not in response.headers:
             return ""
@@ -234,7 +243,9 @@ class Handle:
         return None
 
     def _read_whole(self, response: Response) -> None:
-        """Set the bytes to keep if the server ignores ranges: all of a small object, or only the requested range."""
+        """Set the bytes to keep if the server ignores ranges: all of a small object, or only the
+        requested range.
+        """
         request, total = self.request, response.total
         is_probe = request.stop == 0  # only the size is requested
         max_whole = _MAX_PROBED_BYTES if is_probe else MAX_WHOLE_BYTES
@@ -253,10 +264,11 @@ class Handle:
     # -- the result
 
     def was_stale(self, code: int) -> bool:
-        """Return whether the transfer failed only because the server had closed a reused connection.
+        """Return whether the transfer failed only because the server had closed a reused
+        connection.
 
-        Such a request is safe to repeat on a new connection (RFC 9112, section 9.3.1). libcurl itself retries a few
-        times, but on other reused connections, which may also be closed.
+        Such a request is safe to repeat on a new connection (RFC 9112, section 9.3.1). libcurl
+        itself retries a few times, but on other reused connections, which may also be closed.
         """
         return (
             code in _ENDED
@@ -276,7 +288,9 @@ class Handle:
         return Fault("deadline", f"incomplete after {self._limits.deadline_s:g} s")
 
     def finish(self, code: int) -> Fault | None:
-        """Set the data of the request, or return a fault; `code` is libcurl's result code, 0 for success."""
+        """Set the data of the request, or return a fault; `code` is libcurl's result code, 0 for
+        success.
+        """
         request, failed = self.request, code != 0 and not self._has_all
         if failed:
             if self.response is None and self.lines and self._parse_head() is not None:
@@ -347,7 +361,9 @@ def _too_large(limit: int, max_bytes: int) -> Fault:
 
 
 def short_fault(size: int | None, stop: int) -> Fault:
-    """Return the fault for an object that ends before byte `stop`; `size` is the object's size, if known."""
+    """Return the fault for an object that ends before byte `stop`; `size` is the object's size, if
+    known.
+    """
     message = f"ends before byte {stop}" if size is None else short_message(size, stop)
     return Fault("short", message, hint=SHORT_HINT, error=FormatError)
 

@@ -1,7 +1,7 @@
 """Strict parser for http(s) addresses.
 
-libcurl receives an address that is built from the parsed fields, so that libcurl's parser cannot extract a different
-host.
+libcurl receives an address that is built from the parsed fields, so that libcurl's parser cannot
+extract a different host.
 """
 
 from __future__ import annotations
@@ -41,8 +41,10 @@ _SAFE_USER = "%:=&~+!$,;'()*"
 class Address(NamedTuple):
     """A parsed http(s) address.
 
-    url     `scheme://host[:port]/path?query` for the request: percent-encoded, without user info and fragment
-    origin  `scheme://host:port`, always with a port; permits and credentials are valid for one origin
+    url     `scheme://host[:port]/path?query` for the request: percent-encoded, without user info
+            and fragment
+    origin  `scheme://host:port`, always with a port; permits and credentials are valid for one
+            origin
     user    `name:password`, percent-encoded, or empty
     """
 
@@ -78,7 +80,9 @@ def parse(url: str) -> Address:
 
 @functools.lru_cache(maxsize=4096)
 def _server(scheme: str, host: str, port: str | None) -> tuple[str, str]:
-    """Return `scheme://host[:port]` (the default port is omitted), and the origin, which always has a port."""
+    """Return `scheme://host[:port]` (the default port is omitted), and the origin, which always has
+    a port.
+    """
     start = f"{scheme}://{_host(host)}"
     number = int(port) if port else DEFAULT_PORTS[scheme]
     if not 0 < number < 65536:
@@ -128,7 +132,8 @@ def _shown(url: str) -> str:
 def join(base: str, url: str) -> str:
     """Resolve a reference against the address of the file that contains it (RFC 3986, section 5).
 
-    The user info of `base` is kept only if the reference contains no host. Raises FormatError for an invalid reference.
+    The user info of `base` is kept only if the reference contains no host. Raises FormatError for
+    an invalid reference.
     """
     if _CONTROL.search(url):  # urljoin would drop control characters silently
         raise FormatError("the address contains a control character", where=_shown(url))

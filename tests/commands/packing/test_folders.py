@@ -1,4 +1,6 @@
-"""Folders of media: columns of categories, original extensions, class folders and metadata in every format."""
+"""Folders of media: columns of categories, original extensions, class folders and metadata in every
+format.
+"""
 
 import io
 import json

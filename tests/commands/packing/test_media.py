@@ -1,4 +1,6 @@
-"""pack with images: resized, measured and rejected images do not depend on threads, and match Pillow."""
+"""pack with images: resized, measured and rejected images do not depend on threads, and match
+Pillow.
+"""
 
 import io
 import json

@@ -143,7 +143,9 @@ def test_text_that_starts_like_a_magic_number_is_text(tmp_path):
     [("x.mov", "bytes"), ("x.m4a", "bytes"), ("x.mkv", "bytes"), ("x", "mp4"), ("x.mp4", "mp4")],
 )
 def test_a_file_with_the_extension_of_another_container_is_not_a_video(tmp_path, name, encoding):
-    """Containers of one family start alike: only a file with the extension mp4, or without one, is mp4."""
+    """Containers of one family start alike: only a file with the extension mp4, or without one, is
+    mp4.
+    """
     (tmp_path / "i.csv").write_text(f"url\n{name}\n")
     (tmp_path / name).write_bytes(VALUES["mp4"])
     done = commands.pack(

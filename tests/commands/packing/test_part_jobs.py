@@ -1,4 +1,6 @@
-"""`--part K/N` packs one part in an independent job, and `--join` joins the parts: the bytes are those of `--part-rows`."""
+"""`--part K/N` packs one part in an independent job, and `--join` joins the parts: the bytes are
+those of `--part-rows`.
+"""
 
 import io
 import json

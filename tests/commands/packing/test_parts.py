@@ -1,4 +1,6 @@
-"""A pack in parts has the rows of a single pack; its bytes do not depend on the place and order of the parts."""
+"""A pack in parts has the rows of a single pack; its bytes do not depend on the place and order of
+the parts.
+"""
 
 import contextlib
 import json

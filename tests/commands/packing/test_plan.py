@@ -1,4 +1,6 @@
-"""pack: every pair of options, compared with a model of their effect on rows; and interrupted packs with each option."""
+"""pack: every pair of options, compared with a model of their effect on rows; and interrupted packs
+with each option.
+"""
 
 import itertools
 from collections.abc import Callable

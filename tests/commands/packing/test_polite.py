@@ -1,4 +1,6 @@
-"""Polite downloads: a limit per host, a chosen User-Agent, and servers that disallow the use by X-Robots-Tag."""
+"""Polite downloads: a limit per host, a chosen User-Agent, and servers that disallow the use by
+X-Robots-Tag.
+"""
 
 import threading
 import time

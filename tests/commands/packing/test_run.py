@@ -1,4 +1,6 @@
-"""pack: links of an index become shards in the order of the index, with reproducible bytes; lost rows are reported."""
+"""pack: links of an index become shards in the order of the index, with reproducible bytes; lost
+rows are reported.
+"""
 
 import json
 import os

@@ -1,4 +1,6 @@
-"""A resumed pack compares its source with the journal; and some errors end a pack that skips rows."""
+"""A resumed pack compares its source with the journal; and some errors end a pack that skips
+rows.
+"""
 
 import pyarrow as pa
 import pyarrow.parquet as pq

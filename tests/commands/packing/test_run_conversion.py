@@ -1,4 +1,6 @@
-"""Convert any format to any other and back: values that both store are equal, other values are refused by name."""
+"""Convert any format to any other and back: values that both store are equal, other values are
+refused by name.
+"""
 
 import itertools
 import json

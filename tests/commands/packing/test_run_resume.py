@@ -1,4 +1,6 @@
-"""A resumed pack compares its journal with the source: its bytes are those of an uninterrupted pack, or it is refused."""
+"""A resumed pack compares its journal with the source: its bytes are those of an uninterrupted
+pack, or it is refused.
+"""
 
 import json
 

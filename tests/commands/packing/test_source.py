@@ -1,4 +1,6 @@
-"""pack of a folder, and of addresses on standard input: rows are selected by name, and only selected files are read."""
+"""pack of a folder, and of addresses on standard input: rows are selected by name, and only
+selected files are read.
+"""
 
 import io
 import json

@@ -1,4 +1,6 @@
-"""unpack: all bytes are written under checked names, no file is overwritten, and an interrupted unpack is resumed."""
+"""unpack: all bytes are written under checked names, no file is overwritten, and an interrupted
+unpack is resumed.
+"""
 
 import csv
 import io

@@ -25,7 +25,9 @@ LIMITS = {"jobs": 4, "retries": 0, "timeout": 5, "deadline": 10}
 
 @pytest.fixture
 def index(tmp_path):
-    """Write a local index with links to an image, a text that only its name identifies, and unknown bytes."""
+    """Write a local index with links to an image, a text that only its name identifies, and unknown
+    bytes.
+    """
     folder = tmp_path / "in"
     folder.mkdir()
     for name, data in (("one.jpeg", JPEG), ("two.txt", b"words"), ("three", b"\x01\x02")):

@@ -13,7 +13,10 @@ from flarecli.errors import ReachError
 
 
 def failing(monkeypatch, name, *paths, code=errno.EIO):
-    """Let a function of `os` fail for these paths. Disks and servers fail like this, but a test cannot provoke it."""
+    """Let a function of `os` fail for these paths.
+
+    Disks and servers fail like this, but a test cannot provoke it.
+    """
     bad = {(one.st_dev, one.st_ino) for one in map(os.stat, paths)}
     real, stat = getattr(os, name), os.fstat
 

@@ -16,7 +16,9 @@ SHARDS, PAGE = 2500, 1000
 
 
 class _Bucket(BaseHTTPRequestHandler):
-    """A server with the parts of S3 that reading needs: objects with ranges, and lists of a thousand."""
+    """A server with the parts of S3 that reading needs: objects with ranges, and lists of a
+    thousand.
+    """
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True

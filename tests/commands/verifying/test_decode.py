@@ -1,4 +1,6 @@
-"""verify --decode: images are decoded completely, video and audio headers are checked, and findings have byte ranges."""
+"""verify --decode: images are decoded completely, video and audio headers are checked, and findings
+have byte ranges.
+"""
 
 import io
 import struct

@@ -1,4 +1,6 @@
-"""verify reads all lists of a dataset: truncated and contradicting lists are reported, and each dataset is checked once."""
+"""verify reads all lists of a dataset: truncated and contradicting lists are reported, and each
+dataset is checked once.
+"""
 
 import json
 import shutil

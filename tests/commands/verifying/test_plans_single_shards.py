@@ -1,4 +1,6 @@
-"""`flare verify out/shard.00000.mds`: a single file is checked against the lists in its folder and above it."""
+"""`flare verify out/shard.00000.mds`: a single file is checked against the lists in its folder and
+above it.
+"""
 
 import json
 import os
@@ -13,7 +15,8 @@ from flarecli.write import Writer
 
 UNLISTED_HINT = "Remove the shard, or add it to the list: `flare playlist … -o FILE`."
 AGAIN = "fetch it again, or pack it again with `flare pack … --overwrite`."
-FORMS = {  # format -> its second shard, and a file of it in which a flipped last bit is a valid value
+# format -> its second shard, and a file of it in which a flipped last bit is a valid value
+FORMS = {
     "mds": ("shard.00001.mds", "shard.00001.mds"),
     "json": ("shard.00001.json", "shard.00001.json"),
     "csv": ("shard.00001.csv", "shard.00001.csv"),

@@ -1,4 +1,6 @@
-"""Golden files of the originals with checksums: each flipped bit that they cover is reported; the rest is noted as unprotected."""
+"""Golden files of the originals with checksums: each flipped bit that they cover is reported; the
+rest is noted as unprotected.
+"""
 
 import random
 import shutil
@@ -11,7 +13,9 @@ from flarecli.read import resolve
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"
 FLIPS = 25  # of one dataset
-CASES = {  # dataset of an original -> its files without checksums; for partly covered files, the first covered byte
+# dataset of an original -> its files without checksums; for partly covered files, the first covered
+# byte
+CASES = {
     "mds/mds_all_hashes": {"index.json": None},
     "mds/json_all_hashes": {"index.json": None},
     "mds/mds_comp_zstd": {"index.json": None},
@@ -37,7 +41,9 @@ def copied(case, tmp_path):
 
 
 def covered(path, begins):
-    """Return the bytes that a checksum covers: all, none, or those after the table of an FFRecord."""
+    """Return the bytes that a checksum covers: all, none, or those after the table of an
+    FFRecord.
+    """
     size = path.stat().st_size
     if begins is None:
         return range(size, size)

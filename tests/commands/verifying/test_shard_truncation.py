@@ -1,4 +1,6 @@
-"""Golden files of the originals, truncated at every boundary of their structure: verify reports each truncation."""
+"""Golden files of the originals, truncated at every boundary of their structure: verify reports
+each truncation.
+"""
 
 import shutil
 from pathlib import Path
@@ -56,7 +58,10 @@ def folder_of(case):
 
 
 def is_named(name, one):
-    """Return whether a finding is about the file. An index and its bag are checked together, and a column may be named instead."""
+    """Return whether a finding is about the file.
+
+    An index and its bag are checked together, and a column may be named instead.
+    """
     stem, _, kind = name.rpartition(".")
     output = {name, f"{stem}.bag"} if kind == "idx" else {name}
     return Path(one.where.partition("[")[0]).name in output or (
@@ -65,7 +70,9 @@ def is_named(name, one):
 
 
 def borders(chunk, size, most):
-    """Return the boundaries of the parts of a shard, by its tables; the ends of headers and blocks; and the end less one byte."""
+    """Return the boundaries of the parts of a shard, by its tables; the ends of headers and blocks;
+    and the end less one byte.
+    """
     result = {
         0,
         4,

@@ -1,4 +1,6 @@
-"""Appending to a Granular dataset: after an interruption at any step, the result has the same bytes."""
+"""Appending to a Granular dataset: after an interruption at any step, the result has the same
+bytes.
+"""
 
 import shutil
 from pathlib import Path

@@ -133,7 +133,9 @@ def test_a_row_may_be_requested_twice():
 
 
 def test_rows_that_reuse_empty_records_are_refused():
-    """A thousand empty records have a table of 8 KB; a thousand rows of all of them would be a million values."""
+    """A thousand empty records have a table of 8 KB; a thousand rows of all of them would be a
+    million values.
+    """
     rows = [b"\x91\x92\x01\xcd\x03\xe7"] * 1000
     shard = opened(by_refs(rows, [b"x", *[b""] * 999]))
     assert granular.read_rows(shard, [7]) == [{"a": [b""] * 999}]
@@ -247,7 +249,9 @@ def test_a_row_with_any_number_of_columns_is_a_messagepack_array(columns):
 
 
 def test_a_shard_is_full_only_if_all_its_columns_are(tmp_path):
-    """One column has three rows, the other two, and shards have two: the additional record is removed."""
+    """One column has three rows, the other two, and shards have two: the additional record is
+    removed.
+    """
     at, columns = locate(f"{tmp_path}/ds/"), (column("n", "int"), column("t", "str"))
     batch = pa.record_batch(
         {"n": pa.array([0, 1, 2], pa.int64()), "t": pa.array(["a", "b", "c"], pa.large_string())}

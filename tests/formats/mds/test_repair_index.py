@@ -1,4 +1,6 @@
-"""Datasets that the original library wrote: reading, writing the same bytes, rebuilding and merging indexes."""
+"""Datasets that the original library wrote: reading, writing the same bytes, rebuilding and merging
+indexes.
+"""
 
 import bz2
 import gzip
@@ -146,7 +148,9 @@ def test_rewritten_shards_have_the_bytes_of_the_original(root, tmp_path):
 
 
 def test_shards_have_the_boundaries_of_the_original(tmp_path):
-    """The size limits and rows of the original result in its shards; the header of a table is not counted."""
+    """The size limits and rows of the original result in its shards; the header of a table is not
+    counted.
+    """
     for name in ("json_newline_lf", "csv_comp_gz", "json_comp_br", "mds_size_limit_human"):
         form, stream = opened(locate(str(GOLDEN / name / "data")))
         first = index_of(f"{name}/data")["shards"][0]

@@ -162,7 +162,9 @@ def test_missing_members_are_null_in_any_slice(tmp_path, monkeypatch, maps, limi
     ("columns", "reads"), [(None, [[402_435]]), (["small.txt"], [[3, 3]]), (["bin"], [[401_729]])]
 )
 def test_a_batch_is_one_read_if_most_bytes_are_needed_else_one_per_member(tmp_path, columns, reads):
-    """Two samples of a member of 200,001 bytes and one of 3, at bytes 512 and 201,216, 202,240 and 402,944."""
+    """Two samples of a member of 200,001 bytes and one of 3, at bytes 512 and 201,216, 202,240 and
+    402,944.
+    """
     files = [
         (f"{key}.{ext}", data)
         for key in "ab"

@@ -1,7 +1,9 @@
-"""Replace mosaicml-streaming: its classes by those of flare, in each module of the original that uses them.
+"""Replace mosaicml-streaming: its classes by those of flare, in each module of the original that
+uses them.
 
-The modules of the original come from the checkout. Its internals (shared memory, partitions, clouds, classes of encodings) stay as they
-are. Tests of internals do not use flare and are not counted.
+The modules of the original come from the checkout. Its internals (shared memory, partitions,
+clouds, classes of encodings) stay as they are. Tests of internals do not use flare and are not
+counted.
 """
 
 import importlib

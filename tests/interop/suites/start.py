@@ -1,4 +1,6 @@
-"""Start pytest on the tests of an original, with the packages of its environment before those of flare: see `original_suites.py`."""
+"""Start pytest on the tests of an original, with the packages of its environment before those of
+flare: see `original_suites.py`.
+"""
 
 import importlib.util
 import os

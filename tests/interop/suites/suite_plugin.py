@@ -1,7 +1,8 @@
 """pytest plugin: replaces an original by flare, and reports the result of each test.
 
-`install()` of the module `alias_NAME` in this folder replaces the original NAME. A test that uses a class or function of flare is
-applicable. A test fails if it takes too long, or if it connects to another machine.
+`install()` of the module `alias_NAME` in this folder replaces the original NAME. A test that uses a
+class or function of flare is applicable. A test fails if it takes too long, or if it connects to
+another machine.
 """
 
 import functools

@@ -1,4 +1,6 @@
-"""The user's credentials are used for buckets that the user typed or local data names, never for those of remote data."""
+"""The user's credentials are used for buckets that the user typed or local data names, never for
+those of remote data.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Datasets in buckets that change: commits by conditional puts, lost responses, and stores without conditional puts."""
+"""Datasets in buckets that change: commits by conditional puts, lost responses, and stores without
+conditional puts.
+"""
 
 import os
 import signal
@@ -146,7 +148,9 @@ def test_writers_of_several_processes_append_to_a_bucket(kind, request, tmp_path
 
 @pytest.mark.parametrize("stop", ["before the check of its lock", "before its commit"])
 def test_a_writer_that_stops_until_its_locks_expire_loses_no_rows(s3, tmp_path, monkeypatch, stop):
-    """It continues after others have committed, and have pruned its fragment and the next number."""
+    """It continues after others have committed, and have pruned its fragment and the next
+    number.
+    """
     out, mine = f"{s3}/living/stopped", table(3, 3, tmp_path / "mine.parquet")
     flare.pack(table(0, 3, tmp_path / "0.parquet"), out)
     for name, seconds in (("BEAT_S", 0.1), ("DEAD_S", 0.5)):

@@ -1,4 +1,6 @@
-"""Credentials: wrong settings are reported without their values, and a server that checks signatures."""
+"""Credentials: wrong settings are reported without their values, and a server that checks
+signatures.
+"""
 
 from __future__ import annotations
 

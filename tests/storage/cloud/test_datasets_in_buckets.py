@@ -1,4 +1,6 @@
-"""Datasets in buckets: folders and globs are listed, and reading a row takes a few small requests."""
+"""Datasets in buckets: folders and globs are listed, and reading a row takes a few small
+requests.
+"""
 
 import http.client
 import random

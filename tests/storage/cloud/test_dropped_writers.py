@@ -1,4 +1,6 @@
-"""A Writer of a bucket that is dropped: its lock is released, finished shards stay, nothing is published."""
+"""A Writer of a bucket that is dropped: its lock is released, finished shards stay, nothing is
+published.
+"""
 
 from __future__ import annotations
 

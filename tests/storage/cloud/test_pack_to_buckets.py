@@ -1,4 +1,6 @@
-"""Pack into a bucket: one pack at a time, complete objects, the playlist last, and the same objects after any kill."""
+"""Pack into a bucket: one pack at a time, complete objects, the playlist last, and the same objects
+after any kill.
+"""
 
 import json
 import os

@@ -1,4 +1,6 @@
-"""A pack on a Ray cluster of two nodes into a bucket: killed drivers and workers change no object."""
+"""A pack on a Ray cluster of two nodes into a bucket: killed drivers and workers change no
+object.
+"""
 
 import os
 import signal
@@ -33,7 +35,9 @@ OPTIONS = {"part_rows": 10, "shard_size": 1500}
 
 @pytest.fixture
 def cluster(s3, monkeypatch):
-    """Start two nodes with one core each, whose workers use the bucket; this process is not connected to them."""
+    """Start two nodes with one core each, whose workers use the bucket; this process is not
+    connected to them.
+    """
     from ray.cluster_utils import Cluster
 
     before = signal.getsignal(signal.SIGTERM)  # Ray sets variables that later tests would inherit
@@ -97,7 +101,9 @@ def wait_for_parts(process, out, parts):
 
 
 def kill_a_worker(cluster, driver):
-    """Kill one of the processes that pack parts; between two parts there may be none for a moment."""
+    """Kill one of the processes that pack parts; between two parts there may be none for a
+    moment.
+    """
     stop = time.monotonic() + 30
     while not (found := workers(cluster)) and driver.poll() is None and time.monotonic() < stop:
         time.sleep(0.05)

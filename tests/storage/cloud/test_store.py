@@ -435,7 +435,9 @@ def test_an_incomplete_upload_is_aborted(s3, moto):
 
 
 def test_a_child_of_a_forked_child_can_read(s3):
-    """The threads of the library do not survive a fork: a child that used them would wait forever."""
+    """The threads of the library do not survive a fork: a child that used them would wait
+    forever.
+    """
     at = locate(f"{s3}/a")
     at.write([DATA])
     assert at.read(0, 5) == DATA[:5]

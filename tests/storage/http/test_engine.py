@@ -84,7 +84,9 @@ def test_connections_are_reused(web, engine):
 
 
 def test_stale_connections_do_not_count_as_attempts(engine):
-    """Many idle connections are reset when they are used again: libcurl gives up after some of them."""
+    """Many idle connections are reset when they are used again: libcurl gives up after some of
+    them.
+    """
     first, tries = 12, 0
     with (
         socket.create_server(("127.0.0.1", 0), backlog=64) as server,
@@ -734,7 +736,9 @@ def test_a_pause_extends_the_deadline_of_its_transfer():
 
 
 def test_a_paused_transfer_does_not_block_the_head_of_a_full_host(web, engine):
-    """Object 0 fails at first, and object 2 is paused until object 0 is complete; one transfer at a time."""
+    """Object 0 fails at first, and object 2 is paused until object 0 is complete; one transfer at a
+    time.
+    """
 
     def fail_once(handler, times):
         if times == 1:

@@ -1,4 +1,6 @@
-"""Private addresses: which are reserved, and what the user's options, typed origins and redirects may reach."""
+"""Private addresses: which are reserved, and what the user's options, typed origins and redirects
+may reach.
+"""
 
 from __future__ import annotations
 
@@ -318,7 +320,9 @@ def test_a_library_that_opens_connections_itself_needs_its_host_named(tmp_path):
 
 
 def fetch(origin, port, addresses, permit):
-    """Fetch from a host name that resolves to these addresses, in their order; return libcurl's code and the fault."""
+    """Fetch from a host name that resolves to these addresses, in their order; return libcurl's
+    code and the fault.
+    """
     slot = Handle(Limits(timeout_s=5.0), permit, Window(None))
     host = origin.partition("://")[2].rpartition(":")[0]
     slot.easy.setopt(pycurl.RESOLVE, [f"{host}:{port}:{','.join(addresses)}"])
@@ -334,7 +338,9 @@ def fetch(origin, port, addresses, permit):
 
 @pytest.fixture
 def public(monkeypatch):
-    """Treat 127.0.0.9, where nothing listens, as a public address: tests do not connect to real ones."""
+    """Treat 127.0.0.9, where nothing listens, as a public address: tests do not connect to real
+    ones.
+    """
     real = permits.reserved
     monkeypatch.setattr(permits, "reserved", lambda ip: "" if ip == "127.0.0.9" else real(ip))
     return "127.0.0.9"
@@ -408,7 +414,8 @@ def test_every_address_that_python_calls_private_is_reserved(ip):
         assert reserved(str(ip))
 
 
-NETWORKS = [  # IANA's special-purpose registries, and the public addresses before and after each network
+# IANA's special-purpose registries, and the public addresses before and after each network
+NETWORKS = [
     "10.0.0.0/8",
     "100.64.0.0/10",
     "127.0.0.0/8",

@@ -1,4 +1,6 @@
-"""Batches of requests: each outcome is stored at its position, as if it had been requested alone."""
+"""Batches of requests: each outcome is stored at its position, as if it had been requested
+alone.
+"""
 
 import os
 import threading
@@ -168,7 +170,9 @@ def test_batches_and_single_requests_start_in_their_order():
 
 
 def test_a_reused_handle_keeps_no_state_of_the_last_object(web, engine):
-    """One handle for all: a body after a web page, an error, a body that is too large, and one without a length."""
+    """One handle for all: a body after a web page, an error, a body that is too large, and one
+    without a length.
+    """
     web.file("/a", BODY)
     web.file("/large", BODY * 3)
     web.page("/page", b"<html>", Content_Type="text/html")

@@ -112,7 +112,9 @@ def test_the_budget_is_the_larger_of_100_and_half_of_the_requests(requests, budg
 
 
 def test_retry_after_counts_once_for_a_host():
-    """32 requests were in flight, and each response asks for 10 seconds, the last one 9 seconds later."""
+    """32 requests were in flight, and each response asks for 10 seconds, the last one 9 seconds
+    later.
+    """
     tries = RetryQueue(8, HostQueues())
     due = []
     for i in range(32):
@@ -295,7 +297,9 @@ def test_an_unreachable_object_store_fails(no_cloud, monkeypatch):
 
 
 def test_a_host_that_refuses_some_requests_is_not_slowed_down_forever():
-    """Few parallel transfers: four successes between two refusals, and a pause after each refusal."""
+    """Few parallel transfers: four successes between two refusals, and a pause after each
+    refusal.
+    """
     hosts, now = HostQueues(), 0.0
     for order in range(3000):
         hosts.put(Request(parse("http://a.example/"), print, Guard(), order=order))

@@ -1,4 +1,6 @@
-"""Addresses are parsed strictly: equivalent spellings have one form, and invalid ones are errors."""
+"""Addresses are parsed strictly: equivalent spellings have one form, and invalid ones are
+errors.
+"""
 
 import pytest
 from hypothesis import given
