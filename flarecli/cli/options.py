@@ -184,10 +184,11 @@ def _complete_columns(ctx: typer.Context, incomplete: str) -> list[str]:
         if not os.path.exists(address):
             continue
         try:
-            streams = [one for playlist in read.resolve(address) for one in playlist.streams]
+            playlists = read.resolve(address)
+            streams = [one for playlist in playlists for one in playlist.streams]
             if not all(one.at.is_local and not any(map(is_url, one.urls)) for one in streams):
                 return []
-            with read.open(address) as data:
+            with read.Dataset(read.select_streams(playlists), playlists) as data:
                 names = data.column_names
         except Exception:  # a traceback would be printed into the line that the user types
             return []

@@ -116,6 +116,38 @@ def test_completion_lists_the_columns_of_a_local_table(flare_run, tmp_path, word
     assert (ran.code, ran.out, ran.err) == (0, wanted, "")
 
 
+def test_completion_reads_the_playlist_as_often_as_opening_the_dataset(tmp_path):
+    (tmp_path / "pets.csv").write_text("id,text,score\n1,a cat,0.9\n")
+    assert main(["pack", f"{tmp_path}/pets.csv", f"{tmp_path}/set", "-q"]) == 0
+    code = """
+import os, sys
+import flarecli
+opened = []
+sys.addaudithook(lambda event, args: event == "open" and opened.append(str(args[0])))
+with flarecli.open("set"):
+    once = sum(name.endswith("playlist.yaml") for name in opened)
+opened.clear()
+os._exit = lambda code: print(once, sum(name.endswith("playlist.yaml") for name in opened))
+from flarecli.__main__ import entry; entry()"""
+    env = {
+        "_FLARE_COMPLETE": "complete_bash",
+        "COMP_WORDS": "flare cat set -c t",
+        "COMP_CWORD": "4",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **env},
+        cwd=tmp_path,
+        timeout=60,
+    )
+    names, counts = done.stdout.splitlines()
+    once, opened = map(int, counts.split())
+    assert (names, done.stderr) == ("text", "")
+    assert 0 < opened == once
+
+
 NAMED_SHELL = {
     "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"
 }  # otherwise Typer detects the shell that started the tests
