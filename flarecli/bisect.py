@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from flarecli.errors import FlareError, FormatError
 from flarecli.model import Finding, finding_of
 
-__all__ = ["MAX_NAMED_ROWS", "failing_rows", "findings_of"]
+__all__ = ["failing_rows", "findings_of"]
 
 _Failure = TypeVar("_Failure")
 

@@ -23,7 +23,6 @@ from flarecli.errors import ReachError
 
 __all__ = [
     "OrderedQueue",
-    "close_idle_threads",
     "cpu_count",
     "get_interruptibly",
     "ordered_map",

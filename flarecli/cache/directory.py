@@ -55,7 +55,6 @@ from flarecli.storage import descriptors
 
 __all__ = [
     "BATCH_SHARE",
-    "LAYOUT",
     "MANY_COPIES",
     "CacheWarning",
     "CachedCopy",

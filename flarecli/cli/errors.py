@@ -20,7 +20,7 @@ from flarecli.errors import (
 from flarecli.names import bare, is_url, local_path, shell_quoted
 from flarecli.suggest import nearest
 
-__all__ = ["hint_for", "run"]
+__all__ = ["run"]
 
 MIN_OPEN_FILES = 64  # every command works if this number of files may be open
 _BUG = "This is a bug in flare, not in your data. Please report it with the output of --debug."

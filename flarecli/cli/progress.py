@@ -18,7 +18,7 @@ from flarecli.cli.printer import Printer
 from flarecli.progress import Progress
 from flarecli.units import format_count, format_size, format_time
 
-__all__ = ["MAX_FAILURES", "ProgressBar", "Sample", "Snapshot"]
+__all__ = ["ProgressBar", "Sample", "Snapshot"]
 
 MAX_FAILURES = 20  # maximum number of failed rows and of reasons to print
 LINE_S = 60.0  # interval between two lines, if stderr is not a terminal

@@ -32,7 +32,6 @@ __all__ = [
     "NDARRAY_CODES",
     "NDARRAY_CODES_SIZE",
     "TEXT",
-    "add_custom",
     "column",
     "lookup",
     "register",

@@ -39,7 +39,6 @@ __all__ = [
     "parse_varints",
     "parse_json_text",
     "varint_bytes",
-    "varint_widths",
 ]
 
 JSON_INT = r"^(?:0|-?[1-9][0-9]*)$"

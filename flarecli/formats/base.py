@@ -44,7 +44,6 @@ __all__ = [
     "LargeValue",
     "OriginalValue",
     "SMALL_INTEGERS",
-    "encoding_group",
 ]
 
 Ranges = Mapping[str, tuple[int, int]]

@@ -33,11 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LocatedRows",
-    "MappedSource",
-    "RangeSource",
     "Source",
     "TARS",
-    "VIEW_LIMIT",
     "first_decrease",
     "ragged",
     "read",

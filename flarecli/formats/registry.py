@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT",
     "FALLBACK",
-    "GROUP",
     "HEAD_BYTES",
     "INDEX",
     "SHARD_INDEX",

@@ -69,7 +69,7 @@ from flarecli.model import (
 )
 from flarecli.storage import Location
 
-__all__ = ["TFRecord", "masked_crc"]
+__all__ = ["TFRecord"]
 
 RECORD: Columns = (column("record", "bytes"),)
 FRAME = 16  # bytes per record for its length and checksums

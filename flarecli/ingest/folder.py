@@ -46,7 +46,7 @@ from flarecli.storage.local import SCRATCH
 from flarecli.suggest import choose
 from flarecli.units import format_count
 
-__all__ = ["Folder", "FolderOptions", "Group", "Rules", "data_among", "groups"]
+__all__ = ["Folder", "FolderOptions", "Group", "data_among", "groups"]
 
 _ROWS = 8192
 _MEDIA = frozenset({"image", "audio", "video"})

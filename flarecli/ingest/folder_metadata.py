@@ -26,7 +26,7 @@ from flarecli.names import bare, escape, name_fault
 from flarecli.storage import Location
 from flarecli.units import format_size
 
-__all__ = ["FILE_NAME", "Metadata", "Problem", "is_metadata"]
+__all__ = ["Metadata", "is_metadata"]
 
 FILE_NAME = "file_name"
 _NAMES = _SUFFIXES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")

@@ -39,7 +39,7 @@ from flarecli.redact import redact
 from flarecli.storage import STDIN, Guard, Limits, Location, locate
 from flarecli.suggest import choose
 
-__all__ = ["Index", "NumberedBatch", "open_folder", "open_index", "read_ahead"]
+__all__ = ["Index", "open_folder", "open_index", "read_ahead"]
 
 JOINED_ROWS, JOINED_BYTES = 1 << 17, 32 << 20
 MAX_OPENERS = 16  # remote files that are opened concurrently

@@ -45,17 +45,7 @@ from flarecli.playlists.schema import (
 )
 from flarecli.storage import Location
 
-__all__ = [
-    "FLOAT",
-    "faults",
-    "lift",
-    "parse",
-    "places",
-    "read",
-    "read_document",
-    "read_yaml",
-    "stored",
-]
+__all__ = ["FLOAT", "faults", "parse", "places", "read", "stored"]
 
 MAX_BYTES = 1 << 30  # ten times the size of a playlist with a million chunks
 MAX_DEPTH = 16

@@ -18,7 +18,6 @@ __all__ = [
     "Map",
     "Steps",
     "Fault",
-    "all_of",
     "split_stream",
     "address_faults",
     "place_of",

@@ -28,7 +28,7 @@ from flarecli.errors import RowsError, UsageError
 from flarecli.hashes import mix64
 from flarecli.model import IntArray
 
-__all__ = ["Epoch", "ORDERS", "positions", "positions_apart"]
+__all__ = ["Epoch", "positions"]
 
 _UInt64Array: TypeAlias = npt.NDArray[np.uint64]
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from flarecli.commands import Inspection, StreamInfo
 
-__all__ = ["MAX_PAGE_BYTES", "dataset_page"]
+__all__ = ["dataset_page"]
 
 STYLE = resources.files(__package__).joinpath("page.css").read_text("utf-8")
 SCRIPT = resources.files(__package__).joinpath("page.js").read_text("utf-8")

@@ -29,11 +29,8 @@ __all__ = [
     "byte_range",
     "check_report",
     "finding_fields",
-    "findings_page",
     "html_text",
-    "junit_xml",
     "one_line",
-    "result_json",
     "write_report",
 ]
 

@@ -30,16 +30,7 @@ from flarecli.suggest import choose
 if TYPE_CHECKING:
     import duckdb
 
-__all__ = [
-    "columns_of",
-    "connect",
-    "is_row_by_row",
-    "is_statement",
-    "node_type",
-    "parse",
-    "select",
-    "to_sql",
-]
+__all__ = ["columns_of", "connect", "is_row_by_row", "is_statement", "node_type", "parse", "select"]
 
 _STATEMENT = re.compile(r"\s*(?:select|with|from)\b", re.IGNORECASE)
 _CONNECTION_SETTINGS: dict[str, Any] = {

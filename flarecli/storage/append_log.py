@@ -24,7 +24,7 @@ from flarecli.storage import descriptors
 from flarecli.storage.base import Location, read_each
 from flarecli.storage.local import SCRATCH, LocalStore
 
-__all__ = ["AppendLog", "LogLine", "first_entry", "format_line", "open_log", "parse_line"]
+__all__ = ["LogLine", "first_entry", "format_line", "open_log", "parse_line"]
 
 _MAX_HEAD_BYTES = 1 << 20  # maximum bytes to read for the first line; the folder may be hostile
 _PIECE = re.compile(r"(\d{1,9})\.json", re.ASCII)

@@ -46,7 +46,6 @@ __all__ = [
     "check_object_size",
     "cut",
     "file_address_error",
-    "join_near",
     "read_each",
     "resolve",
     "short_message",

@@ -34,7 +34,6 @@ __all__ = [
     "is_stdin",
     "is_stream",
     "locate",
-    "locate_named",
     "stream_name",
     "with_reach",
 ]

@@ -15,7 +15,6 @@ __all__ = [
     "needs_read_ahead",
     "read_ahead",
     "read_ahead_of_file",
-    "use_large_pages",
 ]
 
 _HANDLES_SHARE = 4  # the maps of one store may use 1 / _HANDLES_SHARE of the process's file handles

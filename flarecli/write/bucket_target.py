@@ -37,7 +37,7 @@ from flarecli.storage.cloud.store import Snapshot, snapshot, swap
 from flarecli.storage.local import SCRATCH
 from flarecli.write.target import DatasetContents, Target, check_dataset
 
-__all__ = ["BucketTarget", "DEAD_S", "Lease"]
+__all__ = ["BucketTarget", "Lease"]
 
 _DELETED = "the lock of this pack was deleted"
 BEAT_S = 5.0  # interval between renewals of the lock

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from flarecli.errors import MissingLibraryError, ReachError, UsageError
 
-__all__ = ["ENGINES", "check", "joined", "run"]
+__all__ = ["check", "joined", "run"]
 
 ENGINES = ("local", "ray")
 

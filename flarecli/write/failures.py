@@ -25,7 +25,6 @@ from flarecli.write.keys import key_text
 
 __all__ = [
     "FAILED",
-    "SKIP_HINT",
     "Failed",
     "Failure",
     "count_failed",

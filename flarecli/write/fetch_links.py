@@ -42,7 +42,7 @@ from flarecli.write.link_targets import (
 )
 from flarecli.write.spool import FetchedLink, Spool, address_digest
 
-__all__ = ["BytesColumnBuilder", "Fetched", "Link", "fetch"]
+__all__ = ["Fetched", "Link", "fetch"]
 
 MAX_SLICE_ROWS = 1024
 MAX_ROWS_AHEAD = 4096  # maximum number of rows in slices whose links have been requested

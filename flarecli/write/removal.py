@@ -47,8 +47,6 @@ __all__ = [
     "Removal",
     "copies",
     "erase",
-    "lists_of",
-    "finish_removal",
     "refuse_listed",
     "refuse_pins",
     "listed_in_versions",

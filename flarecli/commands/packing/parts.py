@@ -74,7 +74,7 @@ from flarecli.units import format_count
 from flarecli.write import Journal, Target, bucket_of, check_target, claim, engines, parts
 from flarecli.write.columns import reader_notes, schema_header
 
-__all__ = ["check_division", "join_parts", "pack_one_part", "pack_part", "pack_parts"]
+__all__ = ["check_division", "join_parts", "pack_one_part", "pack_parts"]
 
 _MAX_BUSY_S = 120.0  # maximum time to wait for a part that another process packs
 _MAX_WAIT_S = 600.0  # maximum time to wait for jobs that infer the columns, or join the parts

@@ -41,7 +41,6 @@ from flarecli.storage import Location
 
 __all__ = [
     "LISTS_DIFFER",
-    "OtherList",
     "OtherLists",
     "check_own_checksum",
     "find_unlisted_files",

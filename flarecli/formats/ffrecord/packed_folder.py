@@ -30,17 +30,7 @@ from flarecli.model import Chunk, File, Shard, UInt32Array
 from flarecli.names import PATH_BYTES, check_name, escape
 from flarecli.storage import Location
 
-__all__ = [
-    "Folder",
-    "HINT",
-    "MAGIC",
-    "directory",
-    "files",
-    "folders",
-    "is_packed",
-    "parse",
-    "write_folder",
-]
+__all__ = ["Folder", "HINT", "directory", "files", "folders", "is_packed", "parse", "write_folder"]
 
 Folder: TypeAlias = dict[str, Any]  # file name -> row number; folder name -> Folder
 

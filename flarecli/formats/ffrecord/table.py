@@ -23,7 +23,6 @@ __all__ = [
     "CHANGED",
     "COLUMNS",
     "HEAD",
-    "Layout",
     "NAME",
     "crcs",
     "failure",

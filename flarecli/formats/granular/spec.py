@@ -37,7 +37,6 @@ from flarecli.names import check_name
 from flarecli.storage import Location
 
 __all__ = [
-    "MAX_SPEC_BYTES",
     "REFS",
     "SPEC",
     "agreed",

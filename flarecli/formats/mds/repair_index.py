@@ -47,7 +47,7 @@ from flarecli.model import Chunk, File, Settings, Shard, Stream
 from flarecli.names import check_name
 from flarecli.storage import Location
 
-__all__ = ["merge", "parts_below", "rebuild", "write_version"]
+__all__ = ["merge", "rebuild", "write_version"]
 
 _FILES = ("raw_data", "zip_data", "raw_meta", "zip_meta")
 _SCRATCH = ".flare"

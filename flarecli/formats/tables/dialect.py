@@ -31,7 +31,6 @@ __all__ = [
     "DEFAULT",
     "DELIMITERS",
     "Dialect",
-    "Recoded",
     "decoded",
     "detect_delimiter",
     "detected",

@@ -75,7 +75,7 @@ from flarecli.prefetch import cpu_count, ordered_map
 from flarecli.storage import Location
 from flarecli.units import format_size
 
-__all__ = ["ArrowFormat", "ParquetFormat", "TableFormat", "TextTable"]
+__all__ = ["ArrowFormat", "ParquetFormat", "TextTable"]
 
 _REMOTE_JOBS = 16  # may exceed the CPU count, because remote jobs wait for the network
 _VERIFIED_ROWS = 8192

@@ -43,7 +43,7 @@ from flarecli.storage import Location
 if TYPE_CHECKING:
     pass
 
-__all__ = ["Ipc", "Message", "messages"]
+__all__ = ["Ipc", "messages"]
 
 _MAGIC, _FEATHER_1 = b"ARROW1", b"FEA1"
 _CONTINUATION = b"\xff\xff\xff\xff"

@@ -30,7 +30,7 @@ from flarecli.lazy import np, pa, pc
 from flarecli.model import ByteArray, Columns, IntArray
 from flarecli.names import escape
 
-__all__ = ["MAX_EXTENSIONS", "Table", "key_text", "read_stream", "read_table", "split"]
+__all__ = ["Table", "key_text", "read_stream", "read_table", "split"]
 
 MAX_BATCH_ROWS, MAX_BATCH_BYTES = 8192, 16 << 20  # a batch ends when it reaches a limit
 _MAGIC = {b"\x1f\x8b": "gz", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2"}

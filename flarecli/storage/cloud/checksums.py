@@ -29,7 +29,7 @@ from flarecli.storage.cloud.store import ObjectStore
 from flarecli.storage.http.response import Response, status_fault
 from flarecli.storage.http.transfer import certificates
 
-__all__ = ["StoredChecksums", "signed", "stored_checksums"]
+__all__ = ["signed", "stored_checksums"]
 
 _PREFIX, _MODE = "x-amz-checksum-", {"x-amz-checksum-mode": "ENABLED"}
 # Algorithm -> size of the checksum in bytes.

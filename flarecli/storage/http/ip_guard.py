@@ -20,20 +20,15 @@ from flarecli.storage.base import Guard
 from flarecli.storage.http.url import DEFAULT_PORTS, parse
 
 __all__ = [
-    "PUBLIC",
-    "AllowedHost",
     "Permit",
     "check_address",
     "check_hosts",
-    "host_option",
-    "parse_host",
     "host_of",
     "permit_for",
     "permits_host",
     "redirect_permit",
     "reserved",
     "typed_origins",
-    "unwrapped",
 ]
 
 # Cloud metadata services return credentials to any client. Only a permit for the exact IP address

@@ -32,7 +32,6 @@ __all__ = [
     "curl_fault",
     "decode_body",
     "header_values",
-    "is_settled",
     "private_fault",
     "robots_directive",
     "robots_fault",
