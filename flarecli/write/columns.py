@@ -200,12 +200,12 @@ def schema_header(
     determine the types. If the type of a column cannot be restored from its encoding, the header
     lists the type of the encoding.
 
-    key  key column of the format; its type is always the type of the encoding
+    key  key column of the format, whose type is always the type of the encoding; empty if none
     """
     stored = {column.name: _natural(column.encoding) for column in columns}
     kept = {
         name: kind
-        if name != key
+        if (not key or name != key)
         and encodings.type_header(kind) is not None
         and encodings.is_restorable(stored[name], kind)
         else stored[name].arrow

@@ -457,7 +457,7 @@ class Writer:
     def _check_keys(self, batch: pa.RecordBatch, rows: IntArray) -> None:
         """Raise ValueFitError for a key that is already in the unfinished shard."""
         column = self._format.key_column
-        if column not in batch.schema.names:
+        if not column or column not in batch.schema.names:
             return
         names = batch.column(column).cast(pa.large_binary()).to_pylist()
         if len(fresh := set(names)) == len(names) and self._shard_keys.isdisjoint(fresh):

@@ -427,10 +427,11 @@ def _checked_names(plan: Plan) -> list[str]:
     if task.columns is not None and task.format.max_columns is None and not plan.is_statement:
         # the columns that contain the extensions of the selected files
         extras = [column_of(plan.source.extensions.get(name, "")) for name in task.columns]
-        names += [name for name in extras if name in after and name not in names]
-    folder_column = plan.renamed(plan.options.folder_column or "")
-    if folder_column in after and folder_column not in names:
-        names.append(folder_column)
+        names += [name for name in extras if name and name in after and name not in names]
+    if plan.options.folder_column:
+        folder_column = plan.renamed(plan.options.folder_column)
+        if folder_column in after and folder_column not in names:
+            names.append(folder_column)
     key = task.format.key_column
     if key and plan.row_name in after and plan.row_name not in names:
         names = [key, *names]  # the format requires a key for each sample

@@ -107,7 +107,8 @@ def _joined(streams: Sequence[StreamRows]) -> list[StreamRows]:
     known = [one for one in streams if one.stream.columns]
     seen = set[str]()
     for one in known:
-        names = {column.name for column in one.stream.columns or ()} - {key_column(one.stream)}
+        key = key_column(one.stream)
+        names = {column.name for column in one.stream.columns or ()} - ({key} if key else set())
         if names & seen:
             return []
         seen |= names

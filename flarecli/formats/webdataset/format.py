@@ -283,7 +283,7 @@ class WebDataset(Format):
         """
         out = tuple(sorted(map(self.stored_column, columns), key=lambda one: one.name != KEY))
         members = member_columns(out)
-        of_names = {column_of(one.extension) for one in members}
+        of_names = {name for one in members if (name := column_of(one.extension))}
         out = tuple(column(one.name, "str") if one.name in of_names else one for one in out)
         if not members:
             raise UsageError(

@@ -272,3 +272,20 @@ def test_a_pack_of_selected_rows_and_streams_has_only_these_rows(tmp_path, in_tm
             f"{index}: an index has no streams",
             "Omit --stream.",
         )
+
+
+@pytest.mark.parametrize("form", ["mds", "json", "csv", "webdataset", "tfrecord", "parquet"])
+def test_a_column_without_a_name_is_packed(tmp_path, form):
+    # pandas writes the index of a DataFrame as a column without a name
+    (tmp_path / "in.csv").write_text(",when,n\n0,2024-01-02,5\n0,,6\n")
+    commands.pack(tmp_path / "in.csv", tmp_path / "out", format=form)
+    assert list(flarecli.open(tmp_path / "out")) == [
+        {"": 0, "when": "2024-01-02", "n": 5},
+        {"": 0, "when": "", "n": 6},
+    ]
+    commands.pack(tmp_path / "in.csv", tmp_path / "selected", format=form, columns=["n"])
+    assert list(flarecli.open(tmp_path / "selected")) == [{"n": 5}, {"n": 6}]
+    dates = pa.table({"": pa.array([1, 2], pa.date32())})
+    commands.pack(dates, tmp_path / "dates", format=form)
+    assert flarecli.open(tmp_path / "dates").to_arrow() == dates
+    assert not list(flarecli.verify([tmp_path / "out", tmp_path / "dates"]))
