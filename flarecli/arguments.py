@@ -549,6 +549,10 @@ def from_options(options: Callable[P, Opts]) -> Callable[[Callable[[Opts], R]], 
     def decorate(run: Callable[[Opts], R]) -> Callable[P, R]:
         @wraps(run, assigned=("__module__", "__name__", "__qualname__"))
         def call(*args: P.args, **named: P.kwargs) -> R:
+            try:
+                signature.bind(*args, **named)
+            except TypeError as error:  # the dataclass would name its own `__init__`
+                raise TypeError(f"{run.__name__}() {error}") from None
             values = options(*args, **named)
             values.check_conflicts()
             return run(values)
@@ -559,7 +563,8 @@ def from_options(options: Callable[P, Opts]) -> Callable[[Callable[[Opts], R]], 
             key=lambda item: (item.kind, groups.get(item.name, len(groups))),
         )
         returned = run.__annotations__["return"]
-        vars(call)["__signature__"] = inspect.Signature(parameters, return_annotation=returned)
+        signature = inspect.Signature(parameters, return_annotation=returned)
+        vars(call)["__signature__"] = signature
         lines = [f"{item.name}: {item.help}" for item in declared(kind)]
         call.__doc__ = "\n\n".join([inspect.cleandoc(run.__doc__ or ""), "\n".join(lines)])
         return call

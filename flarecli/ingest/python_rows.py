@@ -139,17 +139,24 @@ def arrow_batches(source: Any) -> Iterator[pa.RecordBatch] | None:
     """Return the batches of an object with `__arrow_c_stream__` or `__arrow_c_array__`, without the
     columns of an unnamed pandas index; None for any other object.
 
-    raises  UsageError for an object with one column that has no name, such as a pandas Series
+    raises  UsageError for an object with one column that has no name, such as a pandas Series, and
+            for a DataFrame that cannot be converted, such as one with two columns of the same name
     """
     try:
         if hasattr(source, "__arrow_c_stream__"):
             return _named_batches(pa.RecordBatchReader.from_stream(source))
         if hasattr(source, "__arrow_c_array__"):
             return iter((pa.record_batch(source),))
-    except (pa.ArrowInvalid, TypeError) as error:
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        name = type(source).__name__
+        if not hasattr(source, "columns"):
+            raise UsageError(
+                f"expected a table, got {name}: {error}",
+                hint="Pass a DataFrame, or a table with named columns.",
+            ) from None
         raise UsageError(
-            f"expected a table, got {type(source).__name__}: {error}",
-            hint="Pass a DataFrame, or a table with named columns.",
+            f"cannot convert the {name} to Arrow: {'; '.join(map(str, error.args))}",
+            hint="Use a different name for each column, and values of one type in each column.",
         ) from None
     return None
 

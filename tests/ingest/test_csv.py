@@ -22,6 +22,8 @@ QUOTES = 'Put the whole field in quotes, and double each quote inside it: "5"" p
 UTF8 = "Save the file as UTF-8 text."
 ENCODING = f"{UTF8} Or name its encoding, such as --csv encoding=latin-1."
 HEADER = "Rename one of the columns, or use --csv header=no if the first line has values."
+SETTING = "the first line is the setting {} of a spreadsheet, not a header"
+REMOVE = "Remove this line; flare detects the delimiter."
 FIELD = st.text(st.sampled_from('a1",\t \r\né\U0001f600'), max_size=6)
 
 
@@ -194,6 +196,8 @@ def test_errors_name_the_line_where_a_record_starts(fields):
         (b"\n\n", "file has no header with column names", ""),
         (b"a,b\n", "the index has no rows", ""),
         (b"a,b,a\n1,2,3\n", "duplicate column 'a'", HEADER),
+        (b"sep=;\r\na;b\r\n1;2\r\n", SETTING.format("sep=;"), REMOVE),
+        (b'\xef\xbb\xbf"SEP=,"\na,b\n1,2\n', SETTING.format('"SEP=,"'), REMOVE),
         (
             b"a,b,c\n1,2,3\n4,5\n",
             "line 3 has 2 fields; the header has 3",

@@ -163,6 +163,22 @@ def test_an_invalid_table_is_reported_with_its_row(data, message):
     assert error_of(data) == message
 
 
+@pytest.mark.parametrize(
+    ("data", "hint"),
+    [
+        ('{\n  "data": [\n    {"a": 1}\n  ]\n}\n', True),
+        ('{"a": 1}\n{"a":\n2}\n', True),
+        ('{"a": 1} {"a": 2}\n', False),
+        ("hello", False),
+    ],
+)
+def test_an_object_on_several_lines_is_reported_with_the_layouts_that_are_read(data, hint):
+    with pytest.raises(FormatError) as caught:
+        rows_of(data)
+    text = "Write each object on one line, or all objects in one array."
+    assert caught.value.hint == (text if hint else "")
+
+
 def test_rows_and_lines_in_errors_are_right_after_the_first_block(monkeypatch):
     monkeypatch.setattr(decompress, "BLOCK_BYTES", 1000)
     rows = [{"n": n, "t": "x" * (n % 50)} for n in range(500)]

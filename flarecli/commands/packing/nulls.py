@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import time
 from decimal import Decimal
 from typing import Any
 
@@ -12,12 +13,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as kinds
 
+from flarecli.arguments import shown
 from flarecli.encodings import is_binary, is_text
 from flarecli.errors import UsageError
+from flarecli.units import format_list
 
 __all__ = ["NullValues"]
 
 FAIL, FILL = "fail", "fill"
+_FORMS = (  # check of a type, and a value of the type as text
+    (kinds.is_date, "2024-01-31"),
+    (kinds.is_timestamp, "2024-01-31T12:00:00"),
+    (kinds.is_time, "12:00:00"),
+    (kinds.is_duration, "0"),
+    (kinds.is_struct, "{}"),
+    (kinds.is_map, "[]"),
+    (kinds.is_list, "[]"),
+    (kinds.is_large_list, "[]"),
+)
 
 
 @dataclass(frozen=True)
@@ -36,6 +49,11 @@ class NullValues:
     def parse(cls, settings: Sequence[str]) -> NullValues:
         """Parse `fail`, `fill` and `COL=VALUE`. Raises UsageError for anything else."""
         values: dict[str, str] = {}
+        if isinstance(settings, Mapping):
+            raise UsageError(
+                f"--null: expected a list of texts, got {shown(settings)}",
+                hint='Write each pair as text, such as null=["score=0", "fill"].',
+            )
         for text in settings:
             name, equals, value = text.partition("=")
             if not equals and text in (FAIL, FILL):
@@ -43,7 +61,7 @@ class NullValues:
             if not (name and equals):
                 raise UsageError(
                     f"--null: expected COL=VALUE, fill or fail, got {text!r:.60}",
-                    hint="Use -0 or --from0 for addresses on stdin that end with NUL.",
+                    hint="Use a form such as --null score=0, or -0 for addresses on stdin that end with NUL.",
                 )
             if name in values:
                 raise UsageError(f"--null: duplicate column {name!r:.60}")
@@ -56,6 +74,8 @@ class NullValues:
         raises  UsageError for a value that does not match the type of its column, and for a type
                 without a default
         """
+        if self.fills:
+            self._check_defaults(batch, names)
         for i, (at, array) in enumerate(zip(batch.schema, batch.columns, strict=True)):
             name = at.name
             if name not in names or not array.null_count:
@@ -63,11 +83,10 @@ class NullValues:
             if not (self.fills or name in self.values):
                 continue
             array = array.cast(pa.string()) if kinds.is_null(array.type) else array
-            value = (
-                _parsed(name, self.values[name], array.type)
-                if name in self.values
-                else _default(name, array.type)
-            )
+            if name in self.values:
+                value = _parsed(name, self.values[name], array.type)
+            else:
+                value = _default(array.type)
             try:
                 filled = pc.if_else(array.is_valid(), array, value)
             except pa.ArrowNotImplementedError:
@@ -79,8 +98,30 @@ class NullValues:
             batch = batch.set_column(i, new, filled)
         return batch
 
+    def _check_defaults(self, batch: pa.RecordBatch, names: Collection[str]) -> None:
+        """Raise UsageError for all columns that need a value, because their type has no default."""
+        missing = {
+            at.name: at.type
+            for at, array in zip(batch.schema, batch.columns, strict=True)
+            if at.name in names
+            and array.null_count
+            and at.name not in self.values
+            and not kinds.is_null(at.type)
+            and _default(at.type) is None
+        }
+        if missing:
+            texts = [f"column {name!r} has type {kind}" for name, kind in missing.items()]
+            is_one = len(missing) == 1
+            end = ", which has no default value" if is_one else "; these types have no default"
+            settings = " ".join(f"--null {name}=VALUE" for name in missing)
+            raise UsageError(
+                f"--null fill: {format_list(texts, 'and')}{end}",
+                hint=f"Choose {'a value' if is_one else 'values'} with {settings}.",
+            )
 
-def _default(name: str, kind: pa.DataType) -> pa.Scalar:
+
+def _default(kind: pa.DataType) -> pa.Scalar | None:
+    """Return the value that `fill` stores in place of a null; None if the type has no default."""
     if is_text(kind):
         return pa.scalar("", kind)
     if is_binary(kind):
@@ -94,20 +135,28 @@ def _default(name: str, kind: pa.DataType) -> pa.Scalar:
         return pa.scalar(0).cast(kind)
     if kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_map(kind):
         return pa.scalar([], kind)
-    raise UsageError(
-        f"--null fill: column {name!r} has type {kind}, which has no default value",
-        hint=f"Choose a value with --null {name}=VALUE.",
-    )
+    return None
 
 
 def _parsed(name: str, text: str, kind: pa.DataType) -> pa.Scalar:
-    """Parse a replacement value: JSON for a nested type, unchanged for text and bytes."""
+    """Parse a replacement value: JSON for a nested type, unchanged for text and bytes.
+
+    The value of a duration is a number in the unit of its type.
+    """
     try:
         if is_binary(kind):
             return pa.scalar(text.encode(), kind)
         if kinds.is_nested(kind):
             value: Any = json.loads(text)
             return pa.scalar(value, kind)
+        if kinds.is_time(kind):  # Arrow cannot cast text to these types
+            return pa.scalar(time.fromisoformat(text), kind)
+        if kinds.is_duration(kind):
+            return pa.scalar(int(text), kind)
         return pa.scalar(text).cast(kind)
     except (pa.ArrowException, ValueError, TypeError):
-        raise UsageError(f"--null {name}: expected {kind}, got {text!r:.60}") from None
+        form = next((form for is_kind, form in _FORMS if is_kind(kind)), "")
+        raise UsageError(
+            f"--null {name}: expected {kind}, got {text!r:.60}",
+            hint=f"Use a form such as --null {name}={form}." if form else "",
+        ) from None

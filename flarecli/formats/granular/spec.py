@@ -173,8 +173,9 @@ def arranged(columns: Iterable[Column], form: Format, reserved: str = "") -> Col
         try:
             _check_key(one.name)
         except FlareError as error:
+            prefix = "" if error.column else f"column {one.name!r}: "  # the message may name it
             raise UsageError(
-                f"column {one.name!r}: {error.message};"
+                f"{prefix}{error.message};"
                 " granular stores each column in a file named after the column",
                 column=one.name,
             ) from None

@@ -36,6 +36,8 @@ _ROWS = 8192
 _NUMBER = r"(?a)[+-]?\d{1,40}(?:\.\d{1,40})?"
 _DECIMAL_COMMA = r"^[+-]?[0-9]+,[0-9]+$"
 _THOUSANDS = r"^[+-]?[0-9]{1,3},[0-9]{3}$"
+# A spreadsheet program reads and writes the delimiter as a line before the header.
+_SPREADSHEET_SETTING = re.compile(rb'(?i)"?sep=[,;|\t]?"?')
 _EXPECTED = {pa.int64(): "integers", pa.float64(): "numbers", pa.bool_(): "true or false"}
 _TYPES = {*_EXPECTED, pa.string()}
 # These patterns match text that Arrow would convert with loss: leading zeros, too many digits, 0 or
@@ -137,6 +139,13 @@ class Delimited(TextPart):
         first = piece.data[: self._first_record(piece)]
         header = first.strip(b"\r\n") + b"\n"
         # count the columns before parsing, because the parser uses 9 kB for each column
+        line = header.removeprefix(BOM).strip()
+        if self._dialect.has_header is not False and _SPREADSHEET_SETTING.fullmatch(line):
+            raise FormatError(
+                f"the first line is the setting {line.decode()} of a spreadsheet, not a header",
+                where=self.at,
+                hint="Remove this line; flare detects the delimiter.",
+            )
         delimiter = self._dialect.delimiter.encode()
         if header.count(delimiter) >= expansion.MAX_COLUMNS:
             separators = without_quoted(header, self._dialect.quote).count(delimiter)

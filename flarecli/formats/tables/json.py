@@ -220,7 +220,10 @@ class Json(TextPart):
         rows = list(_records(piece))
         for number, line in rows:
             if reason := _syntax_error(line):
-                return self._row_error(number, reason)
+                text = line.strip()
+                spans_lines = text.startswith(b"{") and not text.endswith(b"}")
+                hint = "Write each object on one line, or all objects in one array."
+                return self._row_error(number, reason, hint if spans_lines else "")
 
         def read_until(row: int) -> tuple[pa.Table | None, str]:
             return _read(b"\n".join(line for _, line in rows[: row + 1]), schema)

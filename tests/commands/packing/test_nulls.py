@@ -177,11 +177,53 @@ def test_a_value_that_does_not_fit_is_refused(tmp_path, array, setting, message)
     assert caught.value.message == message
 
 
+def test_all_columns_without_a_default_value_are_reported_at_once(tmp_path):
+    when, box = [None, datetime.datetime(2024, 1, 2)], [{"x": 1}, None]
+    source = pa.table({"when": when, "n": [None, 1], "box": box})
+    with pytest.raises(UsageError) as caught:
+        flare.pack(source, tmp_path / "out", null=["fill"])
+    assert caught.value.message == (
+        "--null fill: column 'when' has type timestamp[us] and column 'box' has type "
+        "struct<x: int64>; these types have no default"
+    )
+    assert caught.value.hint == "Choose values with --null when=VALUE --null box=VALUE."
+    values = ["fill", "when=1970-01-01", 'box={"x": 7}']
+    flare.pack(source, tmp_path / "out", null=values)
+    first, second = flare.open(tmp_path / "out")
+    assert first == {"when": datetime.datetime(1970, 1, 1), "n": 0, "box": {"x": 1}}
+    assert second == {"when": when[1], "n": 1, "box": {"x": 7}}
+
+
+@pytest.mark.parametrize(
+    ("array", "hint"),
+    [
+        (pa.array([None], pa.date32()), "Use a form such as --null a=2024-01-31."),
+        (pa.array([None], pa.timestamp("s")), "Use a form such as --null a=2024-01-31T12:00:00."),
+        (pa.array([None], pa.time32("s")), "Use a form such as --null a=12:00:00."),
+        (pa.array([None], pa.duration("ms")), "Use a form such as --null a=0."),
+        (pa.array([None], pa.struct({"x": pa.int64()})), "Use a form such as --null a={}."),
+        (pa.array([None], pa.list_(pa.int64())), "Use a form such as --null a=[]."),
+        (pa.array([None], pa.int64()), ""),
+    ],
+)
+def test_the_form_of_a_value_is_in_the_hint(array, hint):
+    batch = pa.record_batch({"a": array})
+    with pytest.raises(UsageError) as caught:
+        NullValues({"a": "x"}).fill(batch, ["a"])
+    assert caught.value.hint == hint
+    if hint:
+        form = hint.removeprefix("Use a form such as --null a=").removesuffix(".")
+        assert NullValues({"a": form}).fill(batch, ["a"]).column("a").is_valid().to_pylist() == [
+            True
+        ]
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         (["x"], "--null: expected COL=VALUE, fill or fail, got 'x'"),
         (["=x"], "--null: expected COL=VALUE, fill or fail, got '=x'"),
+        ({"x": 1}, "--null: expected a list of texts, got {'x': 1}"),
         (["a=1", "a=2"], "--null: duplicate column 'a'"),
     ],
 )

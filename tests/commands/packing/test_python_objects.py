@@ -390,3 +390,31 @@ def test_a_column_without_a_name_is_refused(tmp_path, source):
         commands.pack(source, tmp_path / "out")
     assert caught.value.message.startswith(f"expected a table, got {type(source).__name__}: ")
     assert caught.value.hint == "Pass a DataFrame, or a table with named columns."
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        (pd.DataFrame([[1, 2]], columns=["a", "a"]), "Duplicate column names found: ['a', 'a']"),
+        (
+            pd.DataFrame({"a": [1 + 2j]}),
+            "Unsupported numpy type 15; Conversion failed for column a with type complex128",
+        ),
+    ],
+)
+def test_a_frame_that_arrow_cannot_store_is_refused(tmp_path, source, reason):
+    with pytest.raises(UsageError) as caught:
+        commands.pack(source, tmp_path / "out")
+    assert caught.value.message == f"cannot convert the DataFrame to Arrow: {reason}"
+    assert caught.value.hint == (
+        "Use a different name for each column, and values of one type in each column."
+    )
+
+
+def test_an_unknown_or_missing_argument_is_reported_with_the_name_of_the_function(tmp_path):
+    with pytest.raises(TypeError) as caught:
+        commands.pack([{"a": 1}], tmp_path / "out", nothing=1)
+    assert str(caught.value) == "pack() got an unexpected keyword argument 'nothing'"
+    with pytest.raises(TypeError) as caught:
+        commands.pack([{"a": 1}])
+    assert str(caught.value) == "pack() missing a required argument: 'out'"

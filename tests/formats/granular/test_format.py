@@ -396,11 +396,11 @@ def test_columns_get_encodings_that_the_format_stores(given, new, refs):
         (["a", "a"], "duplicate column name 'a'"),
         (
             ["a/b"],
-            "column 'a/b': column 'a/b' is not a valid file name; granular stores each column in a file named after the column",
+            "column 'a/b' is not a valid file name; granular stores each column in a file named after the column",
         ),
         (
             [".a"],
-            "column '.a': column '.a' is not a valid file name; granular stores each column in a file named after the column",
+            "column '.a' is not a valid file name; granular stores each column in a file named after the column",
         ),
         (
             ["../a"],
