@@ -110,11 +110,14 @@ class Spool:
 
     # -- reading
 
-    def restore(self) -> int:
+    def restore(self, links: int) -> int:
         """Read the spool files of an interrupted pack; return the number of restored rows.
 
         Complete rows are passed to the Writer. The downloads of all other rows are added to `kept`.
-        The pack continues with row `until`.
+        The pack continues with row `until`. The result includes the rows whose links are all in
+        `kept`.
+
+        links  number of link columns
         """
         names: list[str] = []
         with contextlib.suppress(MissingError):
@@ -128,7 +131,7 @@ class Spool:
             self._writer.keep()
         self._next = self.until
         self._drop(numbers)
-        return rows
+        return rows + self._complete_rows(self.until, links)
 
     def _restore_file(self, number: int) -> int:
         try:
@@ -201,8 +204,12 @@ class Spool:
         first = self._writer.next
         places = [rows for _, rows in self._writer.unrecorded]
         written = sum(int(((first <= rows) & (rows < self._next)).sum()) for rows in places)
-        counts = Counter(row for row, _ in self._links if row >= max(first, self._next))
-        return written + sum(count == links for count in counts.values())
+        return written + self._complete_rows(max(first, self._next), links)
+
+    def _complete_rows(self, first: int, links: int) -> int:
+        """Return the number of rows from `first` whose `links` links are all in spool files."""
+        counts = Counter(row for row, _ in self._links if row >= first)
+        return sum(count == links for count in counts.values())
 
     def _save_rows(self, rows: Sequence[tuple[pa.RecordBatch, IntArray]]) -> None:
         first, stop = self._next, int(rows[-1][1][-1]) + 1

@@ -80,7 +80,7 @@ def number_in(line, pattern):
     ids=str,
 )
 def test_an_interrupted_pack_prints_what_a_resume_keeps_and_repeats(
-    tmp_path, server, options, start, repeated
+    tmp_path, server, capfd, options, start, repeated
 ):
     in_parts = "--part" in options or "--part-rows" in options
     if in_parts:  # the first 32 rows are fetched to infer the columns
@@ -99,7 +99,10 @@ def test_an_interrupted_pack_prints_what_a_resume_keeps_and_repeats(
     assert len(list(out.rglob("*.mds"))) == shards + parts * 10  # 2 of 20 rows per shard
     asked = len(server.requested)
     more = [] if "--part" in options else ["--resume"]
-    assert main([*argv, *more, "-q"]) == 0
+    capfd.readouterr()
+    assert main([*argv, *more]) == 0
+    if fetched and not in_parts:
+        assert f"an earlier run fetched {fetched} more rows\n" in capfd.readouterr().err
     assert len(server.requested) - asked == ROWS - (parts * 20 + rows + fetched)
     assert len(flarecli.open(out / "00000" if "--part" in options else out)) == ROWS
 

@@ -312,7 +312,7 @@ def _write(
         progress.note(f"continuing after {format_count(writer.rows, 'row')} in {kept_shards}")
     first = writer.next
     if spool is not None:
-        if kept := spool.restore():
+        if kept := spool.restore(len(plan.links)):
             progress.note(f"an earlier run fetched {format_count(kept, 'more row')}")
         first = spool.until
     until = first
