@@ -2,36 +2,25 @@
 output.
 """
 
-import gzip
 import re
 import shlex
 import shutil
 import subprocess
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 DOCS = Path(__file__).parents[1] / "docs"
 
 
-def rows(start, stop):
-    return pa.table(
-        {"id": list(range(start, stop)), "text": [f"row {i}" for i in range(start, stop)]}
-    )
-
-
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
 @pytest.mark.parametrize("page", ["../README.md", "recipes.md", "living.md", "start.md"])
-def test_the_command_lines_of_a_page_print_the_documented_output(page, tmp_path, forked_flare):
-    pq.write_table(rows(0, 30), tmp_path / "first.parquet")
-    pq.write_table(rows(30, 40), tmp_path / "more.parquet")
-    pq.write_table(pa.table({"score": [i / 30 for i in range(30)]}), tmp_path / "scores.parquet")
-    for i in range(2):
-        (tmp_path / f"part{i}.jsonl.gz").write_bytes(gzip.compress(b'{"a": %d}\n' % i))
-    (tmp_path / "links.csv").write_text("id,url\na,a.bin\nb,b.bin\n")
-    (tmp_path / "a.bin").write_bytes(b"a")
+def test_the_command_lines_of_a_page_print_the_documented_output(
+    page, tmp_path, in_tmp_path, forked_flare
+):
+    recipes = (DOCS / "recipes.md").read_text()
+    code = re.search(r"```python\n(.*?)```", recipes, re.DOTALL)[1]
+    exec(code, {})  # writes the files that the recipes name
     lines = [
         line
         for block in re.findall(r"```console\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
