@@ -44,7 +44,10 @@ class Line(InspectOptions, CommandLine):
         *(
             # with --json, --urls adds the addresses to the other output
             Conflict("urls", name, hint=f"Remove --urls or --{name}.", unless="as_json")
-            for name in ("field", "html", "shards", "stats", "sample")
+            for name in (
+                *("field", "html", "shards", "stats", "sample"),
+                *("columns", "rows", "where", "limit"),
+            )
         ),
     )
 
@@ -106,7 +109,10 @@ def command(line: Line) -> int:
         if urls:
             printer.text("\n".join(urls))
     else:
-        printer.line(f"{found.address}: {found.format}, {_totals(found)}")
+        selected = (
+            "" if found.selected is None else f"; {format_count(found.selected, 'row')} selected"
+        )
+        printer.line(f"{found.address}: {found.format}, {_totals(found)}{selected}")
         if not line.quiet:
             for stream in found.streams:
                 _print_stream(printer, stream, len(found.streams) > 1)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from flarecli.arguments import address_texts, from_options, name_list
+from flarecli.commands.large_values import ValueLimit, small_batches
 from flarecli.commands.options import CatOptions
 from flarecli.commands.row_order import (
     average_row_bytes,
@@ -25,6 +26,7 @@ from flarecli.commands.row_order import (
 from flarecli.commands.sources import open_streams, samples, single_tar
 from flarecli.errors import UsageError
 from flarecli.progress import Progress
+from flarecli.redact import redact
 
 __all__ = ["cat"]
 
@@ -34,6 +36,7 @@ def cat(options: CatOptions) -> Iterator[pa.RecordBatch]:
     """Return the selected rows as typed batches. If no row is selected, return one empty batch.
 
     The options are applied in this order: rows, sample, shuffle, rank, where, limit, head, tail.
+    A value larger than `max_object` is an error.
     For a remote dataset, only the necessary byte ranges are read. The source `-` is a table or a
     tar on `stdin` (default: standard input); a tar is read only once. With `exact`, numbers that a
     format stores as text remain text. `exact` has no effect on a playlist that lists Arrow types,
@@ -47,6 +50,7 @@ def cat(options: CatOptions) -> Iterator[pa.RecordBatch]:
     where, limit, head, tail = options.where, options.limit, options.head, options.tail
     exact = (options.exact or options.stored) and where is None
     table = options.table_headers()
+    guard = options.guard(sources)
     opened = open_streams(sources, options.input, options.stdin)
     tar = single_tar(sources, opened, table)
     if tar is not None:
@@ -57,9 +61,10 @@ def cat(options: CatOptions) -> Iterator[pa.RecordBatch]:
         progress.start("cat", None)
         schema, batches = samples(tar, format, exact)
         batches = _reported(batches, progress)
-        return _limited(*filtered(schema, batches, where, options.columns), limit, head, tail)
+        schema, batches = filtered(schema, batches, where, options.columns)
+        batches = small_batches(batches, guard.limits.max_bytes, str(tar))
+        return _limited(schema, batches, limit, head, tail)
     columns = None if options.columns is None else name_list(options.columns)
-    guard = options.guard(sources)
     data, parts = open_dataset(
         sources,
         format,
@@ -87,16 +92,20 @@ def cat(options: CatOptions) -> Iterator[pa.RecordBatch]:
         first = max(0, last - tail) if tail is not None else 0
     read = columns_to_read(data.schema.names, columns, where)
     schema = pa.schema([(data.exact if exact else data.schema).field(name) for name in read])
-    pairs = read_rows(data, order, first, last, read, average_row_bytes(parts, len(data)), exact)
+    values = ValueLimit(data, parts, guard.limits.max_bytes)
+    # a condition may use every column, so with a condition all values are read
+    large = values.reader(read, exact) if where is None else None
+    row_bytes = average_row_bytes(parts, len(data))
+    pairs = read_rows(data, order, first, last, read, row_bytes, exact, large)
     is_partial = where is not None and (limit is not None or head is not None)
     progress.start("cat", None if is_partial else last - first)
+    if where is None:
+        batches = _reported(values.checked(pairs), progress)
+        return _at_least_one(*filtered(schema, batches, where, columns))
     batches = _reported((batch for _, batch in pairs), progress)
     schema, batches = filtered(schema, batches, where, columns)
-    return (
-        _at_least_one(schema, batches)
-        if where is None
-        else _limited(schema, batches, limit, head, tail)
-    )
+    batches = small_batches(batches, guard.limits.max_bytes, " ".join(map(redact, sources)))
+    return _limited(schema, batches, limit, head, tail)
 
 
 def _limited(

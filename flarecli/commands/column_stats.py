@@ -7,14 +7,16 @@ size of an image is read from the image header.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from flarecli import encodings
-from flarecli.commands.row_order import format_runs, read_rows, select_rows
+from flarecli.commands.large_values import ValueLimit
+from flarecli.commands.row_order import Order, read_rows, scan_rows
 from flarecli.media import is_image, probe
 from flarecli.progress import Progress
 from flarecli.read import Dataset
@@ -39,10 +41,11 @@ _NUMBER_CHARS = 40  # maximum length of a number in the table
 
 def statistics(
     data: Dataset,
+    order: Order,
     row_bytes: int,
     seed: int = 0,
-    readable: Sequence[range] | None = None,
     progress: Progress | None = None,
+    limit: ValueLimit | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Return the statistics of each column: column -> name of the statistic -> value.
 
@@ -54,35 +57,59 @@ def statistics(
     - the number of images, and the widths and heights of the smallest, the median and the largest
       image by pixels.
 
+    order      the rows whose values are read
     row_bytes  estimated size of a row in bytes
     seed       random seed for the sample of rows whose bytes are read
-    readable   ranges of row numbers whose shards exist; None: all rows
     progress   progress to which the rows are reported when they are read
-    raises     the errors of reading a dataset
+    limit      maximum size of a value
+    raises     ReachError for a value above the limit; the errors of reading a dataset
     """
     small = [field.name for field in data.schema if not encodings.is_binary(field.type)]
     large = [name for name in data.schema.names if name not in small]
-    runs = [range(len(data))] if readable is None else readable
     progress = progress or Progress()
-    facts = {
-        **_stats_of_values(data, small, runs, progress),
-        **_stats_of_bytes(data, large, row_bytes, seed, runs, progress),
-    }
+    progress.start("inspect", len(order) if small else 0)
+    facts = _stats_of_values(data, small, _values(data, small, order, row_bytes, limit), progress)
+    sample = order.sampled(max(1, min(_MAX_ROWS, _MAX_BYTES // row_bytes)), seed)
+    progress.start("inspect", len(sample) if large else 0)
+    facts |= _stats_of_bytes(large, _bytes(data, large, sample, row_bytes, limit), progress)
     return {name: facts[name] for name in data.schema.names}
 
 
+def _values(
+    data: Dataset, names: list[str], order: Order, row_bytes: int, limit: ValueLimit | None
+) -> Iterator[pa.RecordBatch]:
+    """Yield the stored values of columns with numbers or text."""
+    if not names:
+        return
+    large = None if limit is None else limit.reader(names, exact=True)
+    runs = order.runs()
+    if runs is None:
+        pairs = read_rows(data, order, 0, len(order), names, row_bytes, True, large)
+    else:
+        pairs = chain.from_iterable(
+            scan_rows(data, run.start, run.stop, names, True, large) for run in runs
+        )
+    yield from (batch for _, batch in pairs) if limit is None else limit.checked(pairs)
+
+
+def _bytes(
+    data: Dataset, names: list[str], order: Order, row_bytes: int, limit: ValueLimit | None
+) -> Iterator[pa.RecordBatch]:
+    """Yield the values of columns with bytes."""
+    if not names:
+        return
+    large = None if limit is None else limit.reader(names)
+    pairs = read_rows(data, order, 0, len(order), names, row_bytes, large=large)
+    yield from (batch for _, batch in pairs) if limit is None else limit.checked(pairs)
+
+
 def _stats_of_values(
-    data: Dataset, small: list[str], runs: Sequence[range], progress: Progress
+    data: Dataset, small: list[str], batches: Iterator[pa.RecordBatch], progress: Progress
 ) -> dict[str, dict[str, Any]]:
     out: dict[str, dict[str, Any]] = {name: {"rows": 0, "nulls": 0} for name in small}
     distinct: dict[str, pa.Array] = {}
     encoded = {column.name: column.encoding for column in data.columns}
-    progress.start("inspect", sum(map(len, runs)) if small else 0)
-    for batch in (
-        (batch for run in runs for batch in data.scan(small, run.start, run.stop, exact=True))
-        if small
-        else ()
-    ):
+    for batch in batches:
         progress.advance(batch.num_rows, batch.nbytes)
         for name in small:
             array, facts = batch.column(name), out[name]
@@ -147,20 +174,11 @@ def _count_distinct(
 
 
 def _stats_of_bytes(
-    data: Dataset,
-    large: list[str],
-    row_bytes: int,
-    seed: int,
-    runs: Sequence[range],
-    progress: Progress,
+    large: list[str], batches: Iterator[pa.RecordBatch], progress: Progress
 ) -> dict[str, dict[str, Any]]:
     out: dict[str, dict[str, Any]] = {name: {"rows": 0, "nulls": 0} for name in large}
     sizes: dict[str, list[tuple[int, int]]] = {name: [] for name in large}
-    order = select_rows(
-        len(data), format_runs(runs), max(1, min(_MAX_ROWS, _MAX_BYTES // row_bytes)), seed
-    )
-    progress.start("inspect", len(order) if large else 0)
-    for _, batch in read_rows(data, order, 0, len(order), large, row_bytes) if large else ():
+    for batch in batches:
         progress.advance(batch.num_rows, batch.nbytes)
         for name in large:
             array, facts = batch.column(name), out[name]

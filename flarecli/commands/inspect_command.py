@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from flarecli import encodings, formats
-from flarecli.arguments import address_texts, from_options
+from flarecli.arguments import address_texts, from_options, name_list
 from flarecli.commands.missing_shards import holes, missing_shards, writer_of
 from flarecli.commands.options import InspectOptions
 from flarecli.commands.sources import note_sources, open_streams
@@ -26,7 +26,9 @@ from flarecli.read import Series, resolve, select_streams
 from flarecli.redact import redact
 
 if TYPE_CHECKING:
+    from flarecli.commands.row_order import Order
     from flarecli.lazy import pa
+    from flarecli.read import Dataset
 
 __all__ = ["Inspection", "StreamInfo", "inspect"]
 
@@ -106,6 +108,7 @@ class Inspection:
     asked        requested number of rows in the sample; the sample may have fewer rows
     missing      addresses of missing shards, which the sample and the statistics exclude
     sample_rows  row number of each row in the sample
+    selected     number of rows that `rows`, `where` and `limit` select; None without these options
     """
 
     address: str
@@ -118,6 +121,7 @@ class Inspection:
     asked: int = 0
     missing: tuple[str, ...] = ()
     sample_rows: tuple[int, ...] = ()
+    selected: int | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return the description as JSON values, for --json.
@@ -142,6 +146,8 @@ class Inspection:
             "holes": [hole for stream in self.streams for hole in stream.holes],
             "streams": [stream.as_json() for stream in self.streams],
         }
+        if self.selected is not None:
+            out["selected"] = self.selected
         if self.missing:
             out["missing"] = list(self.missing)
         if self.sample:
@@ -169,10 +175,13 @@ def inspect(options: InspectOptions) -> Inspection:
     Only playlists, indexes and shard headers are read. For a remote dataset with a playlist or an
     index, only this file is read. A compressed shard that is not listed is read completely, because
     its header is compressed too. A sample has at most 10,000 rows and about 256 MiB;
-    `Inspection.asked` is the requested number of rows. If local shards are missing, `missing`
-    contains their addresses, and the sample and the statistics describe the other shards. Raises
-    UsageError for an unknown stream, or if `format` is not the listed format; UnsafeError for
-    `urls` if a listed address is not allowed; and the errors of `resolve`.
+    `Inspection.asked` is the requested number of rows. `columns` selects the columns to describe.
+    `rows`, `where` and `limit` are applied in this order; they select the rows of the sample and of
+    the statistics, and `Inspection.selected` counts these rows. A value larger than `max_object`
+    that is read is an error. If local shards are missing, `missing` contains their addresses, and
+    the sample and the statistics describe the other shards. Raises UsageError for an unknown stream
+    or column, or if `format` is not the listed format; UnsafeError for `urls` if a listed address
+    is not allowed; and the errors of `resolve`.
     """
     sources = address_texts(options.sources)
     guard = options.guard(sources)
@@ -198,22 +207,27 @@ def inspect(options: InspectOptions) -> Inspection:
         for listed, one in zip(chosen, parts, strict=True)
     )
     batches: tuple[pa.RecordBatch, ...] = ()
-    numbers, asked, missing = tuple[int, ...](), 0, list[str]()
-    if stats or sample is not None:
+    numbers, asked, missing, selected = tuple[int, ...](), 0, list[str](), None
+    has_selection = any(one is not None for one in (options.rows, options.where, options.limit))
+    if options.columns is not None:
+        infos = _with_columns(infos, name_list(options.columns))
+    if stats or sample is not None or has_selection:
+        # imported only here, because they load Arrow
         from flarecli.commands.column_stats import statistics
-        from flarecli.commands.row_order import (
-            average_row_bytes,
-            format_runs,
-            read_rows,
-            select_rows,
-        )
-        from flarecli.read import Dataset  # imported only here, because it loads Arrow
+        from flarecli.commands.large_values import ValueLimit
+        from flarecli.commands.row_order import average_row_bytes, read_rows
+        from flarecli.read import Dataset
 
         data = Dataset(parts, playlists)
         missing, readable = missing_shards(parts)
         row_bytes = average_row_bytes(parts, len(data))
+        order = _selected(data, options, readable)
+        selected = len(order) if has_selection else None
+        if options.columns is not None:
+            data = data.select(name_list(options.columns))
+        limit = ValueLimit(data, parts, guard.limits.max_bytes)
         if stats:
-            stats_by_column = statistics(data, row_bytes, seed, readable, progress)
+            stats_by_column = statistics(data, order, row_bytes, seed, progress, limit)
             infos = tuple(
                 replace(
                     info,
@@ -226,20 +240,20 @@ def inspect(options: InspectOptions) -> Inspection:
                 for info in infos
             )
         if sample is not None:
-            asked = len(select_rows(len(data), format_runs(readable), sample, seed))
-            order = select_rows(
-                len(data),
-                format_runs(readable),
+            asked = len(order.sampled(sample, seed))
+            sampled = order.sampled(
                 min(asked, _MAX_ROWS, max(1, _MAX_BYTES // row_bytes)),
                 seed,
             )
-            progress.start("inspect", len(order))
-            found = []
-            for _, batch in read_rows(data, order, 0, len(order), data.schema.names, row_bytes):
+            progress.start("inspect", len(sampled))
+            found, names = [], data.schema.names
+            large = limit.reader(names)
+            pairs = read_rows(data, sampled, 0, len(sampled), names, row_bytes, large=large)
+            for batch in limit.checked(pairs):
                 progress.advance(batch.num_rows, batch.nbytes)
                 found.append(batch)
             batches = tuple(found)
-            numbers = tuple(order.rows(0, len(order)).tolist())
+            numbers = tuple(sampled.rows(0, len(sampled)).tolist())
     counts = [info.rows for info in infos]
     return Inspection(
         ", ".join(dict.fromkeys(_address(one) for one in playlists)),
@@ -252,7 +266,40 @@ def inspect(options: InspectOptions) -> Inspection:
         asked,
         tuple(missing),
         numbers,
+        selected,
     )
+
+
+def _with_columns(infos: Sequence[StreamInfo], names: Sequence[str]) -> tuple[StreamInfo, ...]:
+    """Return descriptions with only the given columns. Raises UsageError for an unknown column."""
+    from flarecli.commands.row_order import check_names  # loads Arrow
+
+    check_names([column.name for info in infos for column in info.columns], names)
+    return tuple(
+        replace(info, columns=tuple(one for one in info.columns if one.name in names))
+        for info in infos
+    )
+
+
+def _selected(data: Dataset, options: InspectOptions, readable: Sequence[range]) -> Order:
+    """Return the rows for the sample and the statistics.
+
+    readable  ranges of rows in shards that exist
+    """
+    from flarecli.commands.row_order import format_runs, order_of, select_rows
+
+    order = select_rows(len(data), options.rows)
+    if options.rows is None and options.where is None:
+        order = select_rows(len(data), format_runs(readable))
+    elif options.where is not None or sum(map(len, readable)) < len(data):
+        rows = order.rows(0, len(order))
+        kept = np.zeros(len(rows), bool)
+        for run in readable:
+            kept |= (rows >= run.start) & (rows < run.stop)
+        if options.where is not None:
+            kept &= np.isin(rows, data.matching(options.where))
+        order = order_of(rows[kept])
+    return order if options.limit is None else order.first(options.limit)
 
 
 def _address(playlist: Playlist) -> str:

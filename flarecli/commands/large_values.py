@@ -1,18 +1,99 @@
-"""Reader that skips values larger than `--max-object`, using the value sizes in shard tables."""
+"""Checks of value sizes against `--max-object`.
+
+The reader for datasets skips values that are too large, using the value sizes in shard tables.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 
+from flarecli.commands.provenance import shard_of
 from flarecli.encodings import BINARY, TEXT
-from flarecli.model import IntArray
+from flarecli.errors import FlareError
+from flarecli.model import IntArray, Stream
 from flarecli.read import Dataset
+from flarecli.write import Failure, error_of, too_large
 
-__all__ = ["LargeValues"]
+__all__ = ["LargeValues", "ValueLimit", "small_batches"]
+
+
+@dataclass(frozen=True)
+class ValueLimit:
+    """The maximum size of a value, for commands that end at the first value that is too large.
+
+    parts      parts of each stream of the dataset
+    max_bytes  value of `--max-object`
+    """
+
+    data: Dataset
+    parts: Sequence[Sequence[Stream]]
+    max_bytes: int
+
+    def reader(self, columns: Collection[str], exact: bool = False) -> LargeValues | None:
+        """Return the reader that does not read values above the limit.
+
+        Return None if the listed sizes of all shards are within the limit.
+
+        columns  columns whose values are used only after `checked`
+        exact    whether numbers that are stored as text are returned as text
+        """
+        if not any(_can_exceed(stream, self.max_bytes) for one in self.parts for stream in one):
+            return None
+        return LargeValues(self.data, self.max_bytes, columns, exact)
+
+    def checked(self, pairs: Iterable[tuple[IntArray, pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
+        """Yield the batches of row numbers and batches.
+
+        raises  ReachError at the first row with a value above the limit
+        """
+        for rows, batch in pairs:
+            failure, before = _first_large(batch, self.max_bytes)
+            if before.num_rows:
+                yield before
+            if failure is not None:
+                file, row = shard_of(self.data, self.parts[0], int(rows[failure.row]))
+                raise _error(replace(failure, file=file, file_row=row), file)
+
+
+def small_batches(
+    batches: Iterable[pa.RecordBatch], max_bytes: int, address: str
+) -> Iterator[pa.RecordBatch]:
+    """Yield batches whose row numbers are unknown.
+
+    address  address of the source
+    raises   ReachError at the first row with a value of more than `max_bytes`
+    """
+    for batch in batches:
+        failure, before = _first_large(batch, max_bytes)
+        if before.num_rows or failure is None:
+            yield before
+        if failure is not None:
+            raise _error(failure, address).changed(row=None)
+
+
+def _first_large(batch: pa.RecordBatch, max_bytes: int) -> tuple[Failure | None, pa.RecordBatch]:
+    """Return the failure of the first row with a large value, and the rows before this row."""
+    failures = too_large(batch, np.arange(batch.num_rows), None, max_bytes)
+    if not failures:
+        return None, batch
+    first = min(failures)
+    return failures[first], batch.slice(0, first)
+
+
+def _error(failure: Failure, address: str) -> FlareError:
+    error = error_of(failure, address).of_column(failure.column)
+    return error.changed(hint=failure.hint)  # these commands do not have --on-error
+
+
+def _can_exceed(stream: Stream, max_bytes: int) -> bool:
+    """Return whether a shard has more than `max_bytes`, or has no listed size."""
+    sizes = stream.sizes if stream.raw_sizes is None else stream.raw_sizes
+    return sizes is None or int(sizes.min(initial=0)) < 0 or int(sizes.max(initial=0)) > max_bytes
 
 
 class LargeValues:

@@ -181,8 +181,8 @@ _SOURCE_FORMAT = Option(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _DownloadOptions(CacheOptions):
-    """Options of the commands that download links."""
+class _ValueOptions(CacheOptions):
+    """The network and cache options, and the limit on the size of a value."""
 
     max_object: int | str = option(
         10**9,
@@ -196,6 +196,14 @@ class _DownloadOptions(CacheOptions):
             help="Maximum size of one value, downloaded or read from the source.",
         ),
     )
+
+    def limits(self) -> Limits:
+        return replace(super().limits(), max_bytes=cast(int, self.max_object))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _DownloadOptions(_ValueOptions):
+    """Options of the commands that download links."""
 
     per_host: int | None = option(
         None,
@@ -228,7 +236,6 @@ class _DownloadOptions(CacheOptions):
     def limits(self) -> Limits:
         return replace(
             super().limits(),
-            max_bytes=cast(int, self.max_object),
             per_host=self.per_host,
             user_agent=self.user_agent or "",
         )
@@ -757,7 +764,7 @@ class VerifyOptions(NetworkOptions, TableOptions, _FormatOptions, _SeedOptions):
 
 
 @dataclass(frozen=True)
-class CatOptions(CacheOptions, TableOptions, _RowOptions, _FormatOptions, _SeedOptions):
+class CatOptions(_ValueOptions, TableOptions, _RowOptions, _FormatOptions, _SeedOptions):
     """Options of `cat`."""
 
     sources: Addresses
@@ -811,7 +818,7 @@ class CatOptions(CacheOptions, TableOptions, _RowOptions, _FormatOptions, _SeedO
 
 
 @dataclass(frozen=True)
-class InspectOptions(CacheOptions, TableOptions, _FormatOptions, _SeedOptions):
+class InspectOptions(_ValueOptions, TableOptions, _RowOptions, _FormatOptions, _SeedOptions):
     """Options of `inspect`."""
 
     sources: Addresses

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -44,8 +44,10 @@ __all__ = [
     "format_runs",
     "columns_to_read",
     "open_dataset",
+    "order_of",
     "select_rows",
     "read_rows",
+    "scan_rows",
     "without_rows",
 ]
 
@@ -86,6 +88,46 @@ class Order:
         out: IntArray = self.starts[at] + self.strides[at] * (steps - self.firsts[at])
         return out
 
+    def runs(self) -> list[range] | None:
+        """Return the rows as ranges, or None if the order is not a sequence of long ranges.
+
+        An order with a sample, a shuffle or a rank has no ranges.
+        """
+        is_whole = self.picks is None and self.shuffle is None and self.rank == (0, 1)
+        if not is_whole or len(self) < _MIN_RUN_ROWS * len(self.starts):
+            return None
+        if (self.strides != 1).any():
+            return None
+        stops = self.starts + np.diff(self.firsts, append=self.count)
+        return list(map(range, self.starts.tolist(), stops.tolist()))
+
+    def first(self, rows: int) -> Order:
+        """Return the first rows of an order without a sample, a shuffle and a rank."""
+        kept = self.firsts < rows
+        return replace(
+            self,
+            starts=self.starts[kept],
+            strides=self.strides[kept],
+            firsts=self.firsts[kept],
+            count=min(rows, self.count),
+        )
+
+    def sampled(self, sample: int | float, seed: int) -> Order:
+        """Return a random sample of an order without a shuffle; the sample is in the same order.
+
+        sample  number of rows, or a share of the rows as a float
+        """
+        count = min(self.count, sample_size(sample, self.count))
+        picks = np.sort(positions(np.arange(count), self.count, seed))
+        return replace(self, count=count, picks=picks)
+
+
+def order_of(rows: IntArray) -> Order:
+    """Return the order of the given rows: int64 [rows]."""
+    breaks = np.flatnonzero(np.diff(rows) != 1) + 1
+    firsts = np.concatenate([np.zeros(min(1, len(rows)), np.int64), breaks])
+    return Order(rows[firsts], np.ones_like(firsts), firsts, len(rows))
+
 
 def select_rows(
     total: int,
@@ -117,21 +159,16 @@ def select_rows(
         one for one in ([range(total)] if spec is None else parse_rows(spec, total)) if len(one)
     ]
     firsts = np.cumsum([0, *(len(one) for one in ranges)], dtype=np.int64)
-    count = int(firsts[-1])
-    picks = None
-    if sample is not None:
-        selected = min(count, sample_size(sample, count))
-        picks = np.sort(positions(np.arange(selected), count, int(seed)))
-        count = selected
-    return Order(
+    order = Order(
         np.array([one.start for one in ranges], np.int64),
         np.array([one.step for one in ranges], np.int64),
         firsts[:-1],
-        count,
-        picks,
-        None if shuffle is None else (shuffle, epoch),
-        (own_rank, ranks),
+        int(firsts[-1]),
     )
+    if sample is not None:
+        order = order.sampled(sample, int(seed))
+    shuffled = None if shuffle is None else (shuffle, epoch)
+    return replace(order, shuffle=shuffled, rank=(own_rank, ranks))
 
 
 def format_runs(runs: Sequence[range]) -> str:
@@ -198,13 +235,27 @@ def read_rows(
                     yield part, data.take(part, columns, exact)
             continue
         for run in np.split(rows, breaks):
-            first = int(run[0])
-            if large is not None:
-                yield from large.scan(columns, first, int(run[-1]) + 1)
-                continue
-            for batch in data.scan(columns, first, int(run[-1]) + 1, exact=exact):
-                yield np.arange(first, first + batch.num_rows, dtype=np.int64), batch
-                first += batch.num_rows
+            yield from scan_rows(data, int(run[0]), int(run[-1]) + 1, columns, exact, large)
+
+
+def scan_rows(
+    data: Dataset,
+    start: int,
+    stop: int,
+    columns: Sequence[str],
+    exact: bool = False,
+    large: LargeValues | None = None,
+) -> Iterator[tuple[IntArray, pa.RecordBatch]]:
+    """Yield row numbers and typed batches for rows start..stop.
+
+    large  reader that skips large values; None: read all values
+    """
+    if large is not None:
+        yield from large.scan(columns, start, stop)
+        return
+    for batch in data.scan(columns, start, stop, exact=exact):
+        yield np.arange(start, start + batch.num_rows, dtype=np.int64), batch
+        start += batch.num_rows
 
 
 def columns_to_read(

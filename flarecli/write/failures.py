@@ -25,6 +25,7 @@ from flarecli.write.keys import key_text
 
 __all__ = [
     "FAILED",
+    "LARGE_HINT",
     "Failed",
     "Failure",
     "count_failed",
@@ -39,6 +40,7 @@ NULL_HINT = (
     "Use --null COL=VALUE or --null fill to store a value in place of a null, or --on-error skip "
     "to omit such rows and list them in failed.jsonl."
 )
+LARGE_HINT = "Increase --max-object."
 SKIP_HINT = "Use --on-error skip to omit such rows and list them in failed.jsonl."
 
 
@@ -140,7 +142,8 @@ def too_large(
         for at in np.flatnonzero(sizes > max_bytes).tolist():
             text = "" if key is None or key == name else key_text(batch.column(key)[at])
             reason = f"a value of {sizes[at]} bytes, larger than the limit of {max_bytes} bytes"
-            failures.setdefault(at, Failure(int(rows[at]), text, name, "large", reason))
+            one = Failure(int(rows[at]), text, name, "large", reason, hint=LARGE_HINT)
+            failures.setdefault(at, one)
     return failures
 
 
@@ -178,7 +181,7 @@ def error_of(failure: Failure, address: object, hint: str = SKIP_HINT) -> FlareE
         hint = _COLUMNS_HINT
     elif failure.kind == "null" and failure.hint:
         hint = failure.hint
-    elif failure.kind in ("missing", "value") and failure.hint:
+    elif failure.kind in ("missing", "value", "large") and failure.hint:
         hint = f"{failure.hint.rstrip('.')}, or use --on-error skip to omit such rows."
     at, row = (address, failure.row) if failure.file is None else (failure.file, failure.file_row)
     return _ERRORS.get(failure.kind, ReachError)(

@@ -23,6 +23,7 @@ from flarecli.redact import redact, redact_text
 from flarecli.storage import Guard, Limits, Location, bucket_in
 from flarecli.storage.http.engine import Fault, Page
 from flarecli.storage.http.url import Address, parse
+from flarecli.write.failures import LARGE_HINT
 from flarecli.write.spool import FetchedLink
 
 __all__ = [
@@ -162,7 +163,8 @@ class ObjectReader:
     def _read_whole(self, at: Location, size: int | None = None) -> bytes | LinkFailure:
         size = _size(at) if size is None else size
         if size > self._limits.max_bytes:
-            return LinkFailure("large", f"larger than the limit of {self._limits.max_bytes} bytes")
+            reason = f"larger than the limit of {self._limits.max_bytes} bytes"
+            return LinkFailure("large", reason, LARGE_HINT)
         return at.read(0, size)
 
     def close(self) -> None:

@@ -13,6 +13,8 @@ import flarecli as flare
 from flarecli import commands, read
 from flarecli.__main__ import main
 from flarecli.errors import MissingError, UsageError
+from flarecli.model import Settings
+from flarecli.units import format_size
 from flarecli.write import Writer
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -309,3 +311,104 @@ def test_a_format_that_contradicts_the_list_is_refused(out, tmp_path):
     with pytest.raises(UsageError) as caught:
         commands.inspect(str(tmp_path / "half.yaml"), format="mds")
     assert str(caught.value) == f"{tmp_path}/half.yaml: stream 'more' is listed as csv, not mds"
+
+
+@pytest.fixture
+def scores(tmp_path):
+    """A dataset of 40 rows in shards of 10 rows; row i has the id i and the score 39 - i."""
+    with Writer(
+        str(tmp_path / "scores"),
+        columns={"id": "int", "score": "int", "text": "str", "data": "bytes"},
+        settings=Settings(shard_rows=10),
+    ) as writer:
+        for i in range(40):
+            writer.write({"id": i, "score": 39 - i, "text": f"row {i}", "data": bytes([i])})
+    return str(tmp_path / "scores")
+
+
+@pytest.mark.parametrize(
+    ("options", "ids"),
+    [
+        ({"rows": "3:7"}, [3, 4, 5, 6]),
+        ({"rows": "::15"}, [0, 15, 30]),
+        ({"where": "score < 3"}, [37, 38, 39]),
+        ({"where": "score % 13 = 0"}, [0, 13, 26, 39]),
+        ({"limit": 2}, [0, 1]),
+        ({"limit": 0}, []),
+        ({"rows": "5:35", "where": "score > 10 and id % 2 = 0", "limit": 4}, [6, 8, 10, 12]),
+        ({"where": "id > 100"}, []),
+        ({}, list(range(40))),
+    ],
+)
+def test_rows_where_and_limit_select_the_rows_of_statistics_and_samples(scores, options, ids):
+    found = commands.inspect(scores, stats=True, sample=1.0, **options)
+    assert (found.rows, found.selected) == (40, len(ids) if options else None)
+    (stream,) = found.streams
+    assert [stream.stats[name]["rows"] for name in ("id", "text", "data")] == [len(ids)] * 3
+    assert (stream.stats["id"].get("min"), stream.stats["id"].get("max")) == (
+        min(ids, default=None),
+        max(ids, default=None),
+    )
+    assert stream.stats["text"].get("bytes", 0) == sum(len(f"row {i}") for i in ids)
+    assert list(found.sample_rows) == ids
+    assert [row["id"] for batch in found.sample for row in batch.to_pylist()] == ids
+
+
+def test_columns_selects_the_columns_of_the_description_statistics_and_sample(scores):
+    found = commands.inspect(
+        scores, columns=["data", "score"], where="id < 2", stats=True, sample=5
+    ).as_json()
+    (stream,) = found["streams"]
+    assert stream["columns"] == found["columns"] == {"data": "bytes", "score": "int"}
+    assert list(stream["types"]) == list(stream["stats"]) == ["data", "score"]
+    assert found["sample"] == [
+        {"data": {"bytes": 1}, "score": 39},
+        {"data": {"bytes": 1}, "score": 38},
+    ]
+
+
+def test_the_number_of_selected_rows_is_printed(scores, capsys):
+    assert main(["inspect", scores, "--where", "score < 3", "-q"]) == 0
+    size = sum(path.stat().st_size for path in Path(scores).glob("*.mds"))
+    assert capsys.readouterr().out == (
+        f"{scores}/playlist.yaml: mds, 40 rows, 4 shards, {format_size(size)}; 3 rows selected\n"
+    )
+    assert main(["inspect", scores, "--rows", "5", "--field", "selected"]) == 0
+    assert capsys.readouterr().out == "1\n"
+
+
+def test_selected_rows_of_missing_shards_are_omitted(scores):
+    (Path(scores) / "shard.00001.mds").unlink()
+    found = commands.inspect(scores, rows="8:22", sample=1.0, stats=True)
+    assert (found.selected, found.sample_rows) == (4, (8, 9, 20, 21))
+    assert found.missing == (f"{scores}/shard.00001.mds",)
+
+
+@pytest.mark.parametrize(
+    ("options", "message", "hint"),
+    [
+        (["-c", "idd"], "no column 'idd'", "Did you mean id? Choose from data, id, score, text."),
+        (
+            ["--where", "scor > 1"],
+            "--where: no column 'scor'",
+            "Did you mean score? Choose from data, id, score, text.",
+        ),
+        (["-r", "40"], "row 40 is outside the data, which has 40 rows", ""),
+        (
+            ["--urls", "-c", "id"],
+            "--urls and --columns cannot be combined",
+            "Remove --urls or --columns.",
+        ),
+        (
+            ["--urls", "--where", "id > 1"],
+            "--urls and --where cannot be combined",
+            "Remove --urls or --where.",
+        ),
+        (["--limit", "-1"], "--limit: expected at least 0, got -1", ""),
+    ],
+)
+def test_invalid_selections_of_inspect_are_refused(scores, options, message, hint, capsys):
+    assert main(["inspect", scores, *options]) == 2
+    ran = capsys.readouterr()
+    lines = [f"error: {message}", *([f"hint: {hint}"] if hint else [])]
+    assert (ran.out, ran.err.splitlines()) == ("", lines)

@@ -12,6 +12,7 @@ import pytest
 
 import flarecli
 from flarecli import commands, encodings, playlists, read
+from flarecli.__main__ import main
 from flarecli.encodings import column
 from flarecli.errors import ReachError
 from flarecli.formats import find
@@ -77,6 +78,11 @@ def peak():
 
 def run(verb, source, out, on_error, limit):
     try:
+        if verb == "cat":
+            return [sum(batch.num_rows for batch in commands.cat(source, max_object=limit)), 0]
+        if verb in ("sample", "stats"):
+            options = {verb: 3 if verb == "sample" else True}
+            return [commands.inspect(source, max_object=limit, **options).rows, 0]
         done = getattr(commands, verb)(source, out, on_error=on_error, max_object=limit)
         return [done.rows, done.failed]
     except FlareError as error:
@@ -117,6 +123,29 @@ def test_a_large_value_takes_no_memory(tmp_path, verb):
         failed = json.loads(line)
         assert (failed["row"], failed["column"], failed["kind"]) == (1, "data", "large")
         assert failed["reason"] == refused[3]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak of memory is read from /proc")
+def test_cat_and_inspect_do_not_read_a_large_value(tmp_path):
+    for name in ("small", "records", "bags", "samples"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "small" / "x.bag").write_bytes(b"ab" + struct.pack("<2Q", 1, 2))
+    sparse_record_file(tmp_path / "records" / "a.ffr")
+    sparse_bags(tmp_path / "bags")
+    sparse_samples(tmp_path / "samples")
+    cases = [
+        [verb, str(tmp_path / name), "", ""]
+        for name in ("records", "bags", "samples")
+        for verb in ("cat", "sample", "stats")
+    ]
+    argument = json.dumps([str(tmp_path / "small"), cases])
+    done = subprocess.run(
+        [sys.executable, "-c", _PEAK, argument], capture_output=True, text=True, check=True
+    )
+    results = json.loads(done.stdout)
+    reason = f"column 'data': {REASON.format(size=LARGE, limit=1 << 20)}"
+    assert [result for result, _ in results] == [["reach", 3, 1, reason]] * 9
+    assert max(megabytes for _, megabytes in results) < 64
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of memory is read from /proc")
@@ -263,3 +292,74 @@ def test_a_large_key_is_refused_like_another_value(tmp_path):
     with pytest.raises(ReachError) as caught:
         commands.pack(str(tmp_path / "data"), str(tmp_path / "out"), key="bin", max_object=50)
     assert (caught.value.message, caught.value.row) == (REASON.format(size=60, limit=50), 1)
+
+
+@pytest.mark.parametrize("form", ["granular", "webdataset", "mds", "parquet"])
+def test_cat_prints_the_rows_before_a_large_value_and_then_fails(tmp_path, form, capsys):
+    key = written(tmp_path / "data", form)
+    source = str(tmp_path / "data")
+    shard = {
+        "granular": "000000/spec.json",
+        "webdataset": "00000.tar",
+        "mds": "shard.00000.mds",
+        "parquet": "00000.parquet",
+    }[form]
+    assert main(["cat", source, "--max-object", "50", "-c", key, "--bytes", "base64"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(SIZES)
+    assert main(["cat", source, "--max-object", "50", "-r", "2,3,1,0"]) == 3
+    ran = capsys.readouterr()
+    assert [json.loads(line)[key] for line in ran.out.splitlines()] == ["k02", "k03"]
+    assert ran.err.splitlines() == [
+        f"error: {source}/{shard}[1]: column 'bin': {REASON.format(size=60, limit=50)}",
+        "hint: Increase --max-object.",
+    ]
+
+
+def test_a_condition_of_cat_can_exclude_rows_with_large_values(tmp_path, capsys):
+    written(tmp_path / "data", "mds")
+    source = str(tmp_path / "data")
+    where = "octet_length(bin) < 50"
+    assert main(["cat", source, "--max-object", "50", "--where", where]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == sum(size < 50 for size in SIZES)
+    assert main(["cat", source, "--max-object", "50", "--where", "key >= 'k03'", "-q"]) == 3
+    ran = capsys.readouterr()
+    assert [json.loads(line)["key"] for line in ran.out.splitlines()] == ["k03"]
+    assert ran.err.splitlines() == [
+        f"error: {source}: column 'bin': {REASON.format(size=70, limit=50)}",
+        "hint: Increase --max-object.",
+    ]
+
+
+@pytest.mark.parametrize("options", [["--stats"], ["--sample", "12"]])
+def test_inspect_reads_a_large_value_only_if_its_column_and_row_are_selected(
+    tmp_path, options, capsys
+):
+    written(tmp_path / "data", "mds")
+    source = str(tmp_path / "data")
+    limited = ["inspect", source, "--max-object", "50", "--json", *options]
+    assert main([*limited, "-c", "key,txt"]) == 0
+    assert main([*limited, "--where", "key < 'k01'"]) == 0
+    capsys.readouterr()
+    assert main(limited) == 3
+    ran = capsys.readouterr()
+    assert ran.out == ""
+    assert json.loads(ran.err)["error"] == {
+        "kind": "reach",
+        "message": f"column 'bin': {REASON.format(size=60, limit=50)}",
+        "where": f"{source}/shard.00000.mds[1]",
+        "row": 1,
+        "column": "bin",
+        "hint": "Increase --max-object.",
+        "exit_code": 3,
+    }
+
+
+@pytest.mark.parametrize("command", ["pack", "unpack"])
+def test_the_hint_for_a_large_value_names_the_option_that_allows_it(tmp_path, command, capsys):
+    written(tmp_path / "data", "mds")
+    out = str(tmp_path / "out")
+    assert main([command, str(tmp_path / "data"), out, "--key", "key", "--max-object", "50"]) == 3
+    assert capsys.readouterr().err.splitlines()[-2:] == [
+        f"error: {tmp_path}/data/shard.00000.mds[1]: k01: {REASON.format(size=60, limit=50)}",
+        "hint: Increase --max-object, or use --on-error skip to omit such rows.",
+    ]
