@@ -18,15 +18,18 @@ text. An example is a placeholder in a block of text.
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import itertools
 import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
 from flarecli.encodings import column
-from flarecli.errors import FormatError, Place, ReachError
+from flarecli.errors import FormatError, IntegrityError, Place, ReachError
 from flarecli.hashes import digest, known
 from flarecli.lazy import np
 from flarecli.model import Columns, File, IntArray, Playlist, Stream
@@ -49,6 +52,7 @@ __all__ = ["FLOAT", "faults", "parse", "places", "read", "stored"]
 
 MAX_BYTES = 1 << 30  # ten times the size of a playlist with a million chunks
 MAX_DEPTH = 16
+_MAX_READS = 8  # maximum number of attempts to read a playlist that other processes replace
 _CHECKSUM_LINE = re.compile(rb"# flare xxh3_128 ([0-9a-f]{32})\n\Z")
 # Longer integers remain text, because floats would lose digits.
 _INT = re.compile(r"-?(?:0|[1-9]\d{0,38})", re.ASCII)
@@ -103,7 +107,22 @@ def read(at: Location) -> Playlist:
 
 
 def stored(at: Location) -> bytes:
-    """Read the bytes of a playlist. Raises FormatError for a file larger than MAX_BYTES."""
+    """Read the bytes of a playlist.
+
+    Another process may replace the playlist between the requests that read it. It is then read
+    again, because none of its bytes have been used.
+
+    raises  FormatError for a file larger than MAX_BYTES; IntegrityError if every read failed
+            because the playlist was replaced
+    """
+    for _ in range(_MAX_READS - 1):
+        with contextlib.suppress(IntegrityError):
+            return _stored(at)
+        at = replace(at, store=copy.copy(at.store))  # a copied store has no pins
+    return _stored(at)
+
+
+def _stored(at: Location) -> bytes:
     try:
         # `read_whole` opens the file once, because another process may replace the playlist.
         return at.read_whole(MAX_BYTES)

@@ -8,7 +8,8 @@
     OUT/.flare/done            exists after this copy is complete; `.flare` can then be deleted
 
 Objects cannot be renamed, so the creation of the playlist commits the dataset. If the playlist
-exists, all listed files are complete, regardless of the contents of `.flare`.
+exists, all listed files are complete, regardless of the contents of `.flare`. A fragment of a
+dataset is an exception: the commit of the fragment follows its playlist (`versions.py`).
 
 The lock is a lease: an object that its owner renews regularly. A process creates or takes over the
 object with a conditional put, so only one process succeeds. A process that finds an existing lock
@@ -29,9 +30,10 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from flarecli.errors import BusyError, FlareError, MissingError, UsageError
+from flarecli.errors import BusyError, FlareError, MissingError, ReachError, UsageError
 from flarecli.playlists import PLAYLIST
 from flarecli.prefetch import ordered_map, start_thread
+from flarecli.read.version_lists import is_fragment
 from flarecli.storage import Entry, Location
 from flarecli.storage.cloud.store import Snapshot, snapshot, swap
 from flarecli.storage.local import SCRATCH
@@ -166,6 +168,23 @@ class Lease:
                 hint = "Run the same command with --resume."
             raise BusyError(self._lost, where=self._where, hint=hint)
 
+    def check_store(self) -> None:
+        """Raise an error unless the store refuses to create the lock again.
+
+        raises  UsageError if the store rejects conditional writes; ReachError if it ignores the
+                condition
+        """
+        with self._mutex:
+            try:
+                self._at.create(self._snapshot.data)
+            except BusyError:
+                return
+        raise ReachError(
+            "the store created a file that already exists",
+            where=self._at,
+            hint="Use a store with conditional writes (If-None-Match), or a local folder.",
+        )
+
     def expire(self) -> None:
         """Stop renewing the lock, so that it expires. This method sends no request."""
         self._ended.set()
@@ -299,7 +318,7 @@ class BucketTarget(Target):
                     _remove(self._new, self._new.list())
                 self.at = self._new
                 return
-        elif _has_objects(self._out / f"{SCRATCH}/journal") and not (self._out / PLAYLIST).exists():
+        elif _has_objects(self._out / f"{SCRATCH}/journal") and not self._is_complete():
             if resume:
                 return
             if not overwrite:
@@ -310,6 +329,13 @@ class BucketTarget(Target):
         else:
             self._clear()
         self._admit(resume, overwrite)
+
+    def _is_complete(self) -> bool:
+        """Return whether the existing playlist completes the folder.
+
+        A fragment is complete only after its commit, which follows its playlist.
+        """
+        return not is_fragment(self._out.name) and (self._out / PLAYLIST).exists()
 
     def _is_new_complete(self) -> bool:
         """Return whether all files of the new dataset exist.

@@ -409,6 +409,11 @@ class CommitLock:
         if self._lease is not None:
             self._lease.check(now)
 
+    def check_store(self) -> None:
+        """Raise an error if another process could replace a file that this process creates."""
+        if self._lease is not None:
+            self._lease.check_store()
+
     def __exit__(
         self,
         kind: type[BaseException] | None,
@@ -434,6 +439,7 @@ def commit(at: Location, change: Change, base: Version) -> Version:
     raises  the errors of `Change.apply` and `CommitLock`
     """
     with CommitLock(at) as lock:
+        lock.check_store()
         current = newest(at)
         if current.data == base.data:
             current = base  # the playlist of `base` is already parsed
@@ -563,23 +569,13 @@ def _stored(where: Location) -> bytes | None:
 
 
 def _keep_first(at: Location, first: Version) -> None:
-    """Before the first change, copy the playlist and the format's index to numbered files.
-
-    raises  ReachError if the store overwrites an existing file instead of refusing to create it
-    """
+    """Before the first change, copy the playlist and the format's index to numbered files."""
     formats = {stream.format for stream in first.streams} - {None}
     for index in {find(str(name)).version_index for name in formats} - {""}:
         data = _stored(at / index)
         if data is not None:
             _create_once(at / first_index(index), data)
     _create_once(at / version_name(first.number), first.data)
-    with contextlib.suppress(BusyError, UsageError):
-        (at / version_name(first.number)).create(first.data)
-        raise ReachError(
-            "the store created a file that already exists",
-            where=at / version_name(first.number),
-            hint="Use a store with conditional writes (If-None-Match), or a local folder.",
-        )
 
 
 def _create_once(where: Location, data: bytes) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import email.utils
 import hashlib
 import hmac
+import http.client
 import itertools
 import os
 import re
@@ -20,6 +21,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections import namedtuple
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qsl, unquote, urlsplit
 from xml.sax.saxutils import escape
@@ -134,6 +136,84 @@ def azure(azurite, no_cloud, monkeypatch):
     address = f"{azurite}/devstoreaccount1/{container}?restype=container"
     urllib.request.urlopen(urllib.request.Request(address, method="PUT", headers=signed)).close()
     return f"az://{container}"
+
+
+Asked = namedtuple("Asked", "method path status size")
+
+
+class ProxyHandler(BaseHTTPRequestHandler):
+    """Forwards each request to `server.host`, and appends it to `server.asked`.
+
+    server.fault   function of a request; it returns None, or whether to forward the request, and
+                   the answer: `cut`, `timeout`, or the status and the error code of a response
+    server.faults  number of requests for which it returned an answer
+    """
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def log_message(self, *args):
+        pass
+
+    def do_GET(self):
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        is_forwarded, answer = self.server.fault(self) or (True, None)
+        if is_forwarded:
+            status, headers, data = self.forwarded(body)
+        if answer is not None:
+            self.server.faults += 1
+            self.close_connection = True
+            if answer == "timeout":
+                self.connection.recv(1)  # returns when the client closes the connection
+            if isinstance(answer, str):
+                return
+            status, data = answer[0], f"<Error><Code>{answer[1]}</Code></Error>".encode()
+            headers = [("Content-Length", str(len(data)))]
+        self.server.asked.append(Asked(self.command, self.path, status, len(data)))
+        self.send_response(status)
+        for name, value in headers:
+            self.send_header(name, value)
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    do_HEAD = do_PUT = do_POST = do_DELETE = do_GET
+
+    def forwarded(self, body):
+        connection = http.client.HTTPConnection(self.server.host)
+        try:
+            connection.request(self.command, self.path, body or None, dict(self.headers))
+            answer = connection.getresponse()
+            data = answer.read()
+        finally:
+            connection.close()
+        unwanted = {"transfer-encoding", "connection", "content-length", "date", "server"}
+        headers = [one for one in answer.getheaders() if one[0].lower() not in unwanted]
+        size = answer.getheader("Content-Length") if self.command == "HEAD" else len(data)
+        return answer.status, [*headers, ("Content-Length", str(size or 0))], data
+
+
+@pytest.fixture
+def proxy():
+    """Return a function that starts a proxy in front of the server at an address."""
+    servers = []
+
+    def start(upstream):
+        server = Server(("127.0.0.1", 0), ProxyHandler)
+        server.host, server.asked, server.faults = urlsplit(upstream).netloc, [], 0
+        server.fault = lambda request: None
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        servers.append((server, thread))
+        return server
+
+    yield start
+    for server, thread in servers:
+        stop_server(server)
+        thread.join()
+        server.server_close()
 
 
 class Google(BaseHTTPRequestHandler):
@@ -251,15 +331,19 @@ class Google(BaseHTTPRequestHandler):
         )
 
 
-class GoogleServer(ThreadingHTTPServer):
+class Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 256  # with a short queue, the kernel drops simultaneous connections
+
+    def handle_error(self, request, client_address):
+        if not isinstance(sys.exception(), ConnectionError):  # the client closed the connection
+            super().handle_error(request, client_address)
 
 
 @pytest.fixture
 def google(no_cloud, monkeypatch):
     """An empty bucket: `gs://bucket`."""
-    server = GoogleServer(("127.0.0.1", 0), Google)
+    server = Server(("127.0.0.1", 0), Google)
     server.objects, server.uploads, server.generations = {}, {}, itertools.count(1)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()

@@ -2,14 +2,19 @@
 conditional puts.
 """
 
+import itertools
 import os
 import signal
+import traceback
+import urllib.request
+from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import flarecli as flare
+from flarecli.__main__ import main
 from flarecli.errors import BusyError, UsageError
 from flarecli.storage import locate
 from flarecli.storage.cloud.store import ObjectStore
@@ -60,42 +65,215 @@ def test_a_dataset_in_a_bucket_is_changed(kind, request, tmp_path):
     assert len([name for name in names if name.startswith("fragment.")]) == 1
 
 
-def test_a_commit_whose_response_is_lost_is_done_once(s3, tmp_path, monkeypatch):
-    out = f"{s3}/living/lost"
+@pytest.fixture
+def faulty(request, proxy, monkeypatch):
+    """Return a function: kind of bucket -> its address, and a proxy in front of its server."""
+
+    def start(kind):
+        address = request.getfixturevalue(kind)
+        name = {"s3": "AWS_ENDPOINT_URL", "azure": "AZURITE_BLOB_STORAGE_URL"}.get(kind)
+        if name is None:
+            server = proxy(f"http://{os.environ['STORAGE_EMULATOR_HOST']}")
+            monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"127.0.0.1:{server.server_port}")
+        else:
+            server = proxy(os.environ[name])
+            monkeypatch.setenv(name, f"http://127.0.0.1:{server.server_port}")
+        return address, server
+
+    return start
+
+
+def fails(name, answer, is_done, count=1, commands=("PUT",)):
+    """Return a fault of a proxy: the answer to the first `count` requests for an object.
+
+    is_done  whether the server executes these requests
+    """
+    numbers = itertools.count()
+
+    def fault(request):
+        path = unquote(urlsplit(request.path).path)
+        is_chosen = request.command in commands and path.endswith(f"/{name}")
+        return (is_done, answer) if is_chosen and next(numbers) < count else None
+
+    return fault
+
+
+CHANGES = {  # name -> arguments, and the rows after the change
+    "append": (["pack", "{source}", "{out}", "--append"], [0, 1, 2, 3, 4, 5]),
+    "drop": (["drop", "{out}", "--where", "id = 1"], [0, 2, 3]),
+    "compact": (["compact", "{out}"], [0, 1, 2, 3]),
+}
+ANSWERS = {
+    "500": (500, "InternalError"),
+    "409": (409, "ConditionalRequestConflict"),
+    "timeout": "timeout",
+    "cut": "cut",
+}
+
+
+def changed(change, out, source, *options):
+    """Run a change with the command line. Return its exit code."""
+    arguments = [text.format(out=out, source=source) for text in CHANGES[change][0]]
+    return main([*arguments, "--quiet", *options])
+
+
+def fragments(out):
+    names = {entry.name.partition("/")[0] for entry in locate(out).list()}
+    return {name for name in names if name.startswith("fragment.")}
+
+
+LOST = [  # kind, answer, and options
+    ("s3", "cut", ["--retries", "0"]),
+    ("google", "500", ["--retries", "0"]),
+    ("google", "409", ["--retries", "0"]),
+]
+if IS_FULL:
+    LOST = [
+        (kind, answer, options)
+        for kind in ("s3", "google", "azure")
+        for answer in ANSWERS
+        for options in ([], ["--retries", "0"])
+    ]
+
+
+@pytest.mark.parametrize("kind, answer, options", LOST)
+def test_a_commit_whose_answer_is_lost_is_one_version(kind, answer, options, faulty, tmp_path):
+    """The server executes the first request for the commit of each change, or does not."""
+    bucket, server = faulty(kind)
+    options = [*options, "--timeout", "5s"] if answer == "timeout" else options
+    first = table(0, 4, tmp_path / "0.parquet")
+    source = table(4, 2, tmp_path / "1.parquet")
+    for change, is_done in itertools.product(CHANGES, (True, False)):
+        out = f"{bucket}/living/{change}-{is_done}"
+        flare.pack(first, out, shard_rows=2)
+        server.fault = fails("playlist.000002.yaml", ANSWERS[answer], is_done)
+        assert changed(change, out, source, *options) == 0
+        assert server.faults == 1
+        server.faults = 0
+        assert ids(out) == CHANGES[change][1]
+        assert [one.number for one in flare.log(out)] == [1, 2]
+        assert list(flare.verify(out)) == []
+        assert flare.prune(out, keep=9, dry_run=True).files == 0
+
+
+@pytest.mark.parametrize("is_done", [True, False], ids=["done", "not-done"])
+@pytest.mark.parametrize("answer", ["409", "cut"])
+def test_a_commit_without_any_answer_keeps_its_rows_for_a_resume(
+    answer, is_done, faulty, tmp_path, monkeypatch, capsys
+):
+    """Every request for the list of the new version fails, also those that would read it back."""
+    monkeypatch.setattr(versions, "_MAX_ATTEMPTS", 2)  # the delays between 8 take six seconds
+    bucket, server = faulty("google")
+    first = table(0, 4, tmp_path / "0.parquet")
+    source = table(4, 2, tmp_path / "1.parquet")
+    for change in CHANGES:
+        out = f"{bucket}/living/{change}"
+        flare.pack(first, out, shard_rows=2)
+        commands = ("PUT", "GET", "HEAD") if answer == "cut" else ("PUT",)
+        name = "playlist.000002.yaml"
+        server.fault = fails(name, ANSWERS[answer], is_done, 10**6, commands)
+        is_read_back = answer == "409" and is_done
+        code = changed(change, out, source, "--retries", "0")
+        assert (code, capsys.readouterr().err) == (0, "") if is_read_back else code == 3
+        assert len(fragments(out)) == 1
+        server.fault = lambda request: None
+        assert list(flare.verify(out)) == []
+        assert ids(out) == (CHANGES[change][1] if is_read_back else [0, 1, 2, 3])
+        assert changed(change, out, source, "--resume") == 0
+        assert ids(out) == CHANGES[change][1]
+        assert [one.number for one in flare.log(out)] == [1, 2]
+        assert len(fragments(out)) == 1
+        assert list(flare.verify(out)) == []
+
+
+@pytest.mark.parametrize("kind", ["s3", "google", "azure"])
+def test_a_reader_sees_one_of_two_versions_while_commits_replace_the_list(kind, faulty, tmp_path):
+    """Another process replaces `playlist.yaml` before each of the first requests that read it."""
+    bucket, server = faulty(kind)
+    out = f"{bucket}/living/replaced"
     flare.pack(table(0, 3, tmp_path / "0.parquet"), out)
-    real, lost = ObjectStore.create, []
+    flare.pack(table(3, 9, tmp_path / "1.parquet"), out, append=True)
+    lists = [(locate(out) / f"playlist.00000{i}.yaml").read() for i in (1, 2)]
+    requests = []
 
-    def create(self, path, data):
-        real(self, path, data)
-        if path.endswith("playlist.000002.yaml"):
-            lost.append(path)
-            raise ConnectionErrorAfterWrite("connection reset", where=path)
+    def replace(request):
+        path = unquote(urlsplit(request.path).path)
+        if request.command != "PUT" and path.endswith("/playlist.yaml") and len(requests) < 6:
+            requests.append(path)
+            (locate(out) / "playlist.yaml").write([lists[len(requests) % 2]])
 
-    monkeypatch.setattr(ObjectStore, "create", create)
-    assert flare.pack(table(3, 3, tmp_path / "1.parquet"), out, append=True).version == 2
-    assert len(lost) == 1
-    assert [one.number for one in flare.log(out)] == [1, 2]
-    assert ids(out) == list(range(6))
-
-
-class ConnectionErrorAfterWrite(flare.errors.ReachError):
-    """An error that hides that the object was written."""
+    server.fault = replace
+    assert len(flare.open(out)) in (3, 12)
+    assert len(requests) == 6
+    server.fault = lambda request: None
+    assert ids(f"{out}/playlist.000002.yaml") == list(range(12))
 
 
-def test_a_store_without_conditional_writes_is_refused(s3, tmp_path, monkeypatch):
-    out = f"{s3}/living/ignores"
-    flare.pack(table(0, 3, tmp_path / "0.parquet"), out)
+STORE_HINT = "Use a store with conditional writes (If-None-Match), or a local folder."
 
-    def create(self, path, data):  # as a server does that ignores If-None-Match
-        self.write(path, [data])
 
-    monkeypatch.setattr(ObjectStore, "create", create)
-    with pytest.raises(flare.errors.ReachError) as caught:
-        flare.pack(table(3, 3, tmp_path / "1.parquet"), out, append=True)
-    assert str(caught.value) == (
-        f"{out}/playlist.000001.yaml: the store created a file that already exists"
-    )
-    assert ids(out) == [0, 1, 2]
+@pytest.mark.parametrize("change", CHANGES if IS_FULL else ["append"])
+@pytest.mark.parametrize(
+    "answer, code, message",
+    [
+        ("ignored", 3, "the store created a file that already exists"),
+        ("501", 2, "the store has no conditional writes"),
+    ],
+    ids=["ignored", "501"],
+)
+@pytest.mark.parametrize("is_first", [True, False], ids=["first-change", "later-change"])
+def test_a_store_without_conditional_writes_is_refused(
+    is_first, answer, code, message, change, faulty, tmp_path, capsys
+):
+    bucket, server = faulty("s3")
+    out, source = f"{bucket}/living/store", table(4, 2, tmp_path / "1.parquet")
+    flare.pack(table(0, 4, tmp_path / "0.parquet"), out, shard_rows=2)
+    if not is_first:  # as after a copy to another store
+        flare.pack(table(9, 1, tmp_path / "2.parquet"), out, append=True)
+        flare.drop(out, where="id = 9")
+    capsys.readouterr()
+    before = {entry.name for entry in locate(out).list()}
+
+    def unsupported(request):
+        if request.headers["If-None-Match"] and answer == "501":
+            return False, (501, "NotImplemented")
+        del request.headers["If-None-Match"]  # as a store that ignores the header
+        return None
+
+    server.fault = unsupported
+    assert changed(change, out, source, "--retries", "0") == code
+    assert capsys.readouterr().err == f"error: {out}/.flare-commit: {message}\nhint: {STORE_HINT}\n"
+    names = {entry.name for entry in locate(out).list()}
+    assert {name for name in names - before if not name.startswith("fragment.")} == set()
+    server.fault = lambda request: None
+    assert ids(out) == [0, 1, 2, 3]
+    assert changed(change, out, source, "--resume") == 0
+    assert ids(out) == CHANGES[change][1]
+    assert list(flare.verify(out)) == []
+
+
+def test_a_bucket_that_keeps_earlier_versions_of_objects_is_named_by_an_erasure(
+    s3, moto, tmp_path, capsys
+):
+    """Changes need only conditional writes. Flare cannot delete the earlier versions."""
+    bucket, out = f"{moto}/{s3.removeprefix('s3://')}", f"{s3}/living/versioned"
+    enabled = b"<VersioningConfiguration><Status>Enabled</Status></VersioningConfiguration>"
+    kind = {"Content-Type": "application/xml"}
+    versioning = urllib.request.Request(f"{bucket}?versioning", enabled, kind, method="PUT")
+    urllib.request.urlopen(versioning).close()
+    source = table(4, 2, tmp_path / "1.parquet")
+    flare.pack(table(0, 4, tmp_path / "0.parquet"), out, shard_rows=2)
+    assert changed("append", out, source) == 0
+    assert main(["drop", out, "--where", "id = 1", "--erase"]) == 0
+    assert "earlier versions of objects in the bucket" in capsys.readouterr().err
+    assert (ids(out), [one.number for one in flare.log(out)]) == ([0, 2, 3, 4, 5], [3])
+    assert list(flare.verify(out)) == []
+    assert not (locate(out) / "shard.00000.mds").exists()
+    with urllib.request.urlopen(f"{bucket}?versions") as response:
+        assert b"<Key>living/versioned/shard.00000.mds</Key>" in response.read()
+    assert flare.pack(source, out, append=True).version == 4
+    assert flare.prune(out, keep=1).versions == (3,)
+    assert ids(out) == [0, 2, 3, 4, 5, 4, 5]
 
 
 def test_a_folder_of_fsspec_is_refused(tmp_path):
@@ -119,6 +297,7 @@ def forked(run):
         run()
         code = 0
     except flare.errors.FlareError as error:
+        traceback.print_exc()
         code = error.exit_code
     finally:
         os._exit(code)

@@ -2,12 +2,7 @@
 requests.
 """
 
-import http.client
 import random
-import threading
-from collections import namedtuple
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,51 +13,17 @@ from flarecli.__main__ import main
 from flarecli.errors import FormatError, MissingError, UsageError
 from flarecli.read import expand, resolve
 from flarecli.storage import locate
-from tests.servers import stop_server
-
-Asked = namedtuple("Asked", "method path status size")
 
 
 @pytest.fixture
-def counted(s3, moto, monkeypatch):
+def counted(s3, moto, proxy, monkeypatch):
     """The bucket behind a proxy that records each request and the bytes of its response."""
-    asked, host = [], urlsplit(moto).netloc
-
-    class Proxy(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True
-
-        def log_message(self, *args):
-            pass
-
-        def do_GET(self):
-            connection = http.client.HTTPConnection(host)
-            connection.request(self.command, self.path, headers=dict(self.headers))
-            answer = connection.getresponse()
-            data = answer.read()
-            connection.close()
-            asked.append(Asked(self.command, self.path, answer.status, len(data)))
-            self.send_response(answer.status)
-            for name, value in answer.getheaders():
-                if name.lower() not in ("transfer-encoding", "connection", "date", "server"):
-                    self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(data)
-
-        do_HEAD = do_GET
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Proxy)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield (
+    server = proxy(moto)
+    return (
         s3,
-        asked,
+        server.asked,
         lambda: monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}"),
     )
-    stop_server(server)
-    thread.join()
-    server.server_close()
 
 
 def put(address, *names):
