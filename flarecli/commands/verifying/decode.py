@@ -17,6 +17,8 @@ from flarecli.units import format_size
 __all__ = ["HINT", "decode_values"]
 
 _ROWS = 64  # read together
+# minimum size of values that are reported together, because one call per number would be slow
+_REPORT_BYTES = 1 << 16
 _PICKLES = ("pkl", "pkl[]")
 # encodings whose values become Python objects
 _DOCUMENTS = ("json", "json_json", "msgpack", "tree")
@@ -42,6 +44,7 @@ def decode_values(
     chunk = shard.chunk
     # limit the number of list items, because hostile rows may share the same bytes
     items_left = sum(at.size() for at in (chunk.at, *chunk.companions))
+    unreported = 0  # bytes
     for start in range(0, shard.rows if decoded else 0, _ROWS):
         rows = range(start, min(start + _ROWS, shard.rows))
         for i, row in _read_rows(form, shard, rows, list(decoded)):
@@ -63,7 +66,10 @@ def decode_values(
                     if fault := _fault(kind, part, named_kind, decoder):
                         message = f"column {name!r}: {fault}"
                         yield Finding(str(chunk.at), "value", message, HINT, row=i, column=name)
-                    count_bytes(len(part))
+                    unreported += len(part)
+                    if unreported >= _REPORT_BYTES:
+                        count_bytes(unreported)
+                        unreported = 0
 
 
 def _is_plain(kind: Encoding) -> bool:
