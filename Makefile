@@ -36,6 +36,8 @@ reference: .venv/dev  ## write the pages and man pages that are generated from t
 	$(BIN)/python docs/option_tables.py > docs/options.md
 	$(BIN)/python docs/api_page.py > docs/api.md
 	$(BIN)/python docs/man_pages.py
+figures: .venv/dev  ## run the benchmarks of all claims about speed, and write docs/figures.md; after `make interop`
+	env $$(cat .venv/peers/names) $(BIN)/python benchmarks/run.py
 pictures: .venv/dev  ## draw the pictures of the docs; needs Chromium
 	$(BIN)/python docs/pictures.py docs/pictures --page
 dist: .venv/dev  ## build the wheel and the source package in dist/; REPOSITORY=URL adds links to the metadata
@@ -66,4 +68,4 @@ bench: .venv/installed  ## start-up, speed and memory; for PEER_PYTHON=… and o
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
-.PHONY: help demo test properties portable windows interop originals check lint types docs reference pictures dist installs prose bench
+.PHONY: help demo test properties portable windows interop originals check lint types docs reference pictures dist installs prose bench figures

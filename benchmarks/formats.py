@@ -28,6 +28,8 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
+from measure import print_figures
+
 HERE = Path(__file__).parent
 KEEP = {"MALLOC_TRIM_THRESHOLD_": str(1 << 30), "MALLOC_MMAP_THRESHOLD_": str(1 << 25)}
 PEERS = {
@@ -229,6 +231,7 @@ def main() -> None:
     only = [name for name in args.only.split(",") if name]
     from formats_flare import make
 
+    figures: dict[str, float] = {}
     print(
         f"CPU µs a sample, medians of {args.rounds} rounds\n{'format':15}{'operation':19}{'flare':>9}{'original':>9}{'floor':>9}",
         flush=True,
@@ -249,11 +252,17 @@ def main() -> None:
                 for workload in wanted:
                     for line in measured(form, workload, children, args.rounds, only):
                         print(line.shown(), flush=True)
+                        name = f"{form} {workload}, {LABELS[line.operation]}"
+                        if "peer" in line.costs:
+                            figures[f"{name}, original"] = line.ratio("peer")
+                        if "floor" in line.costs:
+                            figures[f"{name}, floor"] = 1 / line.ratio("floor")
             finally:
                 for child in children.values():
                     child.end()
         if not python:
             print(f"  the original did not run: {PEERS[form]} names no interpreter")
+    print_figures(figures)
 
 
 if __name__ == "__main__":

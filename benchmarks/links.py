@@ -18,7 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from measure import FLARE, Cost, run
+from measure import FLARE, Cost, print_figures, run
 from storage import serve
 
 COUNT, SHARD = 10_000, 1_000
@@ -65,6 +65,7 @@ def flare(table: Path, out: Path, task: str) -> Cost:
             str(out),
             "--fetch",
             "url:jpg",
+            "--allow-private",
             "--key",
             "id",
             "--format",
@@ -131,14 +132,18 @@ def main() -> None:
         server, url = serve(folder)
         try:
             table = make(folder, url)
-            for task, least in RATIOS.items():
-                compare(table, folder / "out", task, least, args.rounds)
+            figures = {
+                task: compare(table, folder / "out", task, least, args.rounds)
+                for task, least in RATIOS.items()
+            }
         finally:
             server.terminate()
             server.wait()
+    print_figures(figures)
 
 
-def compare(table: Path, out: Path, task: str, least: float, rounds: int) -> None:
+def compare(table: Path, out: Path, task: str, least: float, rounds: int) -> float:
+    """Pack the links with both programs, print the rates, and return the ratio of the CPU times."""
     found: dict[str, list[Cost]] = {"flare": [], "img2dataset": []}
     for _ in range(rounds):
         for name, call in (("flare", flare), ("img2dataset", img2dataset)):
@@ -158,6 +163,7 @@ def compare(table: Path, out: Path, task: str, least: float, rounds: int) -> Non
         f"{task}: {ratio:.1f} times as many (at least {least}){'' if ratio >= least else '   MISSED'}",
         flush=True,
     )
+    return ratio
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
 """Compare loaders: 5,000 rows of 20 KB, shuffled, in batches of 64; then the shuffle; then
 decoding.
 
-    python benchmarks/loaders.py [side …]
+    python benchmarks/loaders.py [SIDE …]    # for example: flare floor mds
 
 For each side, the samples per second, the CPU time per sample (of all threads and processes) and
 the milliseconds until the first batch are printed, the best of two turns of four epochs. By
 default, torch starts new workers for each epoch, which takes most of an epoch here; with
 `persistent_workers` they stay alive. The sides with torch's own DataLoader are also measured with
 persistent workers, as `kept`. `floor` is a memory map, struct and slices over the same files.
-Another library is measured if its interpreter is named: see README.md.
+Another library is measured if its interpreter is named: see README.md. Figures are the CPU time per
+sample of another side divided by that of flare with two threads.
 """
 
 import json
@@ -20,11 +21,13 @@ import time
 import tracemalloc
 from pathlib import Path
 
+from measure import print_figures
+
 CHILD, ROUNDS = str(Path(__file__).with_name("loaders_child.py")), 2
 PYTHONS = {  # side -> variable with its interpreter
     "lmdb": "LMDB_PYTHON",
     "litdata": "LITDATA_PYTHON",
-    "datasets": "DATASETS_PYTHON",
+    "datasets": "TRAINING_PYTHON",
     "ffrecord": "FFRECORD_PYTHON",
     "array_record": "ARRAY_RECORD_PYTHON",
     "grain": "GRAIN_PYTHON",
@@ -39,10 +42,10 @@ OWN_LOADER = ("ffrecord", "litdata")
 def child(python: str, *arguments: str) -> str | None:
     try:
         ran = subprocess.run(
-            [python, CHILD, *arguments], capture_output=True, text=True, check=False, timeout=60
+            [python, CHILD, *arguments], capture_output=True, text=True, check=False, timeout=600
         )
     except subprocess.TimeoutExpired:
-        print(f"  {' '.join(arguments)}: not finished in a minute", file=sys.stderr)
+        print(f"  {' '.join(arguments)}: not finished in ten minutes", file=sys.stderr)
         return None
     if ran.returncode:
         print(f"  {' '.join(arguments)}: {ran.stderr.strip().splitlines()[-1:]}", file=sys.stderr)
@@ -57,6 +60,7 @@ def has_torch(python: str) -> bool:
 
 
 def loaders(chosen: list[str], tmp: str) -> None:
+    """Measure all sides in turns, print the best turn of each, and the ratios to flare's loader."""
     pythons = {"flare": sys.executable, "floor": sys.executable} | {
         side: os.environ[name] for side, name in PYTHONS.items() if name in os.environ
     }
@@ -91,12 +95,18 @@ def loaders(chosen: list[str], tmp: str) -> None:
         who = f"{workers} {'kept ' * (torch == 'kept')}workers" if torch else f"{workers} threads"
         what = f"{side}, {'torch, ' if torch else ''}{who}" if torch or side == "flare" else side
         print(f"{what:32}{rate:12,.0f}{cost * 1e6:10.1f}{first * 1e3:10.1f}")
+    own = best["flare", "2", ""][1]
+    print_figures(
+        {
+            side: best[side, "0", ""][1] / own
+            for side in pythons
+            if side != "flare" and (side, "0", "") in best
+        }
+    )
 
 
 def order() -> None:
-    """Measure the permutation: nanoseconds per index in blocks of 16 k, and the memory of a
-    block.
-    """
+    """Measure the permutation: nanoseconds per index in blocks of 16 k, and memory of a block."""
     import numpy as np
 
     from flarecli.read import positions

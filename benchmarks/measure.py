@@ -3,13 +3,14 @@
 Benchmarks import this module first, because each is a script that runs alone.
 """
 
+import json
 import os
 import subprocess
 import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,6 +40,11 @@ def run(argv: Sequence[str], **env: str) -> Cost:
         if child.returncode:
             sys.exit(f"{' '.join(argv)}: exit {child.returncode}\n{err.read().decode()}")
         return Cost(wall, used.ru_utime + used.ru_stime, out.read().decode(errors="replace"))
+
+
+def print_figures(ratios: Mapping[str, float]) -> None:
+    """Print ratios by name as the last line of a benchmark, as JSON. `run.py` reads this line."""
+    print(json.dumps({"figures": {name: round(ratio, 3) for name, ratio in ratios.items()}}))
 
 
 def peak(argv: Sequence[str]) -> tuple[int, float]:

@@ -55,6 +55,7 @@ def photographs(scratch: str, size: float) -> str:
             f"{scratch}/packed",
             "--fetch",
             "data_url:image",
+            "--allow-private",
             "--key",
             "data_id",
             "-q",

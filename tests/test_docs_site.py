@@ -123,3 +123,44 @@ def test_the_site_works_in_a_browser(site, browser):
         })"""
     )
     assert "Datasets that change" in " ".join(found)
+
+
+FIGURES = runpy.run_path(str(ROOT / "benchmarks/run.py"))
+
+
+def ratios_of_the_page():
+    """Return the rows of the two tables of figures.md: {(task, peer, bound, script): ratio}."""
+    row = r"^\| (.+?) \| (.+?) \| ([\d.]+) \| ([\d.]+) \| `(\w+)\.py` \|$"
+    found = re.findall(row, (DOCS / "figures.md").read_text(), re.MULTILINE)
+    return {
+        (task, peer, float(bound), script): float(ratio)
+        for task, peer, ratio, bound, script in found
+    }
+
+
+def test_the_page_of_figures_has_every_claim_and_each_is_met():
+    claims = {(one.task, one.peer, one.bound, one.script): one for one in FIGURES["CLAIMS"]}
+    ratios = ratios_of_the_page()
+    assert ratios.keys() == claims.keys(), "run: make figures"
+    assert [claims[key] for key, ratio in ratios.items() if not claims[key].is_met(ratio)] == []
+
+
+def test_the_chart_shows_the_ratios_of_the_page():
+    ratios = ratios_of_the_page()
+    claims = {one: ratios[one.task, one.peer, one.bound, one.script] for one in FIGURES["CLAIMS"]}
+    assert FIGURES["chart"](claims) == (DOCS / "pictures/figures.svg").read_text()
+
+
+def test_claims_about_speed_outside_the_page_of_figures_are_claims_that_are_measured():
+    sentences = [one.readme.format(f"{one.bound:g}") for one in FIGURES["CLAIMS"] if one.readme]
+    speed = re.compile(
+        r"\b(?:[\d.]+|two|three|four|five|six|eight|ten) times (?:as (?:fast|many|long|much)|the (?:CPU )?time)|[\d.]+ [MG]B/s"
+    )
+    for path in (ROOT / "README.md", *DOCS.glob("*.md")):
+        text = " ".join(path.read_text().split())
+        if path.name == "README.md":
+            for sentence in sentences:
+                assert sentence in text
+                text = text.replace(sentence, "")
+        if path.name != "figures.md":
+            assert speed.findall(text) == [], path.name
