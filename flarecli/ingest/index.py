@@ -209,9 +209,9 @@ class Index:
         The values of unreadable files are null.
         """
         if self.is_list:
-            return contents(batches, columns, self.at.join, limits, group_rows=1)
+            return contents(batches, columns, self.at.join, limits, max_group_rows=1)
         if not self.at.is_local:
-            return contents(batches, columns, self.at.__truediv__, limits, group_rows=1)
+            return contents(batches, columns, self.at.__truediv__, limits, max_group_rows=1)
         return contents(batches, columns, self.at.__truediv__, limits)
 
     def count(self, where: str | None = None) -> int:

@@ -6,9 +6,11 @@ memory is reserved for it, so that the file is opened only once, for its size an
 
 from __future__ import annotations
 
+import itertools
+import operator
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
@@ -25,7 +27,8 @@ __all__ = ["Flaw", "contents", "filled"]
 
 SLICE_ROWS, READ_AHEAD_ROWS = 512, 1024
 _BATCH_BYTES = 4 << 20
-GROUP_ROWS, MAX_GROUP_BYTES = 16, 16 << 20  # per call: number of rows, total size of their files
+FIRST_GROUP_ROWS, MAX_GROUP_ROWS = 16, 64  # rows per call: while the sizes are unknown, at most
+MAX_GROUP_BYTES = 16 << 20  # per call: maximum size of the files that are read ahead
 SMALL_BYTES = 1 << 20  # per call: bytes that are read before memory is reserved
 MAX_READERS = 8  # more threads are not faster
 
@@ -95,8 +98,8 @@ def filled(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
 
 
 _Value = bytes | FlareError | None
-_Names = Sequence[str | None]
-_Queue = OrderedQueue[tuple[int, Sequence[_Names]], list[list[_Value]] | None]
+_Names = Sequence[str | None]  # file names of rows: the names of the first row, of the second, …
+_Queue = OrderedQueue[tuple[int, _Names], list[_Value] | None]
 
 
 @dataclass(frozen=True)
@@ -114,14 +117,13 @@ class _Reader:
     max_group_bytes: int
     caller: int
 
-    def rows(self, number: int, names: Sequence[_Names]) -> list[list[_Value]] | None:
+    def group(self, number: int, names: _Names) -> list[_Value] | None:
         """Read the files of a group of rows; return None if the group is too large to read ahead.
 
         The caller's thread reads nothing and returns None, because a wait for memory would be a
-        deadlock.
+        deadlock. `release` releases the memory of the result.
 
         number  number of the group
-        names   file names of each row
         """
         if threading.get_ident() == self.caller:
             self.budget.take(number, 0)
@@ -129,61 +131,56 @@ class _Reader:
         size = -1
         try:
             found = self._read(names, SMALL_BYTES)
-            size = sum(
-                one if isinstance(one, int) else len(one)
-                for row in found
-                for one in row
-                if isinstance(one, int | bytes)
-            )
+            size = sum(one if isinstance(one, int) else _size(one) for one in found)
         finally:
             is_small = 0 <= size <= self.max_group_bytes
             self.budget.take(number, size if is_small else 0)
         if not is_small:
             return None
         values = [
-            [
-                self.value(name) if isinstance(one, int) else one
-                for name, one in zip(row, found_of_row, strict=True)
-            ]
-            for row, found_of_row in zip(names, found, strict=True)
+            self.value(name) if isinstance(one, int) else one
+            for name, one in zip(names, found, strict=True)
         ]
-        self.budget.release(
-            size - sum(len(value) for row in values for value in row if isinstance(value, bytes))
-        )
+        self.budget.release(size - sum(map(_size, values)))
         return values
+
+    def release(self, values: Sequence[_Value]) -> None:
+        """Release the memory that `group` reserved for its result."""
+        self.budget.release(sum(map(_size, values)))
 
     def value(self, name: str | None) -> _Value:
         """Return the contents of a file, or the error that reading it raised."""
-        ((value,),) = self._read([(name,)], self.max_bytes)
+        (value,) = self._read([name], self.max_bytes)
         return cast(_Value, value)  # `_read` returns sizes only of larger files
 
-    def _read(self, names: Sequence[_Names], room: int) -> list[list[_Value | int]]:
-        """Read files of at most `room` bytes in total, and return the sizes of the other files.
-
-        names  file names of each row
-        """
-        values: list[list[_Value | int]] = [[None] * len(row) for row in names]
-        paths: dict[Store, list[tuple[int, int, str]]] = {}
-        for i, row in enumerate(names):
-            for j, name in enumerate(row):
-                if name is not None:
-                    try:
-                        at = self.locate(name)
-                    except FlareError as error:
-                        values[i][j] = error
-                    else:
-                        paths.setdefault(at.store, []).append((i, j, at.path))
-        for store, own in paths.items():
-            found = store.read_files([path for _, _, path in own], self.max_bytes, room)
-            for (i, j, _), value in zip(own, found, strict=True):
-                values[i][j] = value
-                room -= len(value) if isinstance(value, bytes) else 0
+    def _read(self, names: _Names, room: int) -> list[_Value | int]:
+        """Read files of at most `room` bytes in total, and return the sizes of the other files."""
+        values: list[_Value | int] = [None] * len(names)
+        located: list[tuple[Store, str, int]] = []
+        for i, name in enumerate(names):
+            if name is not None:
+                try:
+                    at = self.locate(name)
+                except FlareError as error:
+                    values[i] = error
+                else:
+                    located.append((at.store, at.path, i))
+        for store, files in itertools.groupby(located, operator.itemgetter(0)):
+            _, paths, positions = zip(*files, strict=True)
+            found = store.read_files(paths, self.max_bytes, room)
+            for i, value in zip(positions, found, strict=True):
+                values[i] = value
+                room -= _size(value)
         return values
+
+
+def _size(value: object) -> int:
+    return len(value) if isinstance(value, bytes) else 0
 
 
 class _Slice(NamedTuple):
     batch: pa.RecordBatch
-    names: list[_Names]
+    names: list[str | None]
     starts: deque[int]  # first row of each group
 
 
@@ -192,7 +189,7 @@ def contents(
     columns: Sequence[str],
     locate: Callable[[str], Location],
     limits: Limits | None = None,
-    group_rows: int = GROUP_ROWS,
+    max_group_rows: int = MAX_GROUP_ROWS,
 ) -> Iterator[tuple[pa.RecordBatch, list[Flaw]]]:
     """Replace the file names in columns with file contents, as large_binary; keep nulls.
 
@@ -200,7 +197,8 @@ def contents(
                 folder, `at.join` for addresses
     limits      memory is bounded by `ahead_bytes` and one batch; a file larger than `max_bytes` is
                 a flaw
-    group_rows  number of rows that one call reads; 1 for remote files
+    max_group_rows  maximum number of rows that one call reads; 1 for remote files. A call reads so
+                many rows that the size of their files is about SMALL_BYTES.
     return      batches with the schema of `filled`, in the order of the rows, and the files that
                 could not be read, whose values are null
     """
@@ -210,28 +208,31 @@ def contents(
         locate,
         budget,
         limits.max_bytes,
-        min(MAX_GROUP_BYTES, limits.ahead_bytes) if group_rows > 1 else limits.max_bytes,
+        min(MAX_GROUP_BYTES, limits.ahead_bytes) if max_group_rows > 1 else limits.max_bytes,
         threading.get_ident(),
     )
     queue: _Queue = OrderedQueue(
-        lambda read: reader.rows(*read), workers=min(MAX_READERS, limits.jobs)
+        lambda read: reader.group(*read), workers=min(MAX_READERS, limits.jobs)
     )
+    group_rows = min(FIRST_GROUP_ROWS, max_group_rows)
     try:
         for batch in batches:
             for start in range(0, batch.num_rows, SLICE_ROWS):
                 part = batch.slice(start, SLICE_ROWS)
-                names: list[_Names] = list(
-                    zip(*(part.column(column).to_pylist() for column in columns), strict=True)
-                )
-                starts = deque(range(0, part.num_rows, group_rows))
-                for row in starts:
-                    queue.put((number, names[row : row + group_rows]))
+                texts = [part.column(column).to_pylist() for column in columns]
+                names = [name for row in zip(*texts, strict=True) for name in row]
+                starts, step = deque(range(0, part.num_rows, group_rows)), group_rows * len(columns)
+                for first in range(0, len(names), step):
+                    queue.put((number, names[first : first + step]))
                     number += 1
                 ahead.append(_Slice(part, names, starts))
                 rows += part.num_rows
                 while rows > READ_AHEAD_ROWS:
-                    rows -= ahead[0].batch.num_rows
-                    yield from _fill_slice(ahead.popleft(), columns, reader, queue)
+                    done = ahead.popleft()
+                    rows -= done.batch.num_rows
+                    size = yield from _fill_slice(done, columns, reader, queue)
+                    group_rows = SMALL_BYTES * done.batch.num_rows // max(1, size)
+                    group_rows = max(1, min(group_rows, max_group_rows))
         while ahead:
             yield from _fill_slice(ahead.popleft(), columns, reader, queue)
     finally:
@@ -241,9 +242,9 @@ def contents(
 
 def _fill_slice(
     part: _Slice, columns: Sequence[str], reader: _Reader, queue: _Queue
-) -> Iterator[tuple[pa.RecordBatch, list[Flaw]]]:
-    """Yield the rows of a slice in batches of a few megabytes."""
-    first, size, flaws = 0, 0, list[Flaw]()
+) -> Generator[tuple[pa.RecordBatch, list[Flaw]], None, int]:
+    """Yield the rows of a slice in batches of a few megabytes, and return the size of the files."""
+    first, size, total, flaws = 0, 0, 0, list[Flaw]()
     values: list[list[bytes | None]] = [[] for _ in columns]
     for row, found in _rows(part, reader, queue):
         for column, value, contents_of_column in zip(columns, found, values, strict=True):
@@ -254,22 +255,27 @@ def _fill_slice(
             size += len(value or b"")
         if size >= _BATCH_BYTES or row + 1 == part.batch.num_rows:
             yield _replace_columns(part.batch.slice(first, row + 1 - first), columns, values), flaws
+            total += size
             first, size, flaws, values = row + 1, 0, [], [[] for _ in columns]
+    return total
 
 
 def _rows(part: _Slice, reader: _Reader, queue: _Queue) -> Iterator[tuple[int, list[_Value]]]:
     """Yield the values of each row. Groups that were too large to read ahead are read now."""
+    width = len(part.names) // part.batch.num_rows
     while part.starts:
         first = part.starts.popleft()
-        last = part.starts[0] if part.starts else len(part.names)
+        last = part.starts[0] if part.starts else part.batch.num_rows
         found = next(queue.drain())
         for row in range(first, last):
             if found is None:
-                yield row, [reader.value(name) for name in part.names[row]]
-                continue
-            values, found[row - first] = found[row - first], []
-            reader.budget.release(sum(len(value) for value in values if isinstance(value, bytes)))
-            yield row, values
+                names = part.names[row * width : (row + 1) * width]
+                yield row, [reader.value(name) for name in names]
+            else:
+                start = (row - first) * width
+                yield row, found[start : start + width]
+        if found is not None:
+            reader.release(found)
 
 
 def _replace_columns(

@@ -43,9 +43,9 @@ __all__ = [
     "Store",
     "Written",
     "bytewise",
-    "check_object_size",
     "cut",
     "file_address_error",
+    "object_size_error",
     "read_each",
     "resolve",
     "short_message",
@@ -218,7 +218,8 @@ class Store(ABC):
         for path in paths:
             try:
                 size = self.size(path)
-                check_object_size(size, max_bytes, self.show(path))
+                if size > max_bytes:
+                    raise object_size_error(size, max_bytes, self.show(path))
                 if size <= room:
                     out.append(self.read(path, 0, size))
                     room -= size
@@ -635,12 +636,11 @@ def short_read(where: object, start: int, stop: int, got: int) -> FormatError:
     return FormatError(short_message(start + got, stop), where=where, hint=SHORT_HINT)
 
 
-def check_object_size(size: int, max_bytes: int, where: object) -> None:
-    """Raise ReachError if an object is larger than `max_bytes`."""
-    if size > max_bytes:
-        raise ReachError(
-            f"object is {format_size(size)}; the maximum is {format_size(max_bytes)}", where=where
-        )
+def object_size_error(size: int, max_bytes: int, where: object) -> ReachError:
+    """Return the error for an object that is larger than `max_bytes`."""
+    return ReachError(
+        f"object is {format_size(size)}; the maximum is {format_size(max_bytes)}", where=where
+    )
 
 
 def too_many_files(limit: int, where: object = "") -> UsageError:

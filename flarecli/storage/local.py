@@ -57,7 +57,7 @@ from flarecli.storage.base import (
     Store,
     Written,
     bytewise,
-    check_object_size,
+    object_size_error,
     short_read,
     too_deep,
 )
@@ -386,7 +386,8 @@ class LocalStore(Store):
                 try:
                     fd, size = self._open_file(path, folders)
                     try:
-                        check_object_size(size, max_bytes, self.show(path))
+                        if size > max_bytes:
+                            raise object_size_error(size, max_bytes, self.show(path))
                         if size <= room:
                             out.append(self.pread(fd, path, 0, size, size))
                             room -= size
@@ -416,10 +417,9 @@ class LocalStore(Store):
             raise self.error(error, path) from None
         try:
             status = self.status(fd, path)
-            if stat.S_ISDIR(status.st_mode):
-                raise self._is_folder(path)
             if not stat.S_ISREG(status.st_mode):
-                raise self._not_regular(path)
+                is_folder = stat.S_ISDIR(status.st_mode)
+                raise self._is_folder(path) if is_folder else self._not_regular(path)
         except BaseException:
             _close(fd)
             raise
