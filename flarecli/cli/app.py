@@ -157,6 +157,12 @@ class _Command(_Base, typer.core.TyperCommand):
                     formatter.write_dl(records)
 
 
+def _variables() -> set[str]:
+    """Return the environment variables of the options of all commands."""
+    modules = (importlib.import_module(f"flarecli.cli.{name}") for name in COMMANDS)
+    return {one.variable for module in modules for one in declared(module.Line)}
+
+
 class _Commands(_Base, typer.core.TyperGroup):
     """Group of the commands. The module of a command is imported when the command is called."""
 
@@ -172,7 +178,7 @@ class _Commands(_Base, typer.core.TyperGroup):
                 cls=_Command,
                 short_help=COMMANDS[cmd_name],
                 context_settings=_COMMAND_SETTINGS,
-            )(callback(module.Line, module.command, os.environ))
+            )(callback(module.Line, module.command, os.environ, _variables))
             command: Any = typer.main.get_command(app)
             command.everyday = {
                 one.name for one in declared(module.Line) if one.option and one.option.is_everyday

@@ -165,7 +165,7 @@ def _path_hint(path: str) -> str:
     if similar := nearest(name, names):
         rest = path[len(os.path.join(folder, name)) :]
         return f"Did you mean {shell_quoted(os.path.join(folder, similar) + rest)}?"
-    quoted = shell_quoted(folder) if folder else "the current folder"
+    quoted = shell_quoted(folder) if folder else "The current folder"
     if _GLOB_SIGNS.search(path) and names:
         shown = ", ".join(map(shell_quoted, sorted(names)[:_MAX_SHOWN]))
         return f"{quoted} contains names such as {shown}."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, TypeVar, cast
 
@@ -12,11 +12,13 @@ import typer
 from flarecli.arguments import Declared, Option, Options, declared, option
 from flarecli.cli.printer import Printer
 from flarecli.errors import UsageError
+from flarecli.suggest import nearest
 
 __all__ = ["DATASET", "OUT", "SOURCES", "Argument", "CommandLine", "callback"]
 
 L = TypeVar("L", bound="CommandLine")
 _TRUE, _FALSE = ("1", "true", "t", "yes", "y", "on"), ("0", "false", "f", "no", "n", "off")
+_PREFIX = "FLARE_"
 _LISTS = ("rows", "columns")  # options that accept several values in one text
 
 
@@ -74,13 +76,17 @@ class CommandLine(Options):
 
 
 def callback(
-    line: type[L], command: Callable[[L], int], environment: Mapping[str, str]
+    line: type[L],
+    command: Callable[[L], int],
+    environment: Mapping[str, str],
+    variables: Callable[[], Collection[str]],
 ) -> Callable[..., None]:
     """Return the function that Typer calls for a command.
 
     line         class of the command's options
     command      function that runs the command and returns the exit code; its docstring is the help
     environment  environment variables; those named FLARE_* set defaults of options
+    variables    function that returns the variables of the options of all commands
     """
 
     def run(**typed: Any) -> None:
@@ -95,6 +101,8 @@ def callback(
                 values[declaration.name] = declaration.parse(texts)
         options = line(**values)
         options.check_conflicts()
+        for note in _notes_on_variables(line, environment, variables):
+            options.printer().note(note)
         raise typer.Exit(command(options))
 
     parameters = [_argument(name, argument) for name, argument in line.arguments.items()]
@@ -212,6 +220,23 @@ def _texts(
     if is_repeatable:
         return text.split()
     return [text] if text else []
+
+
+def _notes_on_variables(
+    line: type[CommandLine],
+    environment: Mapping[str, str],
+    variables: Callable[[], Collection[str]],
+) -> list[str]:
+    """Return a note for each unknown variable whose name resembles the variable of an option."""
+    own = {declaration.variable for declaration in declared(line)}
+    names = sorted(name for name in environment if name.startswith(_PREFIX) and name not in own)
+    known = variables() if names else ()  # imports the modules of all commands
+    notes = []
+    for name in names:
+        similar = nearest(name.removeprefix(_PREFIX), [one.removeprefix(_PREFIX) for one in known])
+        if name not in known and similar is not None:
+            notes.append(f"unknown variable {name} is ignored; did you mean {_PREFIX}{similar}?")
+    return notes
 
 
 def _is_set(declaration: Declared, environment: Mapping[str, str]) -> bool:

@@ -379,9 +379,10 @@ def _erase(
             "the rows; run `flare prune` after this process has ended"
         )
     if count:
+        versions_of_objects = "" if at.is_local else ", earlier versions of objects in the bucket,"
         progress.note(
-            "erased the rows from this folder; caches of readers, earlier versions of objects in the "
-            "bucket, and backups may still contain them"
+            f"erased the rows from this folder; caches of readers{versions_of_objects} and backups "
+            "may still contain them"
         )
 
 

@@ -37,7 +37,7 @@ from flarecli import sql
 from flarecli.errors import FormatError, UsageError
 from flarecli.formats.tables.base import Part
 from flarecli.hashes import DEFAULT, Sums
-from flarecli.ingest.folder_metadata import Metadata, Rows, is_metadata
+from flarecli.ingest.folder_metadata import FILE_NAME, Metadata, Rows, is_metadata
 from flarecli.media import category_of, is_media, kind_of
 from flarecli.model import Stream, column_of
 from flarecli.names import escape, is_document, is_extension
@@ -631,7 +631,10 @@ class Folder(Part):
             return "incomplete", f"no {escape(column)} file for this key"
         shown = ", ".join(escape(name) for name in self.files[:MAX_SHOWN])
         more = ", …" if len(self.files) > MAX_SHOWN else ""
-        return "column", f"no column for this file (columns: {shown}{more})"
+        reason = f"no column for this file (columns: {shown}{more})"
+        if key in self._rules.tables:
+            reason += f"; a metadata file needs a column {FILE_NAME!r}"
+        return "column", reason
 
     def blocks(self) -> Iterator[bytes]:
         """Yield the checksum of the listing, and the bytes of the metadata files if they are

@@ -38,6 +38,7 @@ from flarecli.prefetch import ordered_map, result_interruptibly, submit
 from flarecli.redact import redact
 from flarecli.storage import STDIN, Guard, Limits, Location, locate
 from flarecli.suggest import choose
+from flarecli.units import format_list
 
 __all__ = ["Index", "open_folder", "open_index", "read_ahead"]
 
@@ -591,3 +592,16 @@ def _notes(parts: Sequence[Part]) -> Iterator[str]:
             f"column {name!r} has numbers with decimal commas, which are read as text; "
             "use --csv decimal=, to read them as numbers"
         )
+    null_texts: dict[str, dict[str, None]] = {}  # ordered sets
+    for part in tables:
+        for name, texts in part.null_texts.items():
+            null_texts.setdefault(name, {}).update(dict.fromkeys(texts))
+    for name, found in null_texts.items():
+        options = " ".join(f"--csv {shell_quoted(f'null={text}')}" for text in found)
+        yield (
+            f"column {name!r} contains {format_list(list(map(repr, found)))}, and is read as text; "
+            f"use {options} to read {'it' if len(found) == 1 else 'them'} as null"
+        )
+    for name in dict.fromkeys(name for part in tables for name in part.schema.names):
+        if name != name.strip():
+            yield f"the name of column {name[:60]!r} begins or ends with a space"

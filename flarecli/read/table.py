@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from flarecli.arguments import shown
 from flarecli.errors import RowsError, UsageError
 from flarecli.model import Columns, IntArray, Row
 from flarecli.read.fingerprint import checksum_of
@@ -34,10 +35,10 @@ def row_numbers(indices: Sequence[int] | IntArray) -> IntArray:
     except ValueError:  # nested lists of different lengths
         rows = np.zeros((0, 0))
     if rows.ndim != 1:
-        raise UsageError(
-            f"expected a list of row numbers, got {type(indices).__name__}",
-            hint="Pass a flat list of integers, as in data[[7, 3]].",
-        )
+        hint = "Pass a flat list of integers, as in data[[7, 3]]."
+        if isinstance(indices, str):  # as in pandas
+            hint = f"Select a column with data.select([{shown(indices)}])."
+        raise UsageError(f"expected a list of row numbers, got {type(indices).__name__}", hint=hint)
     if rows.dtype.kind not in "iu" and len(rows):  # a conversion would select different rows
         hint = "Convert the mask with numpy.flatnonzero(mask)." if rows.dtype.kind == "b" else ""
         raise UsageError(f"expected row numbers, got values of type {rows.dtype.name}", hint=hint)
@@ -63,7 +64,9 @@ def parse_rows(spec: str, rows: int) -> list[range]:
         if match[1] is not None:
             row = int(match[1])
             if not -rows <= row < rows:
-                raise RowsError(f"row {row} is outside the data, which has {rows} rows")
+                raise RowsError(
+                    f"row {row} is outside the data, which has {rows} row{'s' * (rows != 1)}"
+                )
             row %= rows
             out.append(range(row, row + 1))
         else:
@@ -177,7 +180,8 @@ class Table:
             wrong = (rows < -self.rows) | (rows >= self.rows)
             if wrong.any():
                 raise RowsError(
-                    f"row {int(rows[wrong][0])} is outside the data, which has {self.rows} rows"
+                    f"row {int(rows[wrong][0])} is outside the data, which has {self.rows} "
+                    f"row{'s' * (self.rows != 1)}"
                 )
             rows = np.where(rows < 0, rows + self.rows, rows)
         return rows if self._selected is None else self._selected[rows]

@@ -532,7 +532,8 @@ def _query_error(error: Exception, names: Sequence[str], expression: str) -> Usa
     if match := re.search(r'[Rr]eferenced column "(.+?)"', line):
         name = match[1]
         hint = choose(name, names, "Choose from")
-        if f'"{name}"' in expression:
+        # text without quotes, or in the quotes of a name, on the right side of a comparison
+        if re.search(rf"""[=<>]\s*"?{re.escape(name)}(?!\w)""", expression):
             hint = f"{hint} For text, use single quotes: '{name}'."
         return UsageError(f"--where: no column {name!r}", hint=hint, column=name)
     if line == 'syntax error at or near ")"' and ")" not in expression:  # from `select`

@@ -239,6 +239,28 @@ def test_an_invalid_variable_is_reported_like_a_flag(flare):
     assert ran.err.splitlines()[0] == "error: --shard-size: invalid size 'much'"
 
 
+def test_an_unknown_variable_that_resembles_an_option_is_reported(flare):
+    settings = {
+        "FLARE_SHARDSIZE": "1MiB",
+        "FLARE_EPOCHS": "1",  # resembles a variable of `flare cat`
+        "FLARE_EPOCH": "1",  # a variable of `flare cat`
+        "FLARE_S3": "s3fs",
+        "FLARE_HOST_OF_THE_LAB": "x",
+        "FLARE_JOBS": "2",
+    }
+    notes = [
+        "unknown variable FLARE_EPOCHS is ignored; did you mean FLARE_EPOCH?",
+        "unknown variable FLARE_SHARDSIZE is ignored; did you mean FLARE_SHARD_SIZE?",
+    ]
+    failing = raises(errors.UsageError("no"))
+    assert flare("pack", "a", "b", pack=failing, environment=settings).err.splitlines() == [
+        *notes,
+        "error: no",
+    ]
+    ran = flare("pack", "a", "b", "-q", pack=failing, environment=settings)
+    assert ran.err == "error: no\n"
+
+
 def test_json_and_debug_can_be_set_in_the_environment(flare):
     told = flare(
         "cat", "x", environment={"FLARE_JSON": "1"}, cat=raises(errors.UsageError("no"))

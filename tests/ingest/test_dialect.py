@@ -117,6 +117,30 @@ def test_nulls_are_null_in_every_column(tmp_path):
     ]
 
 
+def test_null_texts_of_other_programs_are_null_or_named_in_a_note(tmp_path):
+    path = tmp_path / "x.csv"
+    path.write_text("n,b,t,only\n1,true,NA,NA\nNA,None,x,NA\n#N/A,,NA,NA\n")
+    assert [row["n"] for row in read(path)] == ["1", "NA", "#N/A"]
+    assert notes(path) == (
+        "column 'n' contains 'NA' and '#N/A', and is read as text; "
+        "use --csv null=NA --csv 'null=#N/A' to read them as null",
+        "column 'b' contains 'None', and is read as text; use --csv null=None to read it as null",
+    )
+    assert notes(path, "null=NA", "null=#N/A", "null=None") == ()
+    assert read(path, "null=NA", "null=#N/A", "null=None") == [
+        {"n": 1, "b": True, "t": None, "only": None},
+        {"n": None, "b": None, "t": "x", "only": None},
+        {"n": None, "b": None, "t": None, "only": None},
+    ]
+
+
+def test_a_space_at_the_end_of_a_name_is_named_in_a_note(tmp_path):
+    path = tmp_path / "x.csv"
+    path.write_text("a, b,c d\n1, 2,3\n")
+    assert read(path) == [{"a": 1, " b": " 2", "c d": 3}]
+    assert notes(path) == ("the name of column ' b' begins or ends with a space",)
+
+
 def test_decimal_commas_are_numbers_or_named_in_a_note(tmp_path):
     path = tmp_path / "x.csv"
     path.write_text("a;b;c\n1,5;1;\n-0,25;2;\n;3;\n")

@@ -270,5 +270,12 @@ def test_every_method_refuses_invalid_row_numbers(data, rows, message):
         assert bool(caught.value.hint) is message.endswith((" bool", " str"))
 
 
+def test_the_name_of_a_column_is_refused_with_the_method_that_selects_columns(data):
+    with pytest.raises(UsageError) as caught:
+        data["label"]
+    assert str(caught.value) == "expected a list of row numbers, got str"
+    assert caught.value.hint == "Select a column with data.select(['label'])."
+
+
 def test_the_repr_of_a_dataset_lists_its_columns(data):
     assert repr(data) == "<Dataset: 200 rows of 'label' int, 'score' float32, 'text' str>"

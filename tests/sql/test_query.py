@@ -230,6 +230,12 @@ def test_an_interrupt_in_the_source_is_an_interrupt():
             "Choose from n, text. For text, use single quotes: 'row'.",
         ),
         (
+            "text = row",
+            "--where: no column 'row'",
+            "Choose from n, text. For text, use single quotes: 'row'.",
+        ),
+        ("row = 'text'", "--where: no column 'row'", "Choose from n, text."),
+        (
             "SELECT * FROM rows",
             "--where: Table with name rows does not exist!",
             "The table is named dataframe: SELECT … FROM dataframe …",

@@ -39,6 +39,7 @@ _THOUSANDS = r"^[+-]?[0-9]{1,3},[0-9]{3}$"
 # A spreadsheet program reads and writes the delimiter as a line before the header.
 _SPREADSHEET_SETTING = re.compile(rb'(?i)"?sep=[,;|\t]?"?')
 _EXPECTED = {pa.int64(): "integers", pa.float64(): "numbers", pa.bool_(): "true or false"}
+_NULL_TEXTS = pa.array(["NA", "N/A", "n/a", "#N/A", "NULL", "null", "None", "\\N"])
 _TYPES = {*_EXPECTED, pa.string()}
 # These patterns match text that Arrow would convert with loss: leading zeros, too many digits, 0 or
 # 1 for a bool
@@ -87,6 +88,16 @@ class Delimited(TextPart):
             and name not in text
             and _has_decimal_commas(first[1].column(i))
         ]
+
+        # column that would not be text without the null texts of other programs -> these texts
+        self.null_texts = {
+            name: found
+            for i, name in enumerate(self._names)
+            if first is not None
+            and types[i] == pa.string()
+            and name not in text
+            and (found := _null_texts(first[1].column(i), self._dialect))
+        }
 
     def with_types(self, types: Mapping[str, pa.DataType]) -> Delimited:
         """Return a copy that reads columns as the given types, if CSV supports them."""
@@ -281,6 +292,17 @@ def _has_decimal_commas(values: pa.ChunkedArray) -> bool:
     texts = values.filter(pc.not_equal(values, ""))
     has_commas = pc.all(pc.match_substring_regex(texts, _DECIMAL_COMMA), min_count=1).as_py()
     return bool(has_commas) and not pc.all(pc.match_substring_regex(texts, _THOUSANDS)).as_py()
+
+
+def _null_texts(values: pa.ChunkedArray, dialect: Dialect) -> list[str]:
+    """Return the null texts of other programs in a column, if all other values are numbers or
+    bools; otherwise, the result is empty.
+    """
+    if not pc.any(pc.is_in(values, _NULL_TEXTS)).as_py():
+        return []
+    found = [one for one in _NULL_TEXTS.to_pylist() if pc.any(pc.equal(values, one)).as_py()]
+    with_nulls = replace(dialect, nulls=(*dialect.nulls, *found))
+    return [] if _infer_type(values, with_nulls) == pa.string() else found
 
 
 def _infer_type(values: pa.ChunkedArray, dialect: Dialect) -> pa.DataType:

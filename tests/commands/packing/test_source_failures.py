@@ -47,6 +47,16 @@ def test_files_without_a_column_fail_by_name(tmp_path, capsys):
     assert packed_keys(out) == ["a", "b", "c"]
 
 
+def test_a_metadata_file_without_file_names_is_reported(tmp_path, capsys):
+    folder = created(tmp_path / "in", "a.jpg")
+    (tmp_path / "in/metadata.csv").write_text("filename,caption\na.jpg,a cat\n")
+    assert main(["pack", folder, str(tmp_path / "out")]) == 4
+    assert capsys.readouterr().err.splitlines()[0] == (
+        f"error: {folder}[1]: metadata.csv: no column for this file (columns: image); "
+        "a metadata file needs a column 'file_name'"
+    )
+
+
 def test_files_with_dates_in_their_names_are_separate_rows(tmp_path):
     folder = created(tmp_path / "in", "IMG_2024.01.01.jpg", "IMG_2024.01.02.jpg")
     assert commands.pack(folder, str(tmp_path / "out")).rows == 2
