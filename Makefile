@@ -30,6 +30,9 @@ lint: .venv/dev  ## ruff, without changing files
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 types: .venv/dev  ## mypy --strict on the package
 	$(BIN)/mypy
+platforms: .venv/dev  ## mypy --strict on the package for macOS and for Windows
+	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin
+	$(BIN)/mypy --platform win32 --cache-dir .mypy_cache/win32
 docs: .venv/docs  ## build the docs site in build/docs
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --builder html docs build/docs
 reference: .venv/dev  ## write the pages and man pages that are generated from the code
@@ -68,4 +71,4 @@ bench: .venv/installed  ## start-up, speed and memory; for PEER_PYTHON=… and o
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
-.PHONY: help demo test properties portable windows interop originals check lint types docs reference pictures dist installs prose bench figures
+.PHONY: help demo test properties portable windows interop originals check lint types platforms docs reference pictures dist installs prose bench figures

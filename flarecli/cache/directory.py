@@ -23,6 +23,7 @@ import itertools
 import math
 import os
 import stat
+import sys
 import threading
 import time
 import warnings
@@ -128,7 +129,7 @@ class Folder:
             self.warn(_reason(error))
 
     def _opened(self) -> int:
-        if not descriptors.HAS_OPENAT:
+        if sys.platform == "win32":
             self.warn("caches are not supported on Windows")
             return -1
         os.makedirs(os.path.dirname(self.path), exist_ok=True)

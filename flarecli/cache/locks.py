@@ -17,6 +17,7 @@ import hashlib
 import itertools
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -70,6 +71,8 @@ def holder(fd: int) -> str:
     """Return the name of the process that has locked an open file, for messages (source: proc(5),
     /proc/locks).
     """
+    if sys.platform != "linux":
+        return "another process"
     own = os.fstat(fd)
     place = f"{os.major(own.st_dev):02x}:{os.minor(own.st_dev):02x}:{own.st_ino}"
     try:

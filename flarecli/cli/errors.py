@@ -110,10 +110,10 @@ def _flare_error(error: BaseException, args: list[str]) -> FlareError:
 
 def _open_files_limit() -> int | None:
     """Return the number of files that the process may open; None on Windows."""
-    try:
-        import resource
-    except ImportError:
+    if sys.platform == "win32":
         return None
+    import resource
+
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 

@@ -81,6 +81,8 @@ def finish() -> None:
 
 def is_reader_gone() -> bool:
     """Return whether stdout is a pipe whose reader closed it."""
+    if sys.platform == "win32":  # Windows cannot poll a pipe
+        return True
     import select
 
     try:

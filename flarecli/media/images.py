@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import io
 import os
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -276,7 +277,7 @@ def _memory_file() -> BinaryIO:
 
     Pillow releases the GIL while it encodes a JPEG into a file descriptor.
     """
-    try:
-        return os.fdopen(os.memfd_create("image"), "w+b", buffering=0)
-    except (AttributeError, OSError):
-        return io.BytesIO()
+    if sys.platform == "linux" and hasattr(os, "memfd_create"):
+        with suppress(OSError):
+            return open(os.memfd_create("image"), "w+b", buffering=0)
+    return io.BytesIO()

@@ -143,10 +143,10 @@ def _is_confined(memory: int) -> bool:
 
     With a lower limit, an image that exhausts the memory is not necessarily damaged.
     """
-    try:
-        import resource
-    except ImportError:
+    if sys.platform == "win32":
         return False
+    import resource
+
     limits = (resource.getrlimit(one)[0] for one in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
     return any(one != resource.RLIM_INFINITY and one < memory for one in limits)
 

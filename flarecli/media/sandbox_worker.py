@@ -101,23 +101,27 @@ def serve(source: BinaryIO, sink: BinaryIO, max_pixels: int) -> None:
 
 def _limit_cpu(seconds: float) -> None:
     """Set the total CPU time in seconds after which the kernel ends this process."""
+    if sys.platform == "win32":
+        return  # the parent process also limits the time
     try:
         import resource
 
         _, hard = resource.getrlimit(resource.RLIMIT_CPU)
         resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 1, hard))
-    except (ImportError, OSError, ValueError):
+    except (OSError, ValueError):
         return  # the parent process also limits the time
 
 
 def _limit_memory(memory: int) -> None:
     """Limit the address space of this process if the system supports limits; disable core dumps."""
+    if sys.platform == "win32":
+        return  # `max_pixels` also limits the memory
     try:
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    except (ImportError, OSError, ValueError):
+    except (OSError, ValueError):
         return  # `max_pixels` also limits the memory
 
 

@@ -10,15 +10,21 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flarecli.encodings import CUSTOM, CustomEncoding
 from flarecli.errors import FlareError, ReachError, TransformError, UsageError
+
+if TYPE_CHECKING:
+    if sys.platform == "win32":
+        from multiprocessing.connection import PipeConnection as Connection
+    else:
+        from multiprocessing.connection import Connection
 
 __all__ = ["Process", "WorkerEndedError", "close_all"]
 

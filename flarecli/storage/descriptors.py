@@ -6,6 +6,7 @@ Other modules use these functions and flags instead of `fcntl`, `os.fsync` and `
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import sys
@@ -31,6 +32,7 @@ __all__ = [
     "lock",
     "in_folder",
     "lock_or_fail",
+    "memory_file",
     "open_lock",
     "pread",
     "pread_into",
@@ -103,8 +105,8 @@ def lock(fd: int, wait: bool = False) -> None:
             if not wait:
                 raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
             time.sleep(_POLL_S)
-        return
-    fcntl.flock(fd, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    else:
+        fcntl.flock(fd, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def lock_or_fail(fd: int, where: str, hint: str, wait: bool = False) -> None:
@@ -132,8 +134,8 @@ def unlock(fd: int) -> None:
     """Unlock an open file or folder. Raises OSError."""
     if sys.platform == "win32":
         _seek_and_lock(fd, msvcrt.LK_UNLCK)
-        return
-    fcntl.flock(fd, fcntl.LOCK_UN)
+    else:
+        fcntl.flock(fd, fcntl.LOCK_UN)
 
 
 if sys.platform == "win32":
@@ -193,14 +195,12 @@ def set_direct(fd: int, on: bool) -> bool:
     I/O.
     """
     flag: int = getattr(os, "O_DIRECT", 0)
-    if sys.platform == "win32" or not flag:
-        return False
-    try:
-        flags = fcntl.fcntl(fd, fcntl.F_GETFL)
-        fcntl.fcntl(fd, fcntl.F_SETFL, flags | flag if on else flags & ~flag)
-    except OSError:
-        return False
-    return True
+    if sys.platform != "win32" and flag:
+        with contextlib.suppress(OSError):
+            flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+            fcntl.fcntl(fd, fcntl.F_SETFL, flags | flag if on else flags & ~flag)
+            return True
+    return False
 
 
 # -- reading and writing at an offset
@@ -221,7 +221,7 @@ def pread_into(fd: int, buffer: memoryview, start: int) -> int:
 
     Raises OSError.
     """
-    if hasattr(os, "preadv"):
+    if sys.platform != "win32":
         return os.preadv(fd, [buffer], start)
     data = pread(fd, len(buffer), start)
     buffer[: len(data)] = data
@@ -230,8 +230,21 @@ def pread_into(fd: int, buffer: memoryview, start: int) -> int:
 
 def pwrite(fd: int, data: memoryview, start: int) -> int:
     """Write bytes at an offset, and return the number of bytes written. Raises OSError."""
-    if hasattr(os, "pwrite"):
+    if sys.platform != "win32":
         return os.pwrite(fd, data, start)
     with _position_lock:
         os.lseek(fd, start, os.SEEK_SET)
         return os.write(fd, data)
+
+
+# -- files in memory
+
+
+def memory_file(name: str) -> int:
+    """Create a file in memory, and return its file descriptor.
+
+    Raises OSError on a system other than Linux, and if the system is out of memory or file descriptors.
+    """
+    if sys.platform == "linux" and hasattr(os, "memfd_create"):
+        return os.memfd_create(name, os.MFD_CLOEXEC)
+    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import sys
 import weakref
 from collections.abc import Iterable, Sequence
 
@@ -30,10 +31,10 @@ def files_limit(most: int) -> int:
 
     The number depends on the limit of open files, and is between 8 and `most`.
     """
-    try:
-        import resource
-    except ImportError:  # not available on this operating system
+    if sys.platform == "win32":
         return most
+    import resource
+
     handles, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if handles == resource.RLIM_INFINITY:
         return most
@@ -54,16 +55,18 @@ def expect(view: memoryview, together: int) -> None:
 
 
 def _memory_bytes() -> int:
+    if sys.platform == "win32":
+        return 0
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):  # not supported by this operating system
+    except (ValueError, OSError):  # not supported by this operating system
         return 0
 
 
 def use_large_pages(view: memoryview) -> None:
     """Request large pages for the parts of a map that are not in memory yet."""
     map_ = view.obj
-    if _HUGEPAGE is None or not isinstance(map_, mmap.mmap):
+    if sys.platform == "win32" or _HUGEPAGE is None or not isinstance(map_, mmap.mmap):
         return
     with contextlib.suppress(OSError):  # the kernel does not support large pages
         map_.madvise(_HUGEPAGE)
@@ -92,7 +95,9 @@ def read_ahead(view: memoryview, ranges: Iterable[tuple[int, int]]) -> None:
     row.
     """
     map_, page, requested = view.obj, mmap.PAGESIZE, 0
-    if _WILLNEED is None or not isinstance(map_, mmap.mmap) or not needs_read_ahead(view):
+    if sys.platform == "win32" or _WILLNEED is None:
+        return
+    if not isinstance(map_, mmap.mmap) or not needs_read_ahead(view):
         return
     for start, stop in ranges:
         if start < stop:
@@ -109,7 +114,8 @@ def read_ahead_of_file(fd: int, size: int, ranges: Sequence[tuple[int, int]]) ->
     size  size of the file in bytes; ranges that are not completely in the file are ignored
     """
     if (
-        len(ranges) < 2
+        sys.platform != "linux"
+        or len(ranges) < 2
         or _NOWAIT is None
         or not any(_would_wait(fd, size, ranges[i][0]) for i in (0, len(ranges) // 2, -1))
     ):
@@ -121,7 +127,7 @@ def read_ahead_of_file(fd: int, size: int, ranges: Sequence[tuple[int, int]]) ->
 
 def _would_wait(fd: int, size: int, start: int) -> bool:
     """Return whether reading a byte would have to wait for the disk."""
-    if not 0 <= start < size:
+    if sys.platform != "linux" or not 0 <= start < size:
         return False
     try:
         os.preadv(fd, [bytearray(1)], start, _NOWAIT or 0)
@@ -134,7 +140,7 @@ def _would_wait(fd: int, size: int, start: int) -> bool:
 
 def large_memory(size: int) -> mmap.mmap:
     """Return private memory, in large pages if the system supports them, to reduce page faults."""
-    if not hasattr(mmap, "MAP_PRIVATE"):  # Windows
+    if sys.platform == "win32":
         return mmap.mmap(-1, size)
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     use_large_pages(memoryview(memory))

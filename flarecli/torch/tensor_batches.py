@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from multiprocessing import reduction
@@ -22,6 +23,7 @@ from torch.utils import data as torch_data
 
 from flarecli.errors import UsageError
 from flarecli.read import keep_freed
+from flarecli.storage.descriptors import memory_file, pread
 
 __all__ = ["tensors"]
 
@@ -158,14 +160,14 @@ class _Ring:
     """
 
     def __init__(self, size: int) -> None:
-        self.fd = os.memfd_create("flare", os.MFD_CLOEXEC)
+        self.fd = memory_file("flare")
         self.process, self.size, self.end = os.getpid(), size, 0
         self.is_sent = False  # True after the file descriptor was sent
         self.name = self.process.to_bytes(8, "little") + os.urandom(8)
         os.ftruncate(self.fd, _HEADER_BYTES + size)
 
     def __del__(self) -> None:
-        with contextlib.suppress(AttributeError):  # memfd_create failed
+        with contextlib.suppress(AttributeError):  # `memory_file` failed
             os.close(self.fd)
 
     def write(self, values: Sequence[bytes], total: int) -> int | None:
@@ -173,10 +175,12 @@ class _Ring:
 
         Return None if the ring is full.
         """
+        if sys.platform == "win32":  # Windows has no memory files
+            return None
         start = self.end
         if start % self.size + total > self.size:  # skip the rest of the ring
             start = -(-start // self.size) * self.size
-        read = int.from_bytes(os.pread(self.fd, 8, 0), "little")  # number of bytes read so far
+        read = int.from_bytes(pread(self.fd, 8, 0), "little")  # number of bytes read so far
         if read != self.end and start + total - read > self.size:
             return None
         at = first = _HEADER_BYTES + start % self.size
@@ -200,7 +204,7 @@ def write_ring(columns: Mapping[str, Sequence[bytes]]) -> RingPosition | None:
     global _own_ring
     sizes = {name: list(map(len, values)) for name, values in columns.items()}
     total = sum(map(sum, sizes.values()))
-    if not _MIN_RING_BYTES <= total <= _MAX_RING_BYTES or not hasattr(os, "memfd_create"):
+    if sys.platform == "win32" or not _MIN_RING_BYTES <= total <= _MAX_RING_BYTES:
         return None
     try:
         if (

@@ -24,6 +24,7 @@ import contextlib
 import json
 import os
 import socket
+import sys
 import threading
 import time
 import uuid
@@ -208,6 +209,8 @@ def _parsed(data: bytes) -> dict[str, Any]:
 
 def _now() -> float:
     """Return a monotonic time in seconds. On Linux, it includes the time of machine sleep."""
+    if sys.platform == "win32":
+        return time.monotonic()
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
