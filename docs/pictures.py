@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import os
 import re
 import shutil
 import subprocess
@@ -21,11 +20,14 @@ from demo import LIGHTS, PLACES, picture
 from rich.console import Console
 from rich.text import Text
 
+sys.path.append(str(Path(__file__).parents[1]))
+from tests.outputs import run_on_a_terminal
+
 LINES = (
     "flare inspect photos/",
     "flare cat photos/ --to table --limit 3 --columns key,image,caption,score",
 )
-COLUMNS = 100
+COLUMNS = 100  # as in `run_on_a_terminal`
 SEEDS = range(3, 27)
 
 
@@ -58,35 +60,14 @@ def terminal(folder: Path, target: Path) -> None:
     )
     for line in LINES:
         console.print(Text("$ ", style="green") + Text(line))
-        console.print(Text.from_ansi(on_a_terminal(line, folder)))
+        argv = [sys.executable, "-m", "flarecli", *line.split()[1:]]
+        code, out, err = run_on_a_terminal(argv, folder)
+        if code:
+            sys.exit(err)
+        console.print(Text.from_ansi(out))
     svg = console.export_svg(title="flare", unique_id="flare")
     # without the fonts that the picture would load from the network; a viewer has a monospace font
     target.write_text(re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL), "utf-8")
-
-
-def on_a_terminal(line: str, folder: Path) -> str:
-    """Run a command line with a terminal as stdout; return its output."""
-    master, slave = os.openpty()
-    environment = {
-        **os.environ,
-        "TERM": "xterm-256color",
-        "COLORTERM": "truecolor",
-        "COLUMNS": str(COLUMNS),
-    }
-    environment.pop("NO_COLOR", None)
-    argv = [sys.executable, "-m", "flarecli", *line.split()[1:]]
-    parts = []
-    with subprocess.Popen(
-        argv, cwd=folder, env=environment, stdout=slave, stderr=subprocess.DEVNULL
-    ):
-        os.close(slave)
-        try:
-            while data := os.read(master, 1 << 16):
-                parts.append(data)
-        except OSError:  # the process closed the terminal
-            pass
-    os.close(master)
-    return b"".join(parts).decode().replace("\r\n", "\n")
 
 
 def page(folder: Path, target: Path) -> None:

@@ -1,7 +1,58 @@
-"""The output of a command: the files of a folder, and the failed rows that `failed.jsonl` lists."""
+"""The output of a command: the files of a folder, the failed rows that `failed.jsonl` lists, and the text on a terminal."""
 
+import contextlib
 import json
+import os
+import subprocess
+import threading
 from pathlib import Path
+
+# Variables that identify a terminal or configure colours. A test sets the variables that it needs.
+TERMINAL_VARIABLES = {
+    "COLORTERM",
+    "KITTY_WINDOW_ID",
+    "KONSOLE_VERSION",
+    "NO_COLOR",
+    "STY",
+    "TERM",
+    "TERM_PROGRAM",
+    "TMUX",
+}
+
+
+def run_on_a_terminal(argv, folder, **environment):
+    """Run a program with a terminal of 100 columns as stdout; return the exit code, stdout and stderr.
+
+    Progress is not drawn, because stderr is a pipe: the number of progress lines depends on the time.
+    """
+    master, slave = os.openpty()
+    parts = []
+
+    def read():
+        with contextlib.suppress(OSError):  # all writers have closed the terminal
+            while data := os.read(master, 1 << 16):
+                parts.append(data)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    env = {name: value for name, value in os.environ.items() if name not in TERMINAL_VARIABLES}
+    env |= {"TERM": "xterm-256color", "COLORTERM": "truecolor", "COLUMNS": "100"}
+    try:
+        done = subprocess.run(
+            argv,
+            cwd=folder,
+            env={**env, "LC_ALL": "C.UTF-8", **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=slave,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=300,
+        )
+    finally:
+        os.close(slave)
+        reader.join(60)
+        os.close(master)
+    return done.returncode, b"".join(parts).decode().replace("\r\n", "\n"), done.stderr
 
 
 def files_of(folder):

@@ -5,23 +5,13 @@ import os
 import re
 import subprocess
 import sys
-import threading
 
 import pytest
 from PIL import Image
 
 from flarecli.write import Writer
+from tests.outputs import run_on_a_terminal
 
-OWN = {
-    "NO_COLOR",
-    "TERM",
-    "COLORTERM",
-    "TERM_PROGRAM",
-    "KITTY_WINDOW_ID",
-    "KONSOLE_VERSION",
-    "TMUX",
-    "STY",
-}  # variables that identify a terminal
 SAYS = {"id": "int", "image": "bytes", "text": "str"}
 
 
@@ -34,40 +24,11 @@ def png(width, height, colours):
 
 
 def terminal(*args, **environment):
-    """Run flare on a new terminal, and return everything written to it."""
-    master, slave = os.openpty()
-    held = []
-
-    def read():
-        try:
-            while data := os.read(master, 1 << 16):
-                held.append(data)
-        except OSError:  # all writers have closed the terminal
-            return
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    env = {name: value for name, value in os.environ.items() if name not in OWN}
-    env |= {
-        "TERM": "xterm-256color",
-        "COLORTERM": "truecolor",
-        "COLUMNS": "100",
-        "LC_ALL": "C.UTF-8",
-        **environment,
-    }
-    code = subprocess.run(
-        [sys.executable, "-m", "flarecli", *args],
-        stdin=subprocess.DEVNULL,
-        stdout=slave,
-        stderr=slave,
-        env=env,
-        timeout=60,
-    ).returncode
-    os.close(slave)
-    reader.join(20)
-    os.close(master)
-    assert code == 0, b"".join(held)
-    return b"".join(held).decode().replace("\r\n", "\n")
+    """Run flare on a terminal, and return stdout."""
+    argv = [sys.executable, "-m", "flarecli", *args]
+    code, out, err = run_on_a_terminal(argv, None, **environment)
+    assert (code, err) == (0, "")
+    return out
 
 
 def packed(folder, image, text="a"):
