@@ -1,4 +1,6 @@
-"""The output of a command: the files of a folder, the failed rows that `failed.jsonl` lists, and the text on a terminal."""
+"""The output of a command: the files of a folder, the failed rows that `failed.jsonl` lists, and
+the text on a terminal.
+"""
 
 import contextlib
 import json
@@ -21,9 +23,11 @@ TERMINAL_VARIABLES = {
 
 
 def run_on_a_terminal(argv, folder, **environment):
-    """Run a program with a terminal of 100 columns as stdout; return the exit code, stdout and stderr.
+    """Run a program with a terminal of 100 columns as stdout; return the exit code, stdout and
+    stderr.
 
-    Progress is not drawn, because stderr is a pipe: the number of progress lines depends on the time.
+    Progress is not drawn, because stderr is a pipe. The number of progress lines would depend on
+    the time.
     """
     master, slave = os.openpty()
     parts = []

@@ -92,42 +92,34 @@ def test_the_action_does_not_insert_inputs_into_scripts():
             assert one["shell"] == "bash"
 
 
-def test_the_hook_rejects_a_commit_of_a_damaged_dataset(tmp_path):
-    """Uses the entry and the pattern of the hook with the installed flare; pre-commit would
-    download an environment.
+def check_commits(folder, repos, **environment):
+    """Commit a whole, a damaged and a repaired dataset with pre-commit in a new repository, and
+    check each exit code and output.
+
+    repos  the value of `repos` in .pre-commit-config.yaml, which contains the hook
     """
-    pytest.importorskip("pre_commit")
-    (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
-    local = {
-        **{key: value for key, value in hook.items() if key != "description"},
-        "language": "system",
-    }
-    repository = tmp_path / "repository"
+    repository = folder / "repository"
     repository.mkdir()
-    (repository / ".pre-commit-config.yaml").write_text(
-        yaml.safe_dump({"repos": [{"repo": "local", "hooks": [local]}]})
-    )
-    env = {
-        **os.environ,
-        "PATH": PATH,
-        "HOME": str(tmp_path),
-        "PRE_COMMIT_HOME": str(tmp_path / "kept"),
-    }
-    for name in list(env):
-        if name.startswith(("GIT_", "FLARE_")):
-            del env[name]
+    (repository / ".pre-commit-config.yaml").write_text(yaml.safe_dump({"repos": repos}))
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("GIT_", "FLARE_"))}
+    env = {**kept, "HOME": str(folder), "PRE_COMMIT_HOME": str(folder / "kept"), **environment}
 
     def run(*argv):
         return subprocess.run(argv, cwd=repository, env=env, capture_output=True, text=True)
 
-    author = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    def commit():
+        run("git", "add", ".")
+        author = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+        done = run("git", *author, "commit", "--allow-empty", "-m", "change")
+        return done.returncode, done.stdout + done.stderr
+
     assert run("git", "init", "-q", ".").returncode == 0
     assert run(sys.executable, "-m", "pre_commit", "install").returncode == 0
     packed(repository / "out")
     (repository / "notes.txt").write_text("no dataset")
-    assert run("git", "add", ".").returncode == 0
-    done = run("git", *author, "commit", "-m", "whole")
-    assert done.returncode == 0, done.stdout + done.stderr
+    code, text = commit()
+    assert code == 0, text
+    assert re.search(r"^flare verify\.+Passed$", text, re.MULTILINE)
     path = repository / "out" / "shard.00000.mds"
     data = path.read_bytes()
     for change, found in (
@@ -135,14 +127,24 @@ def test_the_hook_rejects_a_commit_of_a_damaged_dataset(tmp_path):
         (data[:-1] + bytes([data[-1] ^ 1]), "checksum mismatch "),
     ):
         path.write_bytes(change)
-        run("git", "add", ".")
-        done = run("git", *author, "commit", "-m", "damaged")
-        assert done.returncode == 1
-        assert found in done.stdout + done.stderr
-        assert "1 finding" in done.stdout + done.stderr
+        code, text = commit()
+        assert code == 1
+        assert found in text
+        assert "1 finding" in text
     path.write_bytes(data)
-    run("git", "add", ".")
-    assert run("git", *author, "commit", "--allow-empty", "-m", "whole").returncode == 0
+    assert commit()[0] == 0
+
+
+def test_the_hook_rejects_a_commit_of_a_damaged_dataset(tmp_path):
+    """Use the entry and the pattern of the hook with the installed flare.
+
+    tests/interop/test_hook_peer.py installs the hook.
+    """
+    pytest.importorskip("pre_commit")
+    (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
+    kept = {key: value for key, value in hook.items() if key != "description"}
+    local = {"repo": "local", "hooks": [{**kept, "language": "system"}]}
+    check_commits(tmp_path, [local], PATH=PATH)
 
 
 @pytest.mark.parametrize(

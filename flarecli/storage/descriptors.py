@@ -243,7 +243,7 @@ def pwrite(fd: int, data: memoryview, start: int) -> int:
 def memory_file(name: str) -> int:
     """Create a file in memory, and return its file descriptor.
 
-    Raises OSError on a system other than Linux, and if the system is out of memory or file descriptors.
+    Raises OSError on a system other than Linux, or if there is not enough memory.
     """
     if sys.platform == "linux" and hasattr(os, "memfd_create"):
         return os.memfd_create(name, os.MFD_CLOEXEC)

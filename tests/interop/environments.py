@@ -6,7 +6,7 @@
 None of the libraries is a dependency of flare, and two generations of a library cannot share an
 environment. Libraries for training (the extra `interop`) read datasets with flare, so they are
 installed in the environment that runs this file; if they are, TRAINING_PYTHON names its
-interpreter.
+interpreter. If this environment also has pre-commit, HOOK_PYTHON names its interpreter.
 """
 
 import importlib.util
@@ -116,6 +116,8 @@ def main(root):
         print(f"{variable}={create(Path(root).resolve() / name, *settings)}", flush=True)
     if all(importlib.util.find_spec(name) for name in TRAINERS):
         print(f"TRAINING_PYTHON={sys.executable}", flush=True)
+    if importlib.util.find_spec("pre_commit"):
+        print(f"HOOK_PYTHON={sys.executable}", flush=True)
 
 
 if __name__ == "__main__":
