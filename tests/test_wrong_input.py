@@ -192,7 +192,7 @@ def test_duplicate_columns_are_reported(here, capfd):
         "pack two.parquet out",
         4,
         "two.parquet: duplicate column 'a'",
-        "Rename one of the columns in the index.",
+        "Rename one of the columns in the table.",
     )
     check_error(
         capfd,
@@ -225,8 +225,8 @@ def test_an_empty_index_is_reported(here, capfd):
     (here / "head.csv").write_text("a,b\n")
     pq.write_table(pa.table({"a": pa.array([], pa.int64())}), "none.parquet")
     check_error(capfd, "pack none.csv out", 4, "none.csv: file is empty")
-    check_error(capfd, "pack head.csv out", 4, "head.csv: the index has no rows")
-    check_error(capfd, "pack none.parquet out", 4, "none.parquet: the index has no rows")
+    check_error(capfd, "pack head.csv out", 4, "head.csv: table has no rows")
+    check_error(capfd, "pack none.parquet out", 4, "none.parquet: table has no rows")
     check_error(
         capfd,
         "pack ok.csv out --limit 0",

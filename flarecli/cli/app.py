@@ -24,7 +24,7 @@ __all__ = ["COMMANDS", "HELP_END", "execute"]
 # imported when the command is called.
 COMMANDS = {
     "pack": "Pack rows as shards, and download their links.",
-    "unpack": "Write rows as files, or download the links in an index.",
+    "unpack": "Write rows as files, or download the links in a table.",
     "inspect": "Describe a dataset: format, rows, shards, bytes, columns, checksums.",
     "verify": "Check that a dataset is complete and undamaged.",
     "playlist": "Write a YAML playlist of datasets.",

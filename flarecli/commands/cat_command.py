@@ -49,6 +49,7 @@ def cat(options: CatOptions) -> Iterator[pa.RecordBatch]:
     progress = options.progress or Progress()
     where, limit, head, tail = options.where, options.limit, options.head, options.tail
     exact = (options.exact or options.stored) and where is None
+    option = "--raw" if options.stored else "--columns"  # only --raw requires stored values
     table = options.table_headers()
     guard = options.guard(sources)
     opened = open_streams(sources, options.input, options.stdin)
@@ -61,7 +62,7 @@ def cat(options: CatOptions) -> Iterator[pa.RecordBatch]:
         progress.start("cat", None)
         schema, batches = samples(tar, format, exact)
         batches = _reported(batches, progress)
-        schema, batches = filtered(schema, batches, where, options.columns)
+        schema, batches = filtered(schema, batches, where, options.columns, option)
         batches = small_batches(batches, guard.limits.max_bytes, str(tar))
         return _limited(schema, batches, limit, head, tail)
     columns = None if options.columns is None else name_list(options.columns)
@@ -76,7 +77,7 @@ def cat(options: CatOptions) -> Iterator[pa.RecordBatch]:
     )
     exact = exact and (options.stored or not data.types)
     if columns is not None and where is None:
-        check_names(data.schema.names, columns)
+        check_names(data.schema.names, columns, option)
     order = select_rows(
         len(data),
         options.rows,
@@ -101,9 +102,9 @@ def cat(options: CatOptions) -> Iterator[pa.RecordBatch]:
     progress.start("cat", None if is_partial else last - first)
     if where is None:
         batches = _reported(values.checked(pairs), progress)
-        return _at_least_one(*filtered(schema, batches, where, columns))
+        return _at_least_one(*filtered(schema, batches, where, columns, option))
     batches = _reported((batch for _, batch in pairs), progress)
-    schema, batches = filtered(schema, batches, where, columns)
+    schema, batches = filtered(schema, batches, where, columns, option)
     batches = small_batches(batches, guard.limits.max_bytes, " ".join(map(redact, sources)))
     return _limited(schema, batches, limit, head, tail)
 

@@ -274,7 +274,7 @@ def _with_columns(infos: Sequence[StreamInfo], names: Sequence[str]) -> tuple[St
     """Return descriptions with only the given columns. Raises UsageError for an unknown column."""
     from flarecli.commands.row_order import check_names  # loads Arrow
 
-    check_names([column.name for info in infos for column in info.columns], names)
+    check_names([column.name for info in infos for column in info.columns], names, "--columns")
     return tuple(
         replace(info, columns=tuple(one for one in info.columns if one.name in names))
         for info in infos

@@ -46,13 +46,16 @@ _ONE_RUN_HINT = "Omit one of these options; --duplicates reads every row in a si
 _ESCAPES = {"\\t": "\t", "\\n": "\n", "\\r": "\r", "\\\\": "\\"}
 
 
-def _pairs(items: Iterable[str]) -> dict[str, str]:
-    """Parse options of the form NAME=VALUE. Raises UsageError for any other text."""
+def _pairs(items: Iterable[str], form: str) -> dict[str, str]:
+    """Parse options of the form NAME=VALUE. Raises UsageError for any other text.
+
+    form  the form in the help of the option
+    """
     pairs: dict[str, str] = {}
     for item in items:
         name, equals, value = item.partition("=")
         if not (name and equals):
-            raise UsageError(f"expected NAME=VALUE, got {item!r:.60}")
+            raise UsageError(f"expected {form}, got {item!r:.60}")
         if name in pairs:
             raise UsageError(f"duplicate name {name!r:.60}")
         pairs[name] = value
@@ -416,7 +419,7 @@ class PackOptions(_DownloadOptions, TableOptions, _WriteOptions, _StreamOptions)
             metavar="COL=ENC",
             takes_columns=True,
             is_repeatable=True,
-            parse=_pairs,
+            parse=partial(_pairs, form="COL=ENC"),
             help="Encoding of a column (default: inferred); repeatable.",
             is_everyday=True,
         ),
@@ -444,7 +447,7 @@ class PackOptions(_DownloadOptions, TableOptions, _WriteOptions, _StreamOptions)
         False,
         Option(
             group="Rows",
-            help="Use null if a column is missing in a file of an index, for a key of a folder, or in appended rows.",
+            help="Use null if a column is missing in one of several tables, for a key of a folder, or in appended rows.",
         ),
     )
     folder_column: str | None = option(
@@ -881,7 +884,7 @@ class PlaylistOptions(CacheOptions, TableOptions):
             group="Output",
             metavar="OLD=NEW",
             is_repeatable=True,
-            parse=_pairs,
+            parse=partial(_pairs, form="OLD=NEW"),
             help="Replace the prefix OLD of addresses with NEW; repeatable.",
             is_everyday=True,
         ),
@@ -902,7 +905,7 @@ class PlaylistOptions(CacheOptions, TableOptions):
             group="Output",
             metavar="K=V",
             is_repeatable=True,
-            parse=_pairs,
+            parse=partial(_pairs, form="K=V"),
             help="Entry of the playlist's `headers` for every stream; repeatable.",
         ),
     )

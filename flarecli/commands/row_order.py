@@ -275,16 +275,18 @@ def filtered(
     batches: Iterator[pa.RecordBatch],
     where: str | None,
     columns: Sequence[str] | None,
+    option: str = "--columns",
 ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     """Return the rows that match a condition, with the selected columns in the selected order.
 
+    option  the option with which the user passed the columns
     raises  UsageError for an unknown column
     """
     if where is not None:
         schema, batches = sql.select(schema, batches, where)
     if columns is None:
         return schema, batches
-    check_names(schema.names, columns)
+    check_names(schema.names, columns, option)
     selected = pa.schema([schema.field(name) for name in dict.fromkeys(columns)])
     return selected, (
         pa.RecordBatch.from_arrays([batch.column(name) for name in selected.names], schema=selected)
@@ -292,25 +294,32 @@ def filtered(
     )
 
 
-def check_names(names: Sequence[str], columns: Sequence[str]) -> None:
-    """Raise UsageError for an unknown column."""
+def check_names(names: Sequence[str], columns: Sequence[str], option: str) -> None:
+    """Raise UsageError for an unknown column.
+
+    option  the option with which the user passed the columns
+    """
     for name in columns:
         if name not in names:
             raise UsageError(
-                f"no column {name!r}", hint=choose(name, names, "Choose from"), column=name
+                f"{option}: no column {name!r}",
+                hint=choose(name, names, "Choose from"),
+                column=name,
             )
 
 
-def check_no_rows(address: str, streams: Sequence[str], rows: str | None) -> None:
-    """Raise UsageError for `rows` or `streams`, which indexes and folders do not support."""
+def check_no_rows(
+    address: str, streams: Sequence[str], rows: str | None, kind: str = "table"
+) -> None:
+    """Raise UsageError for `rows` or `streams`, which tables and folders do not support."""
     if rows is not None:
         raise UsageError(
-            "rows of an index cannot be selected by number",
+            f"rows of a {kind} cannot be selected by number",
             where=address,
             hint="Use --where or --limit.",
         )
     if streams:
-        raise UsageError("an index has no streams", where=address, hint="Omit --stream.")
+        raise UsageError(f"a {kind} has no streams", where=address, hint="Omit --stream.")
 
 
 def first_rows(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:

@@ -171,7 +171,7 @@ class Index:
                     return
             first += count if part.rows is None else part.rows
         if not rows and not bounds and not start:
-            raise FormatError("the index has no rows", where=self.address)
+            raise FormatError("table has no rows", where=self.address)
 
     def place(self, row: int) -> tuple[str, int]:
         """Return the file that contains a row, and the row number in this file.
@@ -418,7 +418,7 @@ def open_index(
     """
     addresses = [address] if isinstance(address, str) else list(address)
     if not addresses:
-        raise UsageError("missing index: expected at least one address")
+        raise UsageError("missing table: expected at least one address")
     files: list[ListedFile | Spool] = []
     for one in addresses:
         if isinstance(one, Spool):
@@ -549,7 +549,7 @@ def _open_tables(
     known = [part.rows for part in parts if part.rows is not None]
     total = sum(known) if len(known) == len(parts) else None
     if total == 0:
-        raise FormatError("the index has no rows", where=parts[0].at)
+        raise FormatError("table has no rows", where=parts[0].at)
     return Index(
         shown,
         at,

@@ -299,7 +299,7 @@ class _Fetcher:
         buckets = self._resolver.buckets
         new = [bucket for bucket, is_reported in buckets.items() if not is_reported]
         if new:
-            progress.note(bucket_note("the index", new))
+            progress.note(bucket_note("the table", new))
             buckets.update(dict.fromkeys(new, True))
 
     def notes(self) -> Iterator[str]:

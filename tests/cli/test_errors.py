@@ -133,7 +133,7 @@ def test_an_error_without_place_or_hint_is_one_line(flare):
             "--timeout: invalid duration '0s'",
             "Use a form such as 30s, 10m or 2h.",
         ),
-        (["pack", "a", "b", "--encode", "x"], "--encode: expected NAME=VALUE, got 'x'", ""),
+        (["pack", "a", "b", "--encode", "x"], "--encode: expected COL=ENC, got 'x'", ""),
         (
             ["pack", "a", "b", "--encode", "x=str", "--encode", "x=int"],
             "--encode: duplicate name 'x'",

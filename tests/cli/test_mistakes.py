@@ -1,5 +1,10 @@
 """Common mistakes on real commands, with the complete printed output."""
 
+import os
+import shutil
+import subprocess
+import sys
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -29,7 +34,9 @@ def run_line(place, monkeypatch, capfd):
 
     def run(line):
         code = main(line.split())
-        return code, capfd.readouterr().err
+        printed = capfd.readouterr()
+        assert printed.out == ""
+        return code, printed.err
 
     return run
 
@@ -58,7 +65,11 @@ def run_line(place, monkeypatch, capfd):
             "Separate values by commas, such as 3,1,4 or id,score.",
         ),
         ("cat out --where id=1 --where id=2", "--where is set twice", "Use it once."),
-        ("cat out -c Txt", "no column 'Txt'", "Did you mean text? Choose from id, text."),
+        (
+            "cat out -c Txt",
+            "--columns: no column 'Txt'",
+            "Did you mean text? Choose from id, text.",
+        ),
         (
             "cat out --where txt='a'",
             "--where: no column 'txt'",
@@ -68,6 +79,52 @@ def run_line(place, monkeypatch, capfd):
             "pack first.parquet new --key idd",
             "--key: no column 'idd'",
             "Did you mean id? Choose from id, text.",
+        ),
+        ("cat out --raw txt", "--raw: no column 'txt'", "Did you mean text? Choose from id, text."),
+        (
+            "unpack out new --key idd",
+            "--key: no column 'idd'",
+            "Did you mean id? Choose from id, text.",
+        ),
+        (
+            "pack first.parquet out --add-column score",
+            "--add-column: no column 'score'",
+            "Choose from id, text.",
+        ),
+        (
+            "pack first.parquet new --csv delimeter=;",
+            "--csv: unknown key 'delimeter'",
+            "Did you mean delimiter? Choose from the keys delimiter, header, quote, null,",
+        ),
+        (
+            "pack first.parquet new -r 0:2",
+            "first.parquet: rows of a table cannot be selected by number",
+            "Use --where or --limit.",
+        ),
+        (
+            "pack files new -r 0:2",
+            "files: rows of a folder cannot be selected by number",
+            "Use --where or --limit.",
+        ),
+        (
+            "pack first.parquet new --part 5/4",
+            "--part: expected K/N with K from 1 to N, got '5/4'",
+            "Parts are numbered from 1, so 3/7 is the third of seven.",
+        ),
+        (
+            "pack first.parquet new --shard-size 64",
+            "--shard-size: '64' without a unit means 64 bytes",
+            "Use 64MB; for 64 bytes, use 64B.",
+        ),
+        (
+            "cat first.parquet --timeout 5x",
+            "--timeout: invalid duration '5x'",
+            "Use a form such as 30s, 10m or 2h.",
+        ),
+        (
+            "prune out",
+            "--keep is required",
+            "Add the number of versions to keep, such as --keep 10.",
         ),
         (
             "pack first.parquet new -z gzip",
@@ -139,6 +196,76 @@ def test_mistakes_are_reported_with_a_suggestion(run_line, line, error, hint):
 
 
 @pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("playlist out --rebase x", "--rebase: expected OLD=NEW, got 'x'"),
+        ("playlist out --header x", "--header: expected K=V, got 'x'"),
+        (
+            "pack first.parquet out --append --overwrite",
+            "--append and --overwrite cannot be combined",
+        ),
+        ("cat out --limit x", "--limit: expected a whole number, got 'x'"),
+        ("cat out -r 3", "row 3 is outside the data, which has 3 rows"),
+        (
+            "cat out --sample 200%",
+            "--sample: expected a count or a share such as 100 or 1%, got '200%'",
+        ),
+        ("pack first.parquet new --quality 500", "--quality: expected 1 to 100, got 500"),
+    ],
+)
+def test_a_mistake_whose_message_contains_the_solution_has_no_hint(run_line, line, error):
+    assert run_line(line) == (2, f"error: {error}\n")
+
+
+def test_a_missing_web_address_is_reported(run_line, web):
+    address = web.url("/gone.parquet")
+    for line in (f"inspect {address}", f"cat {address}", f"pack {address} new"):
+        assert run_line(line) == (3, f"error: {address}: 404 Not Found\n")
+
+
+_LIMITED = """
+mkdir full readonly
+mount -t tmpfs -o size=64k tmpfs full && mount -t tmpfs -o ro tmpfs readonly || exit 77
+exec "$0" -m flarecli "$@"
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "error", "hint"),
+    [
+        ("pack {source} readonly/out -q", "readonly/out: read-only file system", ""),
+        ("unpack {out} readonly/out -q", "readonly/out: read-only file system", ""),
+        ("inspect {out} --html readonly/x.html", "readonly/x.html: read-only file system", ""),
+        ("verify {out} --report readonly/x.xml", "readonly/x.xml: read-only file system", ""),
+        (
+            "pack numbers.csv full/out -q",
+            "full/out/shard.00000.mds: the disk is full: No space left on device",
+            "Free disk space, then run the same command with --resume.",
+        ),
+    ],
+)
+def test_a_full_and_a_read_only_disk_are_reported(place, tmp_path, line, error, hint):
+    if shutil.which("unshare") is None:
+        pytest.skip("the system cannot mount a file system for one process")
+    (tmp_path / "numbers.csv").write_text(
+        "n,text\n" + "".join(f"{i},text\n" for i in range(20_000))
+    )
+    args = line.format(source=place / "first.parquet", out=place / "out").split()
+    ran = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", _LIMITED, sys.executable, *args],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        timeout=120,
+    )
+    if ran.returncode in (1, 77) and "error:" not in ran.stderr:
+        pytest.skip("only root can mount a file system")
+    expected = f"error: {error}\n" + (f"hint: {hint}\n" if hint else "")
+    assert (ran.returncode, ran.stdout, ran.stderr) == (3, "", expected)
+
+
+@pytest.mark.parametrize(
     ("line", "error", "hint"),
     [
         (
@@ -187,6 +314,11 @@ def test_mistakes_are_reported_with_a_suggestion(run_line, line, error, hint):
             "cat files/*.png",
             "files/*.png: no matches found",
             "files contains names such as a.jpg, a.txt, b.jpg.",
+        ),
+        (
+            "cat *.csv",
+            "*.csv: no matches found",
+            "The current folder contains names such as empty, files, first.parquet.",
         ),
         (
             "cat out 5",

@@ -387,7 +387,11 @@ def test_selected_rows_of_missing_shards_are_omitted(scores):
 @pytest.mark.parametrize(
     ("options", "message", "hint"),
     [
-        (["-c", "idd"], "no column 'idd'", "Did you mean id? Choose from data, id, score, text."),
+        (
+            ["-c", "idd"],
+            "--columns: no column 'idd'",
+            "Did you mean id? Choose from data, id, score, text.",
+        ),
         (
             ["--where", "scor > 1"],
             "--where: no column 'scor'",

@@ -194,7 +194,7 @@ def test_errors_name_the_line_where_a_record_starts(fields):
     [
         (b"", "file is empty", ""),
         (b"\n\n", "file has no header with column names", ""),
-        (b"a,b\n", "the index has no rows", ""),
+        (b"a,b\n", "table has no rows", ""),
         (b"a,b,a\n1,2,3\n", "duplicate column 'a'", HEADER),
         (b"sep=;\r\na;b\r\n1;2\r\n", SETTING.format("sep=;"), REMOVE),
         (b'\xef\xbb\xbf"SEP=,"\na,b\n1,2\n', SETTING.format('"SEP=,"'), REMOVE),

@@ -207,7 +207,7 @@ def test_the_lines_of_errors_count_in_a_file_without_header(tmp_path):
     ("setting", "message"),
     [
         ("delimiter", "--csv: expected KEY=VALUE, got 'delimiter'"),
-        ("delimeter=;", "--csv: expected KEY=VALUE, got 'delimeter=;'"),
+        ("delimeter=;", "--csv: unknown key 'delimeter'"),
         ("delimiter=ab", "--csv delimiter: expected one ASCII character, got 'ab'"),
         ("delimiter=é", "--csv delimiter: expected one ASCII character, got 'é'"),
         ("delimiter=\n", r"--csv delimiter: expected one ASCII character, got '\n'"),
@@ -257,7 +257,7 @@ def test_a_compressed_text_file_is_not_a_table(tmp_path):
     path.write_bytes(gzip.compress(b"a.parquet\nb.parquet\n"))
     with pytest.raises(UsageError) as caught:
         open_index(str(path))
-    assert caught.value.message == "unknown index suffix"
+    assert caught.value.message == "unknown table suffix"
 
 
 def test_the_quote_cannot_be_the_delimiter():

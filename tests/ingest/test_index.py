@@ -103,10 +103,10 @@ def test_an_address_that_does_not_exist_is_missing(tmp_path):
     [
         (
             {"a.parquet": pa.table({"n": pa.array([], pa.int64())})},
-            "a.parquet: the index has no rows",
+            "a.parquet: table has no rows",
             "",
         ),
-        ({"a.csv": b"n,t\n"}, "a.csv: the index has no rows", ""),
+        ({"a.csv": b"n,t\n"}, "a.csv: table has no rows", ""),
         (
             {"a.csv": b"n,t\n1,2\n", "b.csv": b"n\n1\n"},
             "b.csv: columns differ from the columns of a.csv: missing column 't'",
@@ -159,10 +159,10 @@ def test_unknown_and_missing_suffixes_are_refused(tmp_path):
     with pytest.raises(UsageError) as caught:
         open_index(str(tmp_path / "x.xml"))
     assert (str(caught.value), caught.value.hint) == (
-        f"{tmp_path}/x.xml: unknown index suffix",
+        f"{tmp_path}/x.xml: unknown table suffix",
         "Use a file with one of the suffixes .parquet, .arrow, .feather, .arrows, .csv, .tsv, .tab, .psv, .json, .jsonl, .ndjson, .txt, or name the kind of the file with --input; --input lines packs the files that a list names.",
     )
-    with pytest.raises(UsageError, match="^missing index: expected at least one address$"):
+    with pytest.raises(UsageError, match="^missing table: expected at least one address$"):
         open_index([])
 
 

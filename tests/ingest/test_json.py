@@ -106,10 +106,10 @@ def test_a_missing_member_of_a_row_is_null():
     ("data", "message"),
     [
         (b"", "x: file is empty"),
-        (b" \n\n", "x: the index has no rows"),
-        (b"[]", "x: the index has no rows"),
-        (b"\xef\xbb\xbf[ \n]", "x: the index has no rows"),
-        (b"{}\n{}", "x: the index has no columns"),
+        (b" \n\n", "x: table has no rows"),
+        (b"[]", "x: table has no rows"),
+        (b"\xef\xbb\xbf[ \n]", "x: table has no rows"),
+        (b"{}\n{}", "x: table has no columns"),
         (b'{"a": 1, "a": 2}', "x: line 1: duplicate member 'a'"),
         (
             b'{"a": 1}\n{"a": "x"}',

@@ -199,9 +199,9 @@ def test_row_groups_are_read_in_order():
         (
             stored(pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["x", "x"])),
             "duplicate column 'x'",
-            "Rename one of the columns in the index.",
+            "Rename one of the columns in the table.",
         ),
-        (stored(pa.table({})), "the index has no columns", ""),
+        (stored(pa.table({})), "table has no columns", ""),
     ],
 )
 def test_an_invalid_file_is_reported_in_one_line(data, message, hint):

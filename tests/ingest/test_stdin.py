@@ -477,7 +477,7 @@ def streamed_again(data, path):
         (b"a;b\n1;2\n3;4\n5\n", {}, "-: line 4 has 1 field; the header has 2"),
         (gzip.compress(CSV)[:-9], {}, "-: the gzip file is truncated"),
         (parquet()[:-1], {}, "-: truncated parquet file: it does not end with PAR1"),
-        (b"a,b\n", {}, "-: the index has no rows"),
+        (b"a,b\n", {}, "-: table has no rows"),
         (
             b",".join(b"c%d" % n for n in range(10_001)) + b"\n1\n",
             {},

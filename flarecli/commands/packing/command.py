@@ -26,7 +26,7 @@ __all__ = ["Packed", "pack"]
 
 @from_options(PackOptions)
 def pack(options: PackOptions) -> Packed:
-    """Pack the rows of an index, a folder or a dataset into shards, and return the result.
+    """Pack the rows of tables, a folder or a dataset into shards, and return the result.
 
     The source may also be a Python object: a DataFrame, an Arrow table or stream, a dataset, or an
     iterable of dicts, whose rows are first saved to a temporary file.

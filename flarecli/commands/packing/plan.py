@@ -442,7 +442,7 @@ def _checked_names(plan: Plan) -> list[str]:
     if task.existing_schema is not None:  # the source may lack a column of the dataset
         filled = [name for name in filled if name not in task.existing_schema.names]
     check_names(known, filled, "--null")
-    check_names(known, names, "--columns")
+    check_names(known, names, "--columns" if plan.options.add_column is None else "--add-column")
     for name, encoding in task.encode.items():
         if encodings.lookup(encoding).name == "pkl":
             as_json, as_bytes = shell_quoted(f"{name}=json"), shell_quoted(f"{name}=bytes")

@@ -392,7 +392,7 @@ def open_source(sources: Addresses, options: SourceOptions) -> Source:
             source = _IndexSource(shown, name, index, options.guard)
         elif is_single and not spools and _is_plain_folder(expanded[0], resolved, options.guard):
             options.dialect.check_used(False, shown)
-            check_no_rows(shown, options.streams, options.rows)
+            check_no_rows(shown, options.streams, options.rows, "folder")
             folder = ingest.open_folder(
                 expanded[0],
                 guard=options.guard,

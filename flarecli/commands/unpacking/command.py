@@ -1,4 +1,4 @@
-"""The `unpack` command: write the rows of a dataset, or the downloads of an index, as files.
+"""The `unpack` command: write the rows of a dataset, or the downloads of a table, as files.
 
 rows -> where, limit -> links downloaded ahead, in order -> checked names -> files -> an index of
 the other columns
@@ -75,7 +75,7 @@ class Unpacked:
 
 @from_options(UnpackOptions)
 def unpack(options: UnpackOptions) -> Unpacked:
-    """Write the values of a dataset, or the downloads of an index, as files, and list the files.
+    """Write the values of a dataset, or the downloads of a table, as files, and list the files.
 
     Byte columns, and columns that were packed from files, become files. Other columns with numbers
     or text are written to the index. If all columns are text, they become files. All file names are
@@ -184,7 +184,8 @@ class _Unpacking:
         self.on_error, self.index, self.limits = options.on_error, options.index, options.limits()
         self.ignore_robots_tag = options.ignore_robots_tag
         schema, form, key = source.schema, facts(source.format), options.key
-        check_names(schema.names, [*(link.source for link in links), *([key] if key else [])])
+        check_names(schema.names, [link.source for link in links], "--fetch")
+        check_names(schema.names, [key] if key else [], "--key")
         renamed = {link.source: link.name for link in links}
         if key in renamed:
             raise UsageError(
@@ -199,7 +200,7 @@ class _Unpacking:
                     f"two columns would be named {name!r}",
                     hint="Rename the fetched column: --fetch COLUMN:NAME.",
                 )
-        check_names(columns_after, columns or ())
+        check_names(columns_after, columns or (), "--columns")
         chosen = columns_after if columns is None else list(dict.fromkeys(columns))
         extensions = {name: one for name, one in source.extensions.items() if name not in renamed}
         if columns is None:  # columns of extensions become part of the file names

@@ -192,14 +192,14 @@ def listed_encodings(schema: pa.Schema) -> dict[str, str]:
 
 
 def check_columns(
-    names: Sequence[str], at: object, hint: str = "Rename one of the columns in the index."
+    names: Sequence[str], at: object, hint: str = "Rename one of the columns in the table."
 ) -> None:
     """Raise FormatError if there are no columns, too many columns, or duplicate names.
 
     hint  hint of the error about duplicate names
     """
     if not names:
-        raise FormatError("the index has no columns", where=at)
+        raise FormatError("table has no columns", where=at)
     expansion.check_columns(len(names), at)
     seen: set[str] = set()
     for name in names:

@@ -82,9 +82,13 @@ class Dialect:
         for text in settings:
             key, equals, value = text.partition("=")
             if not equals or key not in _KEYS:
+                problem = (
+                    f"unknown key {key!r:.60}"
+                    if equals
+                    else f"expected KEY=VALUE, got {text!r:.60}"
+                )
                 raise UsageError(
-                    f"--csv: expected KEY=VALUE, got {text!r:.60}",
-                    hint=choose(key, _KEYS, "Choose from the keys"),
+                    f"--csv: {problem}", hint=choose(key, _KEYS, "Choose from the keys")
                 )
             found = found._with(key, value)
         if found.decimal == found.delimiter:

@@ -77,7 +77,7 @@ class Json(TextPart):
         self._is_array = head.removeprefix(BOM).lstrip()[:1] == b"["
         first = next(self._pieces(), None)
         if first is None:
-            raise FormatError("the index has no rows", where=source)
+            raise FormatError("table has no rows", where=source)
         self.schema = self._infer_schema(first)
         check_columns(self.schema.names, source)
 

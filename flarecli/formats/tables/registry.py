@@ -102,7 +102,7 @@ def open_text(
         if name.endswith(suffix):
             return Delimited(TextFile(at, compression), delimiter, text, dialect)
     raise UsageError(
-        "unknown index suffix",
+        "unknown table suffix",
         where=at,
         hint=f"Use a file with one of the suffixes {', '.join((*_TABLES, *TEXTS, _LIST))}, "
         "or name the kind of the file with --input; "

@@ -259,17 +259,17 @@ def test_a_pack_of_selected_rows_and_streams_has_only_these_rows(tmp_path, in_tm
     (tmp_path / "i.csv").write_text("a\n1\n")
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "x.txt").write_text("x")
-    for index in ("i.csv", "files"):
+    for index, kind in (("i.csv", "table"), ("files", "folder")):
         with pytest.raises(UsageError) as caught:
             commands.pack(index, "none", rows="0")
         assert (str(caught.value), caught.value.hint) == (
-            f"{index}: rows of an index cannot be selected by number",
+            f"{index}: rows of a {kind} cannot be selected by number",
             "Use --where or --limit.",
         )
         with pytest.raises(UsageError) as caught:
             commands.pack(index, "none", streams=["x"])
         assert (str(caught.value), caught.value.hint) == (
-            f"{index}: an index has no streams",
+            f"{index}: a {kind} has no streams",
             "Omit --stream.",
         )
 

@@ -452,8 +452,8 @@ def test_damage_ends_the_unpack_and_names_the_row(out, tmp_path):
             "--name '{row:0999999999d}.{ext}': invalid format of {row}",
         ),
         ({"name": "{key:9}.{ext}"}, "--name '{key:9}.{ext}': invalid format of {key}"),
-        ({"key": "nope"}, "no column 'nope'"),
-        ({"columns": ["nope"]}, "no column 'nope'"),
+        ({"key": "nope"}, "--key: no column 'nope'"),
+        ({"columns": ["nope"]}, "--columns: no column 'nope'"),
         ({"columns": ["id"]}, "no column to write as files"),
         ({"index": "xml"}, "--index: expected jsonl, csv, parquet or none, got 'xml'"),
         ({"on_error": "stop"}, "--on-error: expected fail or skip, got 'stop'"),
@@ -473,7 +473,7 @@ def test_an_index_without_fetch_is_refused(tmp_path):
     with pytest.raises(UsageError) as caught:
         commands.unpack(str(tmp_path / "i.csv"), str(tmp_path / "f"), columns=["id"])
     assert caught.value.hint == "Select the link column with --fetch."
-    with pytest.raises(UsageError, match="rows of an index cannot be selected by number"):
+    with pytest.raises(UsageError, match="rows of a table cannot be selected by number"):
         commands.unpack(str(tmp_path / "i.csv"), str(tmp_path / "f"), rows="1")
 
 
