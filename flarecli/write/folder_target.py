@@ -199,13 +199,15 @@ class FolderTarget(Target):
         """Return whether the folder contains files but no scratch folder.
 
         The caller found no scratch folder. If one exists now, another process has created it since,
-        and has written the files after that.
+        and has written the files after that. If only a scratch folder is listed, another process
+        may remove it before the second check.
         """
         try:
             names = os.listdir(self.folder)
         except (FileNotFoundError, NotADirectoryError):  # for a file, `made_folder` raises an error
             return False
-        return bool(names) and not os.path.isdir(os.path.join(self.folder, SCRATCH))
+        has_others = any(name != SCRATCH for name in names)
+        return has_others and not os.path.isdir(os.path.join(self.folder, SCRATCH))
 
     def _write_owner(self, scratch: str) -> None:
         owner = {

@@ -67,6 +67,25 @@ def test_a_folder_that_is_removed_during_its_check_is_created(tmp_path, monkeypa
     assert (tmp_path / "out" / "playlist.yaml").exists()
 
 
+def test_a_folder_that_is_created_and_removed_during_its_check_is_created(tmp_path, monkeypatch):
+    scratch = tmp_path / "out" / ".flare"
+    listdir = os.listdir
+
+    def listdir_then_remove(path):
+        names = listdir(path)
+        if str(path) == str(tmp_path / "out") and names == [".flare"]:
+            monkeypatch.setattr("os.listdir", listdir)
+            scratch.rmdir()
+            scratch.parent.rmdir()
+        return names
+
+    monkeypatch.setattr("os.listdir", listdir_then_remove)
+    call_after_isdir(monkeypatch, str(scratch), lambda: scratch.mkdir(parents=True))
+    with opened(tmp_path / "out", resume=True) as writer:
+        writer.write({"n": 1})
+    assert (tmp_path / "out" / "playlist.yaml").exists()
+
+
 def test_a_folder_that_is_created_during_its_check_is_used(tmp_path, monkeypatch):
     path = tmp_path / "new"
     call_after_isdir(monkeypatch, str(path), path.mkdir)
