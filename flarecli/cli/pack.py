@@ -50,6 +50,8 @@ def command(line: Line) -> int:
                 ((column.name, column.encoding) for column in packed.columns),
             )
     else:
+        if packed.version is not None:
+            counts += f" as version {packed.version}"
         if packed.resumed_rows and not line.join:
             counts += f" ({format_count(packed.resumed_rows, 'row')} in an earlier run)"
         if packed.replaced:

@@ -24,6 +24,7 @@ class Packed:
     dry_run: bool = False
     estimated: bool = False
     resumed_rows: int = 0
+    version: int | None = None
     replaced: int = 0
     rewritten_bytes: int = 0
 
@@ -236,6 +237,8 @@ def test_pack_prints_the_playlist_and_a_summary_on_stderr(flare):
     assert (ran.code, ran.out) == (0, "out/playlist.yaml\n")
     assert ran.err.startswith("packed 5 rows in 2 shards, 1.2 kB in ")
     assert ran.err.count("\n") == 1
+    ran = flare("pack", "a", "out", "--append", pack=Recorder(Packed(version=3)))
+    assert ran.err.startswith("packed 5 rows in 2 shards, 1.2 kB as version 3 in ")
     ran = flare("pack", "a", "out", "-q", pack=Recorder(Packed()))
     assert (ran.code, ran.out, ran.err) == (0, "out/playlist.yaml\n", "")
     ran = flare("pack", "a", "out", "--json", pack=Recorder(Packed()))

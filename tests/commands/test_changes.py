@@ -756,7 +756,8 @@ def test_rows_with_existing_keys_are_replaced_in_one_version(out, tmp_path, caps
     assert shown.endswith(f"; would replace 3 rows in shards of {format_size(size)}\n")
     assert files_of(out) == before
     assert main(["pack", source, str(out), *options]) == 0
-    assert f", replaced 3 rows in shards of {format_size(size)} in " in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert f" as version 2, replaced 3 rows in shards of {format_size(size)} in " in shown
     assert content(out) == [one for one in rows(0, 9) if one["id"] not in (1, 2)] + again
     assert [(one.number, one.verb, one.added, one.removed) for one in flare.log(out)] == [
         (1, "pack", 10, 0),
