@@ -734,7 +734,8 @@ class _OpenFolders:
         scratch folder. The name must be unique, because files such as `0/x` and `1/x` may be
         written at the same time.
         """
-        name = os.fsdecode(os.fsencode(name)[:200])  # name and suffix must fit in 255 bytes
+        if len(name) > 50:  # up to 4 bytes per character; name and suffix must fit in 255 bytes
+            name = os.fsdecode(os.fsencode(name)[:200])
         name = f"{name}.{self._process}.{next(_number)}.part"
         if self._scratch == _CLOSED:
             root = self._store._folder("")

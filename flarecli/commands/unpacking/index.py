@@ -46,6 +46,7 @@ def write_index(
     names = [field.name for field in fields]
     if kind == "csv":
         yield _csv([names])
+    encode = json.JSONEncoder(ensure_ascii=False).encode  # `json.dumps` creates one per call
     for some in _blocks(rows):
         if kind == "csv":
             yield _csv(
@@ -53,8 +54,7 @@ def write_index(
             )
         else:
             yield "".join(
-                json.dumps({name: _finite(row[name]) for name in names}, ensure_ascii=False) + "\n"
-                for row in some
+                encode({name: _finite(row[name]) for name in names}) + "\n" for row in some
             ).encode()
 
 

@@ -1,8 +1,8 @@
 """Outputs of an unpack: a folder that can be resumed, a finished folder, or a tar on a stream.
 
-    OUT/.flare/journal   JSON lines: first the source and the options; for each row,
-                         {"files": {column: [name, bytes]}, "values": {…}}; after each batch,
-                         {"next": …, "failed": {…}}
+    OUT/.flare/journal   JSON lines: first the source and the options; after each batch, {"rows":
+                         [{"files": {column: [name, bytes]}, "values": {…}}, …], "next": …,
+                         "failed": {…}}
     OUT/.flare/begun     JSON lines: before the files of a batch are written, {"next": …,
                          "names": […]}; for files that another process created, {"others": […]}
 
@@ -99,12 +99,8 @@ class Output(ABC):
 
 def _index_rows(entries: Iterable[dict[str, Any] | None]) -> Iterator[dict[str, Any]]:
     for entry in entries:
-        if entry is not None and "files" in entry:
-            yield entry["values"] | {column: name for column, (name, _) in entry["files"].items()}
-
-
-def _batch_lines(rows: Sequence[Mapping[str, Any]], last: Mapping[str, Any]) -> bytes:
-    return b"".join(map(format_line, (*rows, last)))
+        for row in (entry or {}).get("rows", ()):
+            yield row["values"] | {column: name for column, (name, _) in row["files"].items()}
 
 
 class Folder(Output):
@@ -191,20 +187,18 @@ class Folder(Output):
                 where=self.shown,
                 hint="Use --overwrite to start again.",
             )
-        good, rows, files, size = first.stop, 0, 0, 0
+        good = first.stop
         failed: Mapping[str, Any] = {}
         for stop, entry in entries:
             if entry is None or not _is_valid_entry(entry):
                 break
-            written = entry.get("files", {}).values()
+            written = [file for row in entry["rows"] for file in row["files"].values()]
             if not all(self._has(*file) for file in written):
                 break
-            rows += "files" in entry
-            files += len(written)
-            size += sum(one for _, one in written)
-            if "next" in entry:
-                good, failed, self.next = stop, entry["failed"], entry["next"]
-                self.rows, self.files, self.bytes = rows, files, size
+            good, failed, self.next = stop, entry["failed"], entry["next"]
+            self.rows += len(entry["rows"])
+            self.files += len(written)
+            self.bytes += sum(size for _, size in written)
         self._log.cut(good)
         return failed
 
@@ -245,8 +239,8 @@ class Folder(Output):
 
     def finish_batch(self, rows: Sequence[Mapping[str, Any]], next: int) -> None:
         self._close_batch()
-        last = {"next": next, "failed": self._failed.settle(next)}
-        self._log.append(_batch_lines(rows, last))
+        entry = {"rows": rows, "next": next, "failed": self._failed.settle(next)}
+        self._log.append(format_line(entry))
         self.next = next
 
     def finish(self, kind: str, fields: Sequence[pa.Field]) -> str | None:
@@ -289,10 +283,18 @@ class Folder(Output):
 
 def _is_valid_entry(entry: Mapping[str, Any]) -> bool:
     """Return whether a line of the journal has the form that `finish_batch` writes."""
-    if "next" in entry:
-        return isinstance(entry["next"], int) and isinstance(entry.get("failed"), dict)
-    files = entry.get("files")
-    if not isinstance(files, dict) or not isinstance(entry.get("values"), dict):
+    rows = entry.get("rows")
+    return (
+        isinstance(entry.get("next"), int)
+        and isinstance(entry.get("failed"), dict)
+        and isinstance(rows, list)
+        and all(map(_is_valid_row, rows))
+    )
+
+
+def _is_valid_row(row: Any) -> bool:
+    files = row.get("files") if isinstance(row, dict) else None
+    if not isinstance(files, dict) or not isinstance(row.get("values"), dict):
         return False
     return all(
         isinstance(one, list) and [type(part) for part in one] == [str, int]
@@ -429,9 +431,10 @@ class _UnpackedContents(Contents):
         """
         done = set[int]()
         for _, entry in open_log(at / _JOURNAL).entries():
-            files = (entry or {}).get("files")
-            for file in files.values() if isinstance(files, dict) else ():
-                done |= _hashes(file)
+            rows = entry["rows"] if entry is not None and _is_valid_entry(entry) else ()
+            for row in rows:
+                for file in row["files"].values():
+                    done |= _hashes(file)
         begun, _ = _read_begun(open_log(at / _BEGUN).entries())
         own = {hash(FAILED), *done, *begun}
         # `begun` is missing, so the interrupted run had written all files, and perhaps an index
@@ -553,7 +556,7 @@ class Tar(Output):
         self._failed.write(failure.line())
 
     def finish_batch(self, rows: Sequence[Mapping[str, Any]], next: int) -> None:
-        self._log.write(_batch_lines(rows, {"next": next}))
+        self._log.write(format_line({"rows": rows}))
         self.next = next
 
     def finish(self, kind: str, fields: Sequence[pa.Field]) -> str | None:

@@ -420,15 +420,19 @@ def test_files_named_only_by_invalid_records_are_kept(source, tmp_path, monkeypa
 @pytest.mark.parametrize(
     "line",
     [
-        '{"files": {"b": 7}, "values": {}}',
-        '{"files": {"b": ["x"]}, "values": {}}',
-        '{"files": [], "values": {}}',
-        '{"files": {}}',
+        '{"rows": [{"files": {"b": 7}, "values": {}}], "next": 3, "failed": {}}',
+        '{"rows": [{"files": {"b": ["x"]}, "values": {}}], "next": 3, "failed": {}}',
+        '{"rows": [{"files": [], "values": {}}], "next": 3, "failed": {}}',
+        '{"rows": [{"files": {}}], "next": 3, "failed": {}}',
+        '{"rows": [7], "next": 3, "failed": {}}',
+        '{"rows": {}, "next": 3, "failed": {}}',
+        '{"rows": [], "next": "3", "failed": {}}',
+        '{"rows": [], "next": 3, "failed": []}',
+        '{"rows": [], "next": 3}',
         "{}",
-        '{"next": "3"}',
     ],
 )
-@pytest.mark.parametrize("at", [1, 2, 4])
+@pytest.mark.parametrize("at", [1, 2])
 def test_a_resume_starts_at_the_first_invalid_line_of_the_journal(
     source, tmp_path, monkeypatch, line, at
 ):
@@ -436,6 +440,7 @@ def test_a_resume_starts_at_the_first_invalid_line_of_the_journal(
     leave_unfinished(source, to, monkeypatch)
     journal = to / ".flare" / "journal"
     lines = journal.read_text().splitlines()
+    assert at < len(lines)
     journal.write_text("\n".join([*lines[:at], line, *lines[at + 1 :]]) + "\n")
     commands.unpack(source, str(to), resume=True)
     commands.unpack(source, str(tmp_path / "whole"))

@@ -153,8 +153,11 @@ def test_rows_are_in_the_journal_before_the_next_batch(tmp_path):
         for line in (tmp_path / "f" / ".flare" / "journal").read_text().splitlines()
     ]
     assert lines[1:] == [
-        {"values": {}, "files": {"data": ["a", 1]}},
-        {"next": 1, "failed": {"bytes": 0, "kinds": {}}},
+        {
+            "rows": [{"values": {}, "files": {"data": ["a", 1]}}],
+            "next": 1,
+            "failed": {"bytes": 0, "kinds": {}},
+        },
     ]
     folder.abandon()
 
