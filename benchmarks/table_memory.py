@@ -4,9 +4,10 @@
 
 The columns are int64, float64 and a short text. Each kind of table is packed as MDS without
 options; some kinds also with --shuffle, --key, --where and --limit, and some kinds are piped to
-standard input. Peaks are read from /proc/PID/status every 5 ms: `resident` includes the mapped
-pages of libraries and of shards, `anonymous` is the memory that no file backs. The first line is
-the baseline: a process that only imports the libraries.
+standard input. The rows of Python objects are batches of a `pyarrow.RecordBatchReader` and dicts of
+a generator. A source is removed after its last use. Peaks are read from /proc/PID/status every
+5 ms: `resident` includes the mapped pages of libraries and of shards, `anonymous` is the memory
+that no file backs. The first line is the baseline: a process that only imports the libraries.
 
 The exit code is 1 if a command fails, or if the anonymous memory is above its limit. The limit does
 not depend on the number of rows, except for --key, which keeps a part of its index in memory.
@@ -14,13 +15,15 @@ not depend on the number of rows, except for --key, which keeps a part of its in
 
 import argparse
 import gzip
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from types import MappingProxyType
 from typing import IO, NamedTuple
@@ -48,6 +51,7 @@ OPTIONS = {
     "limit": ["--limit", "{half}"],
 }
 LIST_OPTIONS = {"shuffle": ["--shuffle", "7"], "where": ["--where", "name like '%7'"]}
+PYTHON_OPTIONS = {"shuffle": ["--shuffle", "7"], "key": ["--key", "id"]}
 LISTED_FILES = 1000  # number of different files in a list of addresses
 
 
@@ -184,6 +188,20 @@ def write_addresses(path: Path, rows: int) -> None:
             file.write(lines)
 
 
+# programs that pack the rows of an Arrow stream: stream, folder of the dataset, options of `pack` as JSON
+PACK_BATCHES = """
+import json, sys, flarecli as flare, pyarrow as pa
+source, out, options = sys.argv[1:]
+flare.pack(pa.ipc.open_stream(source), out, overwrite=True, **json.loads(options))
+"""
+PACK_DICTS = """
+import json, sys, flarecli as flare, pyarrow as pa
+source, out, options = sys.argv[1:]
+rows = (row for batch in pa.ipc.open_stream(source) for row in batch.to_pylist())
+flare.pack(rows, out, overwrite=True, **json.loads(options))
+"""
+
+
 class Kind(NamedTuple):
     """A kind of table.
 
@@ -191,36 +209,71 @@ class Kind(NamedTuple):
     write     function that writes the file
     options   options of `flare pack`, which are used one at a time
     is_piped  whether the file is piped to standard input
+    always    options that are always used
+    program   Python program that packs the file; empty: the command line
     """
 
     file: str
     write: Callable[[Path, int], None]
     options: Mapping[str, list[str]] = MappingProxyType({})
     is_piped: bool = False
+    always: Sequence[str] = ()
+    program: str = ""
+
+    def command(self, path: Path, packed: str, argv: Sequence[str]) -> list[str]:
+        """Return the command that packs the file at `path` with additional options."""
+        if self.program:
+            values = {name[2:]: int(one) if one.isdigit() else one for name, one in pairs(argv)}
+            return [sys.executable, "-c", self.program, str(path), packed, json.dumps(values)]
+        source = "-" if self.is_piped else str(path)
+        return [FLARE, "pack", source, packed, "--overwrite", "-q", *self.always, *argv]
 
 
+def pairs(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
+    return zip(argv[::2], argv[1::2], strict=True)
+
+
+# kinds of the same file are adjacent, so that the file is removed before the next file is written
 KINDS = {
     "parquet": Kind("groups.parquet", write_parquet, OPTIONS),
+    "stdin: parquet": Kind("groups.parquet", write_parquet, OPTIONS, True),
     "parquet in one row group": Kind("one.parquet", write_one_group),
     "arrow file": Kind("file.arrow", write_arrow, OPTIONS),
-    "arrow stream": Kind("stream.arrows", write_stream, OPTIONS),
-    "feather": Kind("table.feather", write_feather),
-    "csv": Kind("table.csv", write_csv, OPTIONS),
-    "tsv": Kind("table.tsv", write_csv, OPTIONS),
-    "csv.gz": Kind("table.csv.gz", write_csv),
-    "jsonl": Kind("table.jsonl", write_jsonl, OPTIONS),
-    "jsonl.zst": Kind("table.jsonl.zst", write_jsonl),
-    "json array": Kind("array.json", write_array, OPTIONS),
-    "list of parquet files": Kind("tables.txt", write_list, OPTIONS),
-    "stdin: parquet": Kind("groups.parquet", write_parquet, OPTIONS, True),
     "stdin: arrow file": Kind("file.arrow", write_arrow, OPTIONS, True),
+    "arrow stream": Kind("stream.arrows", write_stream, OPTIONS),
     "stdin: arrow stream": Kind("stream.arrows", write_stream, OPTIONS, True),
+    "Python: batches": Kind("stream.arrows", write_stream, PYTHON_OPTIONS, program=PACK_BATCHES),
+    "Python: dicts": Kind("stream.arrows", write_stream, PYTHON_OPTIONS, program=PACK_DICTS),
+    "feather": Kind("table.feather", write_feather, OPTIONS),
+    "stdin: feather": Kind("table.feather", write_feather, {}, True),
+    "csv": Kind("table.csv", write_csv, OPTIONS),
     "stdin: csv": Kind("table.csv", write_csv, OPTIONS, True),
+    "tsv": Kind("table.tsv", write_csv, OPTIONS),
     "stdin: tsv": Kind("table.tsv", write_csv, OPTIONS, True),
+    "csv.gz": Kind("table.csv.gz", write_csv, OPTIONS),
+    "stdin: csv.gz": Kind("table.csv.gz", write_csv, {}, True),
+    "csv.zst": Kind("table.csv.zst", write_csv),
+    "stdin: csv.zst": Kind("table.csv.zst", write_csv, {}, True),
+    "jsonl": Kind("table.jsonl", write_jsonl, OPTIONS),
     "stdin: jsonl": Kind("table.jsonl", write_jsonl, OPTIONS, True),
+    "jsonl.gz": Kind("table.jsonl.gz", write_jsonl),
+    "stdin: jsonl.gz": Kind("table.jsonl.gz", write_jsonl, {}, True),
+    "jsonl.zst": Kind("table.jsonl.zst", write_jsonl),
+    "stdin: jsonl.zst": Kind("table.jsonl.zst", write_jsonl, {}, True),
+    "json array": Kind("array.json", write_array, OPTIONS),
     "stdin: json array": Kind("array.json", write_array, OPTIONS, True),
+    "list of parquet files": Kind("tables.txt", write_list, OPTIONS),
+    "addresses": Kind("addresses.txt", write_addresses, LIST_OPTIONS, always=("--input", "lines")),
     "stdin: addresses": Kind("addresses.txt", write_addresses, LIST_OPTIONS, True),
 }
+
+
+def remove_table(path: Path) -> None:
+    """Remove a table and the files that it lists."""
+    for part in path.parent.glob(f"{path.stem}.*.parquet"):
+        part.unlink()
+    shutil.rmtree(path.with_suffix(""), ignore_errors=True)
+    path.unlink(missing_ok=True)
 
 
 class Report:
@@ -246,7 +299,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rows", type=int, default=20_000_000)
-    parser.add_argument("--only", default="", help="parts of task names, separated by commas")
+    parser.add_argument("--only", default="", help="task names or wildcards, separated by commas")
     parser.add_argument("--folder", type=Path, help="folder for tables; existing tables are used")
     options = parser.parse_args()
     rows = options.rows
@@ -255,26 +308,32 @@ def main() -> int:
     packed = f"{scratch}/packed"
 
     def selects(name: str) -> bool:
-        return not options.only or any(part in name for part in options.only.split(","))
+        return not options.only or any(
+            fnmatch(name, pattern) for pattern in options.only.split(",")
+        )
 
     report = Report()
     try:
         report.add("import of the libraries", measured([sys.executable, "-c", LIBRARIES]))
-        for kind, (file, write, kind_options, is_piped) in KINDS.items():
-            variants = {kind: list[str]()}
-            for option, argv in kind_options.items():
-                variants[f"{kind} --{option}"] = argv
-            path = folder / file
-            for name, argv in variants.items():
-                if not selects(name):
+        kinds = list(KINDS.items())
+        for number, (name, kind) in enumerate(kinds):
+            variants = {name: list[str]()}
+            for option, argv in kind.options.items():
+                variants[f"{name} --{option}"] = argv
+            path = folder / kind.file
+            for variant, argv in variants.items():
+                if not selects(variant):
                     continue
                 if not path.exists():
-                    write(path, rows)
+                    kind.write(path, rows)
                 argv = [one.format(half=rows // 2) for one in argv]
-                source = "-" if is_piped else str(path)
                 limit = LIMIT_BYTES + KEY_BYTES * rows * ("--key" in argv)
-                command = [FLARE, "pack", source, packed, "--overwrite", "-q", *argv]
-                report.add(name, measured(command, path if is_piped else None), limit)
+                command = kind.command(path, packed, argv)
+                report.add(variant, measured(command, path if kind.is_piped else None), limit)
+            if options.folder is None and kind.file not in {
+                one.file for _, one in kinds[number + 1 :]
+            }:
+                remove_table(path)
         if selects("cat") or selects("verify"):
             path = folder / KINDS["parquet"].file
             if not path.exists():

@@ -15,6 +15,8 @@ from flarecli.units import format_count, format_size
 if TYPE_CHECKING:
     from flarecli.commands import Packed
 
+_DECAY_MS = 10  # with 0 ms, each allocation would fault in new pages
+
 
 @dataclass(frozen=True)
 class Line(PackOptions, CommandLine):
@@ -68,8 +70,13 @@ def _replaced(packed: Packed) -> str:
 
 
 def _release_freed_memory() -> None:
-    """Use jemalloc for Arrow, because Arrow's default allocator keeps freed memory."""
+    """Use jemalloc for Arrow, because Arrow's default allocator keeps freed memory.
+
+    By default, jemalloc also keeps freed memory for a second, in which a fast pack frees and
+    allocates the rows of several shards.
+    """
     import pyarrow as pa
 
     with contextlib.suppress(NotImplementedError):  # some Arrow builds do not include jemalloc
         pa.set_memory_pool(pa.jemalloc_memory_pool())
+        pa.jemalloc_set_decay_ms(_DECAY_MS)

@@ -175,7 +175,8 @@ class Ipc(Part):
     def _open(self, file: LocationFile, names: Sequence[str] | None) -> Any:
         source = open_native(file)  # keep the file open, because its path may be replaced
         options = pa.ipc.IpcReadOptions(use_threads=False)
-        if names is not None:
+        if names is not None and set(names) != set(self.schema.names):
+            # a list of all fields would have no effect except that Arrow uses another memory pool
             all_names = self.schema.names
             options.included_fields = sorted(all_names.index(name) for name in names)
         open_source = pa.ipc.open_file if self._is_file else pa.ipc.open_stream
