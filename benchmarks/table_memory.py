@@ -188,7 +188,7 @@ def write_addresses(path: Path, rows: int) -> None:
             file.write(lines)
 
 
-# programs that pack the rows of an Arrow stream: stream, folder of the dataset, options of `pack` as JSON
+# programs that pack the rows of an Arrow stream; arguments: stream, output folder, options as JSON
 PACK_BATCHES = """
 import json, sys, flarecli as flare, pyarrow as pa
 source, out, options = sys.argv[1:]

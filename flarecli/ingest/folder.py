@@ -27,14 +27,16 @@ two listings differ, the folder has changed, and an error is raised.
 
 from __future__ import annotations
 
+import itertools
+import tempfile
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
 from flarecli import sql
-from flarecli.errors import FormatError, UsageError
+from flarecli.errors import FormatError, ReachError, UsageError
 from flarecli.formats.tables.base import Part
 from flarecli.hashes import DEFAULT, Sums
 from flarecli.ingest.folder_metadata import FILE_NAME, Metadata, Rows, is_metadata
@@ -45,6 +47,9 @@ from flarecli.storage import Entry, Location
 from flarecli.storage.local import SCRATCH
 from flarecli.suggest import choose
 from flarecli.units import format_count
+
+if TYPE_CHECKING:
+    import sqlite3
 
 __all__ = ["Folder", "FolderOptions", "Group", "data_among", "groups"]
 
@@ -508,7 +513,7 @@ class Folder(Part):
                 *(pa.field(name, pa.string()) for name in self._extension_columns),
             ]
         )
-        self._problems: dict[str, tuple[str, str]] = {}
+        self._problems = _Problems()
         self.rows = None
         self._is_described = self._uses_metadata()
         if not self._is_described:
@@ -623,8 +628,8 @@ class Folder(Part):
         is_alone  whether the row has no files at all
         return    None if the options permit the missing file
         """
-        if key in self._problems and is_alone:
-            return self._problems[key]
+        if is_alone and (problem := self._problems.get(key)):
+            return problem
         if not is_alone and self._options.allow_missing:
             return None
         if not is_alone or self._has_requested:
@@ -669,8 +674,11 @@ class Folder(Part):
                 hint="Run the command again when no other process is writing to the folder.",
             )
         if metadata is not None:
-            for place, kind, message in (*metadata.problems, *metadata.unused()):
+            for place, kind, message in itertools.chain(metadata.problems, metadata.unused()):
                 rows.append(self._failing(place, kind, message))
+                if len(rows) >= _ROWS:
+                    yield self._batch(rows, schema, metadata)
+                    rows = []
         for start in range(0, len(rows), _ROWS):
             yield self._batch(rows[start : start + _ROWS], schema, metadata)
 
@@ -717,7 +725,7 @@ class Folder(Part):
 
     def _failing(self, key: str, kind: str, message: str) -> _Row:
         """Return a row without files, for which `flaw` returns this error kind and message."""
-        self._problems[key] = kind, message
+        self._problems.add(key, kind, message)
         return _Row(key, {})
 
     def _batch(self, rows: list[_Row], schema: pa.Schema, metadata: Rows | None) -> pa.RecordBatch:
@@ -753,6 +761,59 @@ class Folder(Part):
             names = [key for combination in without_columns for key in survey.names[combination]]
             without = " or ".join(columns)
             yield f"skipped {format_count(count, 'key')} without {without}: {_first_names(names, count)}"
+
+
+class _Problems:
+    """Error kinds and messages by key, in a temporary database, because many keys may fail.
+
+    SQLite keeps a few megabytes in memory, and writes the other pages to a temporary file.
+    """
+
+    def __init__(self) -> None:
+        self._database: sqlite3.Connection | None = None
+
+    def add(self, key: str, kind: str, message: str) -> None:
+        """Set the error of a key. Raises ReachError if the temporary file cannot be written."""
+        database, values = self._open(), (_encoded(key), kind, _encoded(message))
+        try:
+            database.execute("INSERT OR REPLACE INTO problems VALUES (?, ?, ?)", values)
+        except database.Error as error:
+            raise ReachError(
+                f"cannot write temporary files for the failed rows: {error}",
+                where=tempfile.gettempdir(),
+                hint="Set TMPDIR to a folder on a larger disk.",
+            ) from None
+
+    def get(self, key: str) -> tuple[str, str] | None:
+        """Return the error kind and the message; None if the key has no error."""
+        if self._database is None:
+            return None
+        query = "SELECT kind, message FROM problems WHERE key = ?"
+        found = self._database.execute(query, (_encoded(key),)).fetchone()
+        return None if found is None else (found[0], found[1].decode("utf-8", "surrogateescape"))
+
+    def _open(self) -> sqlite3.Connection:
+        if self._database is None:
+            try:
+                import sqlite3
+            except ImportError:
+                raise UsageError(
+                    "this Python lacks the module sqlite3, which stores the errors of failed rows",
+                    hint="Use a Python that was built with SQLite.",
+                ) from None
+            # An empty name creates an unnamed temporary file. Without transactions and a journal,
+            # SQLite writes pages only if its cache is full.
+            self._database = sqlite3.connect("", isolation_level=None, check_same_thread=False)
+            self._database.execute("PRAGMA journal_mode = OFF")
+            self._database.execute(
+                "CREATE TABLE problems (key BLOB PRIMARY KEY, kind TEXT, message BLOB) WITHOUT ROWID"
+            )
+        return self._database
+
+
+def _encoded(text: str) -> bytes:
+    """Return a text as bytes. File names that are not UTF-8 keep their bytes."""
+    return text.encode("utf-8", "surrogateescape")
 
 
 class _Row(NamedTuple):

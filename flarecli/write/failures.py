@@ -41,6 +41,7 @@ NULL_HINT = (
     "to omit such rows and list them in failed.jsonl."
 )
 LARGE_HINT = "Increase --max-object."
+_MAX_PENDING = 4096  # failures in memory; a failure uses about 1 kB
 SKIP_HINT = "Use --on-error skip to omit such rows and list them in failed.jsonl."
 
 
@@ -194,7 +195,8 @@ class Failed:
 
     state       state of `failed.jsonl` in the journal of an interrupted pack
     counts      kind of failure -> number of rows
-    unrecorded  failures that the journal does not cover yet
+    keeps_rows  whether failures remain in `unrecorded` until the journal or the spool covers them
+    unrecorded  failures that neither the journal nor the spool covers yet
     """
 
     def __init__(self, at: Location, state: Mapping[str, Any] | None = None) -> None:
@@ -202,6 +204,7 @@ class Failed:
         self._list = open_log(self._at)
         self.counts: Counter[str] = Counter((state or {}).get("kinds", {}))
         self._pending: list[Failure] = []
+        self.keeps_rows = False
         self.unrecorded = deque[Failure]()
         self._sums = Sums([DEFAULT])
         self._truncate(int((state or {}).get("bytes", 0)))
@@ -226,16 +229,30 @@ class Failed:
     def add(self, failure: Failure) -> None:
         """Add a failure. Failures must be added in row order."""
         self._pending.append(failure)
-        self.unrecorded.append(failure)
+        if self.keeps_rows:
+            self.unrecorded.append(failure)
         self.counts[failure.kind] += 1
 
     def forget(self, until: int) -> None:
-        """Remove failures from `unrecorded` after the journal covers all rows before `until`."""
+        """Remove failures from `unrecorded` after all rows before `until` are covered."""
         while self.unrecorded and self.unrecorded[0].row < until:
             self.unrecorded.popleft()
 
+    def write(self, until: int) -> None:
+        """Write the failures of rows before `until` if they use much memory.
+
+        Call this only if every later row, and the first row of every later shard, is at or after
+        `until`. Otherwise, `settle` would return a state that includes later failures.
+        """
+        if len(self._pending) >= _MAX_PENDING:
+            self.settle(until)
+
     def settle(self, until: int) -> dict[str, Any]:
-        """Write the failures of rows before `until`; return the file's state for the journal."""
+        """Write the failures of rows before `until`; return the file's state for the journal.
+
+        An interrupted pack may write failures that the journal does not cover. A resumed pack
+        truncates the file.
+        """
         ready = [one for one in self._pending if one.row < until]
         self._pending = self._pending[len(ready) :]
         if ready:

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 __all__ = ["FetchedLink", "Spool", "address_digest"]
 
 SAVE_S = 30.0  # minimum interval between two saves
+_MAX_FAILURES = 8192  # number of failures in memory after which the spool is saved
 _NAME = re.compile(r"fetched\.(\d{5,9})", re.ASCII)
 _HEX = 32  # number of hexadecimal digits of the checksum
 
@@ -89,12 +90,12 @@ class Spool:
     kept       (row, link) -> download of an interrupted pack; the fetcher removes used downloads
     arrived    function that returns the downloads of the rows that the Writer has not received yet
     until      position in the selection; all rows before it have failed or are in the Writer
-    is_remote  True if a link is remote; without remote links, nothing is saved
+    is_remote  True if a link is remote; without remote links, rows are saved only with failures
     """
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
-        writer.keeps_rows = True
+        writer.keeps_rows = writer.failed.keeps_rows = True
         self._at = writer.target.at
         self._files: list[_Saved] = []
         self._number = 0
@@ -176,13 +177,16 @@ class Spool:
     def save(self, now: bool = False) -> None:
         """Save the rows and downloads that are in no spool file and in no durable shard.
 
-        now  False: do nothing if the last save was less than SAVE_S seconds ago
+        now  False: do nothing if the last save was less than SAVE_S seconds ago, and if few rows
+             failed since then
         """
-        if not self.is_remote or (not now and time.monotonic() < self._due):
+        is_due = self.is_remote and (now or time.monotonic() >= self._due)
+        has_many_failures = len(self._writer.failed.unrecorded) >= _MAX_FAILURES
+        if not is_due and not has_many_failures:
             return
         self._next = max(self._next, self._writer.next)
         rows = [one for one in self._writer.unrecorded if one[1][0] >= self._next]
-        if rows:
+        if rows or has_many_failures:
             self._save_rows(rows)
         links = [
             one
@@ -212,7 +216,7 @@ class Spool:
         return sum(count == links for count in counts.values())
 
     def _save_rows(self, rows: Sequence[tuple[pa.RecordBatch, IntArray]]) -> None:
-        first, stop = self._next, int(rows[-1][1][-1]) + 1
+        first, stop = self._next, int(rows[-1][1][-1]) + 1 if rows else self.until
         buffers = [batch.serialize() for batch, _ in rows]
         failures = [one for one in self._writer.failed.unrecorded if first <= one.row < stop]
         head = {
@@ -228,6 +232,7 @@ class Spool:
         }
         self._write(head, buffers, stop)
         self._next = stop
+        self._writer.failed.forget(stop)
 
     def _save_links(self, links: Sequence[FetchedLink]) -> None:
         entries = [[one.row, one.link, one.address, one.is_page, len(one.data)] for one in links]

@@ -138,6 +138,7 @@ class Writer:
         self._measured: tuple[pa.RecordBatch | None, IntArray] = (None, np.zeros(0, np.int64))
         self.keeps_rows = False
         self.unrecorded = deque[tuple[pa.RecordBatch, IntArray]]()
+        self._failed_states = deque[dict[str, Any]]()  # for each queued shard
         self._samples = _SampleBuffer()
         # keys in the unfinished shard, if the format requires unique keys
         self._shard_keys: set[bytes] = set()
@@ -499,13 +500,17 @@ class Writer:
             0,
             set(),
         )
+        # later failures may be written before the shard is recorded, so the state is computed now
+        self._failed_states.append(self.failed.settle(next))
         self._queue.add(write, next, size, self._record)
         self._is_inconsistent = False
 
     def _record(self, chunk: Chunk, next: int) -> None:
         self._chunks.append(chunk)
         self.target.check()
-        self._journal.record_shard(chunk.rows or 0, next, chunk.files, self.failed.settle(next))
+        self._journal.record_shard(
+            chunk.rows or 0, next, chunk.files, self._failed_states.popleft()
+        )
         self.next = next
         self.failed.forget(next)
         while self.unrecorded and self.unrecorded[0][1][-1] < next:
@@ -579,6 +584,13 @@ class Writer:
     def fail(self, failure: Failure) -> None:
         """Add a failed row to `failed.jsonl`. Failures and written rows must be in row order."""
         self.failed.add(failure)
+
+    def pass_rows(self, until: int) -> None:
+        """Write the failures of earlier rows if they use much memory.
+
+        until  position in the selection; all later rows and failures are at or after it
+        """
+        self.failed.write(until)
 
     @checked
     def close(

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from flarecli.errors import (
     FormatError,
     MissingError,
+    ReachError,
     UsageError,
 )
 from flarecli.ingest import data_among, filled, folder, folder_metadata, open_folder
@@ -553,3 +554,18 @@ def test_the_checksum_changes_with_the_metadata(tmp_path):
     before = open_folder(str(tmp_path)).sum()
     (tmp_path / "metadata.csv").write_text("file_name,n\n1.jpg,2\n")
     assert open_folder(str(tmp_path)).sum() != before
+
+
+def test_a_full_disk_is_reported_while_the_errors_of_rows_are_stored():
+    resource = pytest.importorskip("resource")
+    files = {f"d/{number:06}{'x' * 500}.jpg": b"x" for number in range(20_000)}
+    found = opened({**files, "d/metadata.csv": b"file_name,caption\n"})
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(ReachError) as caught:
+            rows_of(found)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.message.startswith("cannot write temporary files for the failed rows: ")
+    assert caught.value.hint == "Set TMPDIR to a folder on a larger disk."

@@ -6,7 +6,7 @@ import pytest
 
 from flarecli.errors import FormatError, ReachError, UnsafeError
 from flarecli.storage import locate
-from flarecli.write import Failure, error_of
+from flarecli.write import Failure, Writer, error_of
 from flarecli.write.failures import count_failed
 
 LINK = "https://me:hunter2@example.com/a.jpg?X-Amz-Signature=hunter2"
@@ -61,3 +61,16 @@ def test_a_damaged_list_is_reported_with_its_line(tmp_path, damaged, message):
     with pytest.raises(FormatError) as caught:
         count_failed(locate(str(file)))
     assert str(caught.value) == f"{file}: {message}"
+
+
+def test_many_failures_are_written_before_the_first_shard(tmp_path):
+    rows = 5000  # more failures than are kept in memory
+    with Writer(str(tmp_path / "out"), columns={"n": "int"}) as writer:
+        for row in range(rows):
+            writer.fail(Failure(row, "", "n", "null", "is null"))
+        assert not (tmp_path / "out/failed.jsonl").exists()
+        writer.pass_rows(rows)
+        listed = (tmp_path / "out/failed.jsonl").read_text().splitlines()
+        assert [json.loads(line)["row"] for line in listed] == list(range(rows))
+        writer.write({"n": 1})
+    assert len((tmp_path / "out/failed.jsonl").read_text().splitlines()) == rows

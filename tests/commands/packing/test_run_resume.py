@@ -12,6 +12,7 @@ import yaml
 
 from flarecli import commands
 from flarecli.errors import UsageError
+from flarecli.progress import Progress
 from flarecli.write.journal import Journal
 
 CHANGED = "the unfinished pack was started with another source, or before the source was changed"
@@ -249,3 +250,64 @@ def test_a_file_truncated_during_the_pack_is_an_error(tmp_path, monkeypatch, few
         str(caught.value)
         == f"{tmp_path}/i.parquet: file is {size // 2} bytes; it was {size} bytes when it was opened"
     )
+
+
+class InterruptingProgress(Progress):
+    """Interrupts a pack at one of its failed rows."""
+
+    def __init__(self, failures):
+        self.failures = failures
+
+    def failed(self, key, reason, rows=1):
+        self.failures -= rows
+        if self.failures == 0:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("options", [{}, {"compress": "zstd", "jobs": 4}], ids=str)
+@pytest.mark.parametrize("failures", [900, 1700, 2900])
+def test_failed_rows_that_are_listed_before_an_interrupt_are_listed_once(
+    tmp_path, monkeypatch, few_rows, failures, options
+):
+    numbers = [row if row % 4 == 0 else None for row in range(ROWS)]
+    pq.write_table(pa.table({"number": numbers}), tmp_path / "i.parquet", row_group_size=GROUP)
+    options = {"shard_rows": 200, "on_error": "skip", **options}
+    whole = commands.pack(f"{tmp_path}/i.parquet", f"{tmp_path}/whole", **options)
+    assert (whole.rows, whole.failed) == (1000, 3000)
+    monkeypatch.setattr("flarecli.write.failures._MAX_PENDING", 10)
+    out = tmp_path / "out"
+    progress = InterruptingProgress(failures)
+    with pytest.raises(KeyboardInterrupt):
+        commands.pack(f"{tmp_path}/i.parquet", str(out), progress=progress, **options)
+    *_, recorded = lines(out)
+    assert (out / "failed.jsonl").stat().st_size > recorded.get("failed", {}).get("bytes", 0)
+    commands.pack(f"{tmp_path}/i.parquet", str(out), resume=True, **options)
+    assert files(out) == files(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("present", [(), (7,), (7, 50, 51, 119)])
+def test_missing_files_before_an_interrupt_are_listed_once(tmp_path, monkeypatch, present):
+    """More rows fail than the spool keeps in memory."""
+    for row in present:
+        (tmp_path / f"{row}.bin").write_bytes(b"data")
+    names = [f"{row}.bin" for row in range(120)]
+    pq.write_table(pa.table({"file": names}), tmp_path / "i.parquet", row_group_size=10)
+    options = {"fetch": ["file:data"], "on_error": "skip", "allow_local": True}
+    monkeypatch.setattr("flarecli.formats.tables.parquet._ROWS", 10)
+    monkeypatch.setattr("flarecli.write.spool._MAX_FAILURES", 10)
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        progress = InterruptingProgress(100 - len(present))
+        commands.pack(f"{tmp_path}/i.parquet", str(out), progress=progress, **options)
+    saved = [
+        json.loads(file.read_bytes().partition(b"\n")[0]) for file in out.glob(".flare/fetched*")
+    ]
+    rows = sorted(failure["row"] for one in saved for failure in one["failures"])
+    assert len(rows) > 60
+    assert rows == [row for row in range(rows[-1] + 1) if row not in present]
+    if not present:
+        present = (120,)
+        (tmp_path / "120.bin").write_bytes(b"data")
+    commands.pack(f"{tmp_path}/i.parquet", str(out), resume=True, **options)
+    commands.pack(f"{tmp_path}/i.parquet", f"{tmp_path}/whole", **options)
+    assert files(out) == files(tmp_path / "whole")
