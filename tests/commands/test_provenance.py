@@ -362,6 +362,9 @@ def test_an_unpack_lists_the_shard_and_the_row_of_failures(tmp_path, chosen):
         str(caught.value)
         == f"{sources[1]}/shard.00001.mds[1]: column 'key' is empty, so the file has no name"
     )
+    assert caught.value.hint == (
+        "Use a different --name, such as '{row}.{ext}', or a different --key."
+    )
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,10 @@ def test_a_missing_member_of_a_row_is_null():
             b'{"a": {"b": 1}}\n{"a": {"b": []}}',
             "x: line 2: column 'a.b' contains a list; earlier rows contain a number",
         ),
+        (
+            b'{"a": [1, {"b": 2}]}\n{"a": []}',
+            "x: line 1: column 'a[]' contains an object; earlier items contain a number",
+        ),
         (b'{"a": 1}\nnull\n', "x: line 2: expected an object, got null"),
         (b'{"a": 1}\n[1]\n', "x: line 2: expected an object, got a list"),
         (b'[{"a": 1}, 7]', "x[1]: expected an object, got a number"),

@@ -246,6 +246,7 @@ class NamePattern:
                 raise ValueFitError(
                     f"column {name!r} is {'null' if value is None else 'empty'}, so the file has no name",
                     where=where(row),
+                    hint=_RENAME_HINT,
                 )
         return [str(value) for value in values]
 

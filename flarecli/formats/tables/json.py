@@ -234,7 +234,8 @@ class Json(TextPart):
         number, line = rows[first]
         _, error = read_until(first)
         row = json.loads(line, parse_int=_parse_int)
-        return self._row_error(number, *_explain(error, row, schema))
+        earlier = "items" if first == 0 and schema is None else "rows"
+        return self._row_error(number, *_explain(error, row, schema, earlier))
 
     def _row_error(
         self, number: int, message: str, hint: str = "", column: str | None = None
@@ -311,11 +312,12 @@ def _syntax_error(line: bytes) -> str:
 
 
 def _explain(
-    error: str, row: dict[str, Any], schema: pa.Schema | None
+    error: str, row: dict[str, Any], schema: pa.Schema | None, earlier: str
 ) -> tuple[str, str, str | None]:
     """Explain why a row does not match earlier rows; return the reason, a hint, and the column.
 
-    error  message from Arrow's parser
+    error    message from Arrow's parser
+    earlier  the values that the row does not match: `rows`, or `items` of a list in the same row
     """
     if match := _DUPLICATE.search(error):
         return f"duplicate member {_format_path(match[1])!r}", "", None
@@ -324,7 +326,7 @@ def _explain(
         column = _format_path(path)
         before = "only null" if before == "null" else _TYPE_NAMES.get(before, before)
         now = _TYPE_NAMES.get(now, now)
-        return f"column {column!r} contains {now}; earlier rows contain {before}", "", column
+        return f"column {column!r} contains {now}; earlier {earlier} contain {before}", "", column
     if schema is not None:
         for name, value in row.items():
             if name not in schema.names:
