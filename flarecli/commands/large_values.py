@@ -1,6 +1,7 @@
 """Checks of value sizes against `--max-object`.
 
 The reader for datasets skips values that are too large, using the value sizes in shard tables.
+`flarecli.write` is imported only if a value may be too large, because it loads many modules.
 """
 
 from __future__ import annotations
@@ -8,16 +9,18 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
-from flarecli.commands.provenance import shard_of
 from flarecli.encodings import BINARY, TEXT
 from flarecli.errors import FlareError
 from flarecli.model import IntArray, Stream
 from flarecli.read import Dataset
-from flarecli.write import Failure, error_of, too_large
+
+if TYPE_CHECKING:
+    from flarecli.write import Failure
 
 __all__ = ["LargeValues", "ValueLimit", "small_batches"]
 
@@ -56,6 +59,8 @@ class ValueLimit:
             if before.num_rows:
                 yield before
             if failure is not None:
+                from flarecli.commands.provenance import shard_of
+
                 file, row = shard_of(self.data, self.parts[0], int(rows[failure.row]))
                 raise _error(replace(failure, file=file, file_row=row), file)
 
@@ -78,6 +83,10 @@ def small_batches(
 
 def _first_large(batch: pa.RecordBatch, max_bytes: int) -> tuple[Failure | None, pa.RecordBatch]:
     """Return the failure of the first row with a large value, and the rows before this row."""
+    if batch.nbytes <= max_bytes:
+        return None, batch
+    from flarecli.write import too_large
+
     failures = too_large(batch, np.arange(batch.num_rows), None, max_bytes)
     if not failures:
         return None, batch
@@ -86,6 +95,8 @@ def _first_large(batch: pa.RecordBatch, max_bytes: int) -> tuple[Failure | None,
 
 
 def _error(failure: Failure, address: str) -> FlareError:
+    from flarecli.write import error_of
+
     error = error_of(failure, address).of_column(failure.column)
     return error.changed(hint=failure.hint)  # these commands do not have --on-error
 

@@ -39,7 +39,7 @@ _THOUSANDS = r"^[+-]?[0-9]{1,3},[0-9]{3}$"
 # A spreadsheet program reads and writes the delimiter as a line before the header.
 _SPREADSHEET_SETTING = re.compile(rb'(?i)"?sep=[,;|\t]?"?')
 _EXPECTED = {pa.int64(): "integers", pa.float64(): "numbers", pa.bool_(): "true or false"}
-_NULL_TEXTS = pa.array(["NA", "N/A", "n/a", "#N/A", "NULL", "null", "None", "\\N"])
+_NULL_TEXTS = ("NA", "N/A", "n/a", "#N/A", "NULL", "null", "None", "\\N")
 _TYPES = {*_EXPECTED, pa.string()}
 # These patterns match text that Arrow would convert with loss: leading zeros, too many digits, 0 or
 # 1 for a bool
@@ -298,9 +298,9 @@ def _null_texts(values: pa.ChunkedArray, dialect: Dialect) -> list[str]:
     """Return the null texts of other programs in a column, if all other values are numbers or
     bools; otherwise, the result is empty.
     """
-    if not pc.any(pc.is_in(values, _NULL_TEXTS)).as_py():
+    if not pc.any(pc.is_in(values, pa.array(_NULL_TEXTS))).as_py():
         return []
-    found = [one for one in _NULL_TEXTS.to_pylist() if pc.any(pc.equal(values, one)).as_py()]
+    found = [one for one in _NULL_TEXTS if pc.any(pc.equal(values, one)).as_py()]
     with_nulls = replace(dialect, nulls=(*dialect.nulls, *found))
     return [] if _infer_type(values, with_nulls) == pa.string() else found
 
