@@ -255,7 +255,9 @@ def of_suffix(name: str, tables: bool = True) -> str | None:
     """
     lower = name.lower()
     lines = _lines_with_suffix(lower.partition(".")[2])
-    is_table = tables and bool(lines) and not NOT_TABLES.fullmatch(lower)
+    if not lines:  # most names in a folder of files
+        return None
+    is_table = tables and not NOT_TABLES.fullmatch(lower)
     return next(
         (
             line.name
@@ -270,7 +272,7 @@ def looks_like_table(name: str) -> bool:
     """Return whether a name has the suffix of a table, without importing the table readers."""
     lower = name.lower()
     lines = _lines_with_suffix(lower.partition(".")[2])
-    return any(line.is_table for line in lines) and not NOT_TABLES.fullmatch(lower)
+    return bool(lines) and any(line.is_table for line in lines) and not NOT_TABLES.fullmatch(lower)
 
 
 @lru_cache(MAX_ENDINGS)

@@ -368,7 +368,7 @@ def _tables_in(at: Location, entries: Sequence[Entry], format: str | None) -> St
 
 
 def _is_hidden(name: str) -> bool:
-    return any(part.startswith((".", "_")) for part in name.split("/"))
+    return name.startswith((".", "_")) or "/." in name or "/_" in name
 
 
 def _is_checksum(name: str, tables: Collection[str]) -> bool:
