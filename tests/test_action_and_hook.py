@@ -147,6 +147,13 @@ def test_the_hook_rejects_a_commit_of_a_damaged_dataset(tmp_path):
     check_commits(tmp_path, [local], PATH=PATH)
 
 
+def test_the_hook_is_valid_by_the_schema_of_pre_commit():
+    pytest.importorskip("pre_commit")
+    argv = [sys.executable, "-m", "pre_commit", "validate-manifest", ".pre-commit-hooks.yaml"]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 @pytest.mark.parametrize(
     ("name", "is_checked"),
     [

@@ -255,8 +255,9 @@ def test_csv_and_tsv_are_read_back_as_the_same_values(flare, form, delimiter, ro
     data = flare("cat", "x", "--to", form, cat=cat(made.slice(0, 1), made.slice(1))).data
     text = io.TextIOWrapper(io.BytesIO(data), encoding="utf-8", newline="")
     assert list(csv.reader(text, delimiter=delimiter)) == [names, *wanted]
-    frame = pandas.read_csv(io.BytesIO(data), sep=delimiter, dtype=str, keep_default_na=False)
-    assert (list(frame.columns), frame.values.tolist()) == (names, wanted)
+    if b"\0" not in data:  # pandas before 3.1 ends a value at NUL
+        frame = pandas.read_csv(io.BytesIO(data), sep=delimiter, dtype=str, keep_default_na=False)
+        assert (list(frame.columns), frame.values.tolist()) == (names, wanted)
 
 
 def test_nan_and_infinity_are_numbers_in_csv(flare):
