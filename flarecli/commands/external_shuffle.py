@@ -56,6 +56,7 @@ def shuffled(
             return
         if buffered:
             file.write(_joined(buffered))
+        pa.default_memory_pool().release_unused()  # the caller needs memory for its shards
         for part in file.parts():
             yield from _sorted(part)
     finally:

@@ -503,6 +503,9 @@ class Writer:
         # later failures may be written before the shard is recorded, so the state is computed now
         self._failed_states.append(self.failed.settle(next))
         self._queue.add(write, next, size, self._record)
+        # Arrow's default allocator would keep the memory of the written rows
+        del write
+        pa.default_memory_pool().release_unused()
         self._is_inconsistent = False
 
     def _record(self, chunk: Chunk, next: int) -> None:
