@@ -29,7 +29,7 @@ from flarecli.formats.tables.schema_merge import align, merge
 from flarecli.hashes import DEFAULT, Sums
 from flarecli.ingest.folder import Folder, FolderOptions
 from flarecli.ingest.lists import ListedFile, expand_lists
-from flarecli.ingest.read_files import Flaw, contents
+from flarecli.ingest.read_files import MAX_GROUP_ROWS, Flaw, contents
 from flarecli.ingest.source_checksum import SourceChecksum
 from flarecli.ingest.stdin import DATA, NAME, Addresses, Spool, open_streams, sniff
 from flarecli.model import Stream
@@ -210,7 +210,8 @@ class Index:
         The values of unreadable files are null.
         """
         if self.is_list:
-            return contents(batches, columns, self.at.join, limits, max_group_rows=1)
+            rows = MAX_GROUP_ROWS if self.at.is_local else 1
+            return contents(batches, columns, self.at.join, limits, rows, has_addresses=True)
         if not self.at.is_local:
             return contents(batches, columns, self.at.__truediv__, limits, max_group_rows=1)
         return contents(batches, columns, self.at.__truediv__, limits)

@@ -99,31 +99,30 @@ def filled(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
 
 _Value = bytes | FlareError | None
 _Names = Sequence[str | None]  # file names of rows: the names of the first row, of the second, …
-_Queue = OrderedQueue[tuple[int, _Names], list[_Value] | None]
+_Queue = OrderedQueue[tuple[int, _Names, int], list[_Value] | None]
 
 
 @dataclass(frozen=True)
 class _Reader:
     """Reader for the files of a group of rows. One call per file would be slow for small files.
 
-    max_bytes        maximum size of a file
-    max_group_bytes  maximum size of a group that is read ahead
-    caller           identifier of the thread that uses the results
+    max_bytes  maximum size of a file
+    caller     identifier of the thread that uses the results
     """
 
     locate: Callable[[str], Location]
     budget: _MemoryBudget
     max_bytes: int
-    max_group_bytes: int
     caller: int
 
-    def group(self, number: int, names: _Names) -> list[_Value] | None:
+    def group(self, number: int, names: _Names, max_group_bytes: int) -> list[_Value] | None:
         """Read the files of a group of rows; return None if the group is too large to read ahead.
 
         The caller's thread reads nothing and returns None, because a wait for memory would be a
         deadlock. `release` releases the memory of the result.
 
-        number  number of the group
+        number           number of the group
+        max_group_bytes  maximum size of a group that is read ahead
         """
         if threading.get_ident() == self.caller:
             self.budget.take(number, 0)
@@ -133,7 +132,7 @@ class _Reader:
             found = self._read(names, SMALL_BYTES)
             size = sum(one if isinstance(one, int) else _size(one) for one in found)
         finally:
-            is_small = 0 <= size <= self.max_group_bytes
+            is_small = 0 <= size <= max_group_bytes
             self.budget.take(number, size if is_small else 0)
         if not is_small:
             return None
@@ -190,6 +189,7 @@ def contents(
     locate: Callable[[str], Location],
     limits: Limits | None = None,
     max_group_rows: int = MAX_GROUP_ROWS,
+    has_addresses: bool = False,
 ) -> Iterator[tuple[pa.RecordBatch, list[Flaw]]]:
     """Replace the file names in columns with file contents, as large_binary; keep nulls.
 
@@ -199,6 +199,8 @@ def contents(
                 a flaw
     max_group_rows  maximum number of rows that one call reads; 1 for remote files. A call reads so
                 many rows that the size of their files is about SMALL_BYTES.
+    has_addresses   whether names may be URLs; a call reads only one row near a URL, because remote
+                    files are read in parallel
     return      batches with the schema of `filled`, in the order of the rows, and the files that
                 could not be read, whose values are null
     """
@@ -208,22 +210,28 @@ def contents(
         locate,
         budget,
         limits.max_bytes,
-        min(MAX_GROUP_BYTES, limits.ahead_bytes) if max_group_rows > 1 else limits.max_bytes,
         threading.get_ident(),
     )
     queue: _Queue = OrderedQueue(
         lambda read: reader.group(*read), workers=min(MAX_READERS, limits.jobs)
     )
     group_rows = min(FIRST_GROUP_ROWS, max_group_rows)
+    max_group_bytes = min(MAX_GROUP_BYTES, limits.ahead_bytes)
     try:
         for batch in batches:
             for start in range(0, batch.num_rows, SLICE_ROWS):
                 part = batch.slice(start, SLICE_ROWS)
                 texts = [part.column(column).to_pylist() for column in columns]
                 names = [name for row in zip(*texts, strict=True) for name in row]
-                starts, step = deque(range(0, part.num_rows, group_rows)), group_rows * len(columns)
+                is_remote = max_group_rows == 1 or (
+                    has_addresses and any("://" in name for name in names if name is not None)
+                )
+                max_bytes = limits.max_bytes if is_remote else max_group_bytes
+                rows_per_call = 1 if is_remote else group_rows
+                starts = deque(range(0, part.num_rows, rows_per_call))
+                step = rows_per_call * len(columns)
                 for first in range(0, len(names), step):
-                    queue.put((number, names[first : first + step]))
+                    queue.put((number, names[first : first + step], max_bytes))
                     number += 1
                 ahead.append(_Slice(part, names, starts))
                 rows += part.num_rows

@@ -181,6 +181,21 @@ def test_addresses_are_rows_with_a_name_and_the_contents(tmp_path, in_tmp_path, 
     assert (batch.column("data").to_pylist(), flaws) == ([b"one", b"two", b"three", b"four"], [])
 
 
+def test_local_files_and_urls_in_a_long_list_keep_their_order(tmp_path, in_tmp_path, web):
+    write_files(tmp_path, {f"{row}.bin": f"{row}" for row in range(1500) if row != 9})
+    names = [f"{row}.bin" for row in range(1500)]
+    wanted = [None if row == 9 else f"{row}".encode() for row in range(1500)]
+    for row in (700, 1499):
+        names[row], wanted[row] = web.file(f"/{row}", b"remote"), b"remote"
+    guard = Guard(allow_private=True)
+    found = open_index("-", guard=guard, stdin=Pipe("\n".join(names).encode()))
+    values, failed = [], []
+    for batch, flaws in found.contents():
+        failed += [len(values) + flaw.row for flaw in flaws]
+        values += batch.column("data").to_pylist()
+    assert (values, failed) == (wanted, [9])
+
+
 def test_addresses_with_newlines_are_separated_by_nul():
     found = open_index("-", null_separated=True, stdin=Pipe(b"a\nb.jpg\0{c}.jpg\0"))
     assert rows_of(found, ["name"]) == [{"name": "a\nb.jpg"}, {"name": "{c}.jpg"}]
