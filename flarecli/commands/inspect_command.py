@@ -20,6 +20,7 @@ from flarecli.compress import SUFFIXES
 from flarecli.errors import FlareError
 from flarecli.lazy import np
 from flarecli.model import Column, Columns, Playlist, Stream, total
+from flarecli.playlists import has_change
 from flarecli.playlists.fill import filled
 from flarecli.progress import Progress
 from flarecli.read import Series, resolve, select_streams
@@ -196,9 +197,10 @@ def inspect(options: InspectOptions) -> Inspection:
     progress.start("inspect", sum(len(one) for listed in chosen for one in listed), unit="file")
     parts = [[filled(stream, progress) for stream in one] for one in chosen]
     writers = {id(stream): writer_of(stream, one) for one in playlists for stream in one.streams}
+    changed = {id(stream) for one in playlists if has_change(one) for stream in one.streams}
     infos = tuple(
         replace(
-            _info(one, shards, options.urls),
+            _info(one, shards, options.urls, any(id(stream) in changed for stream in listed)),
             writer=", ".join(
                 dict.fromkeys(name for stream in listed if (name := writers[id(stream)]))
             )
@@ -316,12 +318,13 @@ def _type(column: Column) -> str:
         return ""
 
 
-def _info(parts: Sequence[Stream], shards: bool, urls: bool) -> StreamInfo:
+def _info(parts: Sequence[Stream], shards: bool, urls: bool, is_changed: bool) -> StreamInfo:
     """Return the description of one stream.
 
-    parts   parts of the stream, whose row counts and sizes are known
-    shards  whether to list the shards by the names in the playlist or index
-    urls    whether to list the full addresses of the shards
+    parts       parts of the stream, whose row counts and sizes are known
+    shards      whether to list the shards by the names in the playlist or index
+    urls        whether to list the full addresses of the shards
+    is_changed  whether a change of the dataset created the list
     """
     series = Series(parts)
     rows = np.concatenate([stream.rows for stream in parts])
@@ -358,7 +361,7 @@ def _info(parts: Sequence[Stream], shards: bool, urls: bool) -> StreamInfo:
         median,
         largest,
         None,
-        holes(parts),
+        holes(parts, is_changed),
         tuple(zip(names, rows.tolist(), size.tolist(), strict=True)) if shards else None,
         tuple(str(one.at.join(url)) for one in parts for url in one.urls) if urls else None,
         tuple(map(series.shard_facts, range(len(names)))) if series.is_typed else (),

@@ -39,12 +39,13 @@ class _Missing(NamedTuple):
     reason: str
 
 
-def holes(parts: Sequence[Stream]) -> tuple[str, ...]:
+def holes(parts: Sequence[Stream], is_changed: bool = False) -> tuple[str, ...]:
     """Return sentences about missing shards, with their rows, and about gaps in the shard numbers.
 
     Only local files are checked, because each remote file would require a request.
 
-    parts  parts of a stream, with known rows
+    parts       parts of a stream, with known rows
+    is_changed  whether a change created the list: gaps are then shards that the change removed
     """
     first, out = 0, list[str]()
     for stream in parts:
@@ -57,7 +58,7 @@ def holes(parts: Sequence[Stream]) -> tuple[str, ...]:
             [
                 url
                 for stream in parts
-                if not formats.facts(stream.format).is_plain
+                if not (is_changed or formats.facts(stream.format).is_plain)
                 for url in stream.urls
             ]
         ),

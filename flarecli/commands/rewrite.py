@@ -78,6 +78,7 @@ class Rewrite(versions.Change):
     source: Mapping[str, Any] | None
     runs: Mapping[int, Sequence[Run]] = field(default_factory=dict)
     columns: Mapping[int, Columns] = field(default_factory=dict)
+    keeps_rows: bool = False
 
     def apply(self, base: Version) -> tuple[Stream, ...]:
         return tuple(
@@ -203,7 +204,9 @@ def rewrite(
     order = sorted(groups)
 
     def finished() -> Version:
-        change = Rewrite(at, verb, tuple(fragments), source, runs, columns)
+        chosen = (rows for own in groups.values() for one in own for rows in one.kept)
+        keeps_rows = not columns and all(rows is None for rows in chosen)
+        change = Rewrite(at, verb, tuple(fragments), source, runs, columns, keeps_rows)
         return versions.commit(at, change, base) if commit is None else commit(change)
 
     def write(i: int) -> Version:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from flarecli.model import Playlist
 from flarecli.playlists.read import faults, parse, places, read, stored
@@ -23,13 +24,16 @@ from flarecli.playlists.write import text, write
 __all__ = [
     "MAX_VERSION",
     "PLAYLIST",
+    "SAME_ROWS",
     "SCHEMA",
     "VERSION",
     "faults",
+    "has_change",
     "parse",
     "pin_of",
     "places",
     "read",
+    "same_rows",
     "stored",
     "text",
     "version_name",
@@ -43,6 +47,9 @@ PLAYLIST = "playlist.yaml"
 # changed dataset has this header.
 VERSION = "version"
 MAX_VERSION = 10**12
+# Key in the header VERSION: for each earlier version with the same rows in the same order, the
+# listing checksum of each stream, by its name. Only compactions have this key.
+SAME_ROWS = "same_rows"
 _PIN = re.compile(r"playlist\.([A-Za-z0-9_-][A-Za-z0-9._-]{0,99})\.yaml", re.ASCII)
 _NUMBERED = re.compile(r"playlist\.(\d{6,13})\.yaml", re.ASCII)
 
@@ -72,8 +79,32 @@ def version_of(playlist: Playlist) -> int | None:
     """Return the number of the version that a playlist lists; None for a dataset without
     versions.
     """
-    header = playlist.streams[0].headers.get(VERSION) if playlist.streams else None
-    number = header.get("number") if isinstance(header, Mapping) else None
+    number = _change(playlist).get("number")
     if type(number) is int and 0 < number <= MAX_VERSION:
         return number
     return None if playlist.at is None else version_number(playlist.at.name)
+
+
+def has_change(playlist: Playlist) -> bool:
+    """Return whether a change of a dataset created a playlist."""
+    return bool(_change(playlist))
+
+
+def _change(playlist: Playlist) -> Mapping[str, Any]:
+    """Return the facts of the change that created a playlist; empty without a change."""
+    header = playlist.streams[0].headers.get(VERSION) if playlist.streams else None
+    return header if isinstance(header, Mapping) else {}
+
+
+def same_rows(playlist: Playlist) -> list[Mapping[str, str]]:
+    """Return the listing checksums of each earlier version with the same rows, oldest first.
+
+    return  mappings from the name of a stream to its listing checksum; empty unless the version was
+            created by a compaction
+    """
+    found = _change(playlist).get(SAME_ROWS)
+    return [
+        one
+        for one in (found if isinstance(found, list) else [])
+        if isinstance(one, Mapping) and all(isinstance(text, str) for text in one.values())
+    ]

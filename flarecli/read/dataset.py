@@ -24,10 +24,11 @@ from flarecli.arguments import (
     shown,
 )
 from flarecli.encodings import BINARY
-from flarecli.errors import MissingLibraryError, UsageError, ValueFitError
+from flarecli.errors import FlareError, MissingLibraryError, UsageError, ValueFitError
 from flarecli.formats import TableOptions
 from flarecli.model import Columns, IntArray, Playlist, Row, Sample, Stream
-from flarecli.playlists import version_name, version_of
+from flarecli.playlists import read as read_playlist
+from flarecli.playlists import same_rows, version_name, version_number, version_of
 from flarecli.read.decode import (
     DecodeFailure,
     Decoder,
@@ -50,6 +51,7 @@ from flarecli.suggest import choose
 __all__ = ["Dataset", "open"]
 
 MAX_HTML_ROWS = 5
+_MAX_VERSIONS = 100  # maximum number of versions among which that of a saved position is searched
 ReadSample: TypeAlias = "Callable[[int], Sample | None]"
 
 
@@ -563,6 +565,36 @@ class Dataset(Data):
     def begins_with(self, checksum: str, rows: int) -> bool:
         """Return whether `checksum` is the checksum of exactly the first `rows` rows."""
         return self._table.begins_with(checksum, rows)
+
+    @property
+    def stream_checksums(self) -> dict[str, str]:
+        """The listing checksum of each stream, by its name."""
+        return self._table.stream_checksums
+
+    def is_compaction_of(self, checksum: str) -> bool:
+        """Return whether an earlier version with this checksum has the same rows.
+
+        True only if all changes since this version are compactions.
+        """
+        if len(self.playlists) != 1:
+            return False
+        earlier = same_rows(self.playlists[0])
+        return any(self._table.checksum_with(one) == checksum for one in earlier)
+
+    def version_with(self, checksum: str) -> str:
+        """Return the address of the newest version with this checksum; empty if it is unknown."""
+        at = self.playlists[0].at if len(self.playlists) == 1 else None
+        if at is None or self.version is None:
+            return ""
+        with contextlib.suppress(FlareError):  # a folder on a web server cannot be listed
+            numbers = sorted(filter(None, map(version_number, at.folder.names())), reverse=True)
+            for where in (at.folder / version_name(number) for number in numbers[:_MAX_VERSIONS]):
+                with contextlib.suppress(FlareError):  # pruned, or invalid
+                    streams = read_playlist(where).streams
+                    found = Dataset([[one] for one in streams]).stream_checksums
+                    if self._table.checksum_with(found) == checksum:
+                        return str(where)
+        return ""
 
     @property
     def edges(self) -> IntArray:

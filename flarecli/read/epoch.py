@@ -98,7 +98,7 @@ def check_cursor(data: Rows, rows: int, cursor: Cursor) -> None:
 
     Only the step is checked if the cursor has neither a row count nor a checksum, because such a
     cursor was created by a user. With order `sequential`, a cursor remains valid after rows are
-    appended to the data.
+    appended to the data. With order `sequential` or `shuffle`, it remains valid after a compaction.
 
     rows  number of rows in the epoch
     """
@@ -116,7 +116,12 @@ def check_cursor(data: Rows, rows: int, cursor: Cursor) -> None:
             and data.begins_with(cursor.checksum, cursor.rows)
         ):
             return
+        # a compaction changes the chunks, from which the order `windows` is computed
+        if has_same_length and cursor.order != "windows" and data.is_compaction_of(cursor.checksum):
+            return
     hint = "Open the data with which the position was saved."
+    if cursor.checksum is not None and (address := data.version_with(cursor.checksum)):
+        hint = f"Open {address}, the version with which the position was saved."
     if not has_same_length:
         raise UsageError(
             f"position was saved with data of {cursor.rows} rows; this data has {rows} rows",
@@ -143,12 +148,15 @@ class Data(Closable):
             "INTERNAL",
             "begins_with",
             "edges",
+            "is_compaction_of",
             "is_copied",
             "large_values",
             "load",
             "locate",
             "matching",
             "order",
+            "stream_checksums",
+            "version_with",
         )
     )
 

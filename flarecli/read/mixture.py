@@ -121,6 +121,14 @@ class Mix(Data):
         """Return False, because appended rows change the row of each step."""
         return False
 
+    def is_compaction_of(self, checksum: str) -> bool:
+        """Return False, because a mix has no versions."""
+        return False
+
+    def version_with(self, checksum: str) -> str:
+        """Return an empty address, because a mix has no versions."""
+        return ""
+
     def collated(self, indices: Sequence[int] | IntArray) -> dict[str, Any]:
         """Return rows as one batch; see `Dataset.collated`."""
         if not len(indices):

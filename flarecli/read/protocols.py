@@ -70,6 +70,15 @@ class Rows(Protocol):
     def begins_with(self, checksum: str, rows: int) -> bool:
         """Return whether `checksum` is the checksum of exactly the first `rows` rows."""
 
+    def is_compaction_of(self, checksum: str) -> bool:
+        """Return whether an earlier version with this checksum has the same rows.
+
+        True only if all changes since this version are compactions.
+        """
+
+    def version_with(self, checksum: str) -> str:
+        """Return the address of the newest version with this checksum; empty if it is unknown."""
+
     def collated(self, indices: Sequence[int] | IntArray) -> dict[str, Any]:
         """Return rows as one batch."""
 

@@ -150,10 +150,22 @@ class Table:
     def checksum(self) -> str:
         """One checksum of the shard listings and the selected row numbers."""
         if not self._checksum:
-            parts = [str(series.checksum(series.rows)) for series in self.series]
-            selected = b"" if self._selected is None else self._selected.astype("<i8").tobytes()
-            self._checksum = _checksum(parts, selected)
+            self._checksum = self.checksum_with(self.stream_checksums) or ""
         return self._checksum
+
+    @property
+    def stream_checksums(self) -> dict[str, str]:
+        """The listing checksum of each series, by its name."""
+        return {series.name: str(series.checksum(series.rows)) for series in self.series}
+
+    def checksum_with(self, stream_checksums: Mapping[str, str]) -> str | None:
+        """Return the checksum that the table has if its series have these checksums.
+
+        The result is None if the checksum of a series is missing.
+        """
+        parts = [stream_checksums.get(series.name, "") for series in self.series]
+        selected = b"" if self._selected is None else self._selected.astype("<i8").tobytes()
+        return _checksum(parts, selected) if all(parts) else None
 
     def begins_with(self, checksum: str, rows: int) -> bool:
         """Return whether `checksum` is the checksum of exactly the first `rows` rows."""

@@ -52,8 +52,10 @@ from flarecli.model import File, IntArray, Playlist, Stream
 from flarecli.playlists import (
     MAX_VERSION,
     PLAYLIST,
+    SAME_ROWS,
     VERSION,
     pin_of,
+    same_rows,
     version_name,
     version_number,
     version_of,
@@ -97,6 +99,7 @@ _PARTIAL = re.compile(
 )
 MAX_WAIT_S = 600.0  # maximum wait for the commit lock
 _POLL_S = 0.02, 1.0  # shortest and longest wait between two attempts to get the commit lock
+_MAX_SAME_ROWS = 64  # maximum number of compacted versions that a version records
 _MAX_ATTEMPTS = 8  # maximum number of attempts to commit a change or to create a playlist
 
 
@@ -188,6 +191,7 @@ class Change(ABC):
     erases     names of the files to delete after the commit
     copied     number of rows in the new shards that were copied from removed shards; None: as many
                as both sets of shards can have in common
+    keeps_rows True if all rows and their order remain the same
     """
 
     verb: str
@@ -195,6 +199,7 @@ class Change(ABC):
     source: Mapping[str, Any] | None
     erases: tuple[str, ...] = ()
     copied: int | None = None
+    keeps_rows: bool = False
 
     @abstractmethod
     def apply(self, base: Version) -> tuple[Stream, ...]:
@@ -482,6 +487,7 @@ def _next_version(at: Location, change: Change, base: Version) -> Version:
         **_difference(base.streams, streams, change.copied),
         "source": None if change.source is None else dict(change.source),
         **({"erases": list(change.erases)} if change.erases else {}),
+        **({SAME_ROWS: _same_rows(base)} if change.keeps_rows else {}),
     }
     headers = {
         **{key: value for key, value in streams[0].headers.items() if key != VERSION},
@@ -492,6 +498,12 @@ def _next_version(at: Location, change: Change, base: Version) -> Version:
     where = at / version_name(number)
     playlist = Playlist(streams, where, True)
     return Version(where, number, playlists.text(playlist), playlist)
+
+
+def _same_rows(base: Version) -> list[dict[str, str]]:
+    """Return the listing checksums of `base`, and of the earlier versions with the same rows."""
+    earlier = [dict(one) for one in same_rows(base.playlist)]
+    return [*earlier, base.dataset.stream_checksums][-_MAX_SAME_ROWS:]
 
 
 def _difference(old: Sequence[Stream], new: Sequence[Stream], copied: int | None) -> dict[str, int]:

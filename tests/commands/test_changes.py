@@ -9,6 +9,7 @@ import os
 import random
 import shlex
 import shutil
+import signal
 import subprocess
 from dataclasses import replace
 
@@ -714,6 +715,19 @@ def test_zero_and_negative_zero_are_the_same_erased_key(kind, tmp_path):
             flare.pack(floats([zero], "b.parquet"), out, append=True)
 
 
+@pytest.mark.parametrize("format", ["mds", "webdataset"])
+def test_shards_that_a_change_removed_are_not_reported_as_a_gap(format, tmp_path):
+    out = tmp_path / "out"
+    first = table(rows(0, 10), tmp_path / "first.parquet")
+    flare.pack(first, out, format=format, shard_rows=2)
+    flare.drop(out, where="id in (2, 3, 6)")
+    for name in ("playlist.yaml", "playlist.000001.yaml"):
+        assert flare.inspect(out / name).streams[0].holes == ()
+    last = next(out.glob("*00004.*"))
+    last.unlink()
+    assert flare.inspect(out).streams[0].holes == (f"{last.name}: missing, rows 5 to 6",)
+
+
 def test_rows_are_dropped_by_the_keys_in_a_file(out, tmp_path):
     (tmp_path / "keys.txt").write_text("3\n8\n99\n")
     table([{"id": 1}, {"id": 5}], tmp_path / "keys.parquet")
@@ -1146,21 +1160,60 @@ def ids_of(loader):
 
 
 def test_ranks_that_open_around_a_commit_read_one_version_of_the_first_rank(out, tmp_path):
-    """Ranks 0 and 1 open the dataset before a commit, and ranks 2 and 3 after it."""
-    early = [flare.open(str(out)) for _ in range(2)]
+    """Ranks 0 and 1 open the dataset before a commit, and ranks 2 and 3 after it.
+
+    Each rank is a process that loads the state of rank 0. A rank with another version ends with an
+    error. The other ranks read their rows.
+    """
+    opened, committed = os.pipe(), os.pipe()
+
+    def run(rank, source, waits):
+        os.close(committed[1])
+        if waits:
+            os.read(committed[0], 1)  # returns when the parent closes the pipe
+        loader = flare.Loader(flare.open(str(source)), batch=2, rank=rank, ranks=4)
+        if rank == 0:
+            (tmp_path / "state.json").write_text(json.dumps(loader.save()))
+        os.write(opened[1], b"x")
+        os.read(committed[0], 1)
+        try:
+            loader.load(json.loads((tmp_path / "state.json").read_text()))
+        except UsageError as error:
+            (tmp_path / f"{rank}").write_text(f"{error}\n{error.hint}")
+        else:
+            (tmp_path / f"{rank}").write_text(json.dumps(ids_of(loader)))
+
+    def start(rank, source, waits):
+        pid = os.fork()
+        if pid:
+            return pid
+        signal.alarm(60)  # ends a process that waits for another rank
+        try:
+            run(rank, source, waits)
+        finally:
+            os._exit(int(not (tmp_path / f"{rank}").exists()))
+
+    pids = [start(rank, out, rank >= 2) for rank in range(4)]
+    os.close(opened[1])
+    assert os.read(opened[0], 1) + os.read(opened[0], 1) == b"xx"
     flare.pack(table(rows(10, 6), tmp_path / "more.parquet"), out, append=True)
-    ranks = [*early, *(flare.open(str(out)) for _ in range(2))]
-    states = [flare.Loader(data, batch=2, rank=i, ranks=4).save() for i, data in enumerate(ranks)]
-    assert len({state["checksum"] for state in states}) == 2
-    for data in ranks[2:]:
-        with pytest.raises(UsageError) as caught:
-            flare.Loader(data, batch=2).load(states[0])
-        assert str(caught.value) == (
-            "position was saved with data of 10 rows; this data has 16 rows"
-        )
+    os.close(committed[1])
+    assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * 4
+    early, late = (
+        [(tmp_path / f"{rank}").read_text() for rank in pair] for pair in ((0, 1), (2, 3))
+    )
+    order = ids_of(flare.Loader(flare.open(f"{out}/playlist.000001.yaml"), batch=2))
+    assert [json.loads(text) for text in early] == [order[0::4], order[1::4]]
+    assert late == 2 * [
+        "position was saved with data of 10 rows; this data has 16 rows\n"
+        f"Open {out}/playlist.000001.yaml, the version with which the position was saved."
+    ]
+    os.close(opened[0])
+    os.close(committed[0])
+    pinned = flare.open(str(out)).pinned
     flare.drop(out, where="id < 3")
-    for first in (out / "playlist.000001.yaml", ranks[2].pinned):
-        same = [flare.open(str(first)) for _ in range(4)]
+    for address in (out / "playlist.000001.yaml", pinned):
+        same = [flare.open(str(address)) for _ in range(4)]
         seen = [ids_of(flare.Loader(data, 2, rank=i, ranks=4)) for i, data in enumerate(same)]
         assert sorted(itertools.chain(*seen)) == list(range(len(same[0])))
         assert len({data.checksum for data in same}) == 1
@@ -1181,14 +1234,74 @@ def test_a_state_is_valid_for_later_versions_only_if_its_steps_are_unchanged(out
     flare.pack(table(rows(10, 4), tmp_path / "more.parquet"), out, append=True)
     if order == "sequential":
         assert resumed(out) == list(range(14))
-    changes = [lambda: None, lambda: flare.compact(out), lambda: flare.drop(out, where="id = 0")]
+    same = table(rows(3, 1), tmp_path / "same.parquet")
+    changes = [
+        lambda: None,
+        lambda: flare.compact(out),
+        lambda: flare.pack(same, out, append=True, key="id", on_duplicate="replace"),
+        lambda: flare.drop(out, where="id = 0"),
+    ]
     for number, change in enumerate(changes):
         change()
         if number or order != "sequential":
             message = f"of 10 rows|whose checksum is '{state['checksum']}'"
-            with pytest.raises(UsageError, match=f"^position was saved with data ({message})"):
+            expects = pytest.raises(UsageError, match=f"^position was saved with data ({message})")
+            with expects as caught:
                 resumed(out)
+            assert caught.value.hint == (
+                f"Open {out}/playlist.000001.yaml, the version with which the position was saved."
+            )
         assert resumed(out / "playlist.000001.yaml") == expected
+
+
+@pytest.mark.parametrize("order", ["sequential", "shuffle", "windows"])
+def test_a_state_remains_valid_after_compactions_if_its_order_depends_only_on_rows(
+    out, tmp_path, order
+):
+    """Of the second stream, another selection, and after two compactions too."""
+    more = table([{"label": i * i} for i in range(10)], tmp_path / "label.parquet")
+    flare.pack(more, out, add_column="label", shard_rows=3)
+
+    def loader(address, streams=()):
+        data = flare.open(str(address), streams=streams)
+        return flare.Loader(data, batch=3, order=order, seed=5)
+
+    def resumed(state, address, streams=()):
+        again = loader(address, streams)
+        again.load(state)
+        return again.data, list(again)
+
+    saved = []
+    for streams in ((), ("label",)):
+        first = loader(out, streams)
+        batches = iter(first)
+        next(batches)
+        state = first.save()
+        saved.append((state, streams, [batch["label"].tolist() for batch in batches]))
+    for shard_size, version in (("300B", 3), ("1MB", 4)):
+        assert flare.compact(out, shard_size=shard_size).version == version
+        for state, streams, expected in saved:
+            if order == "windows":
+                with pytest.raises(UsageError) as caught:
+                    resumed(state, out, streams)
+                assert caught.value.hint == (
+                    f"Open {out}/playlist.000002.yaml, "
+                    "the version with which the position was saved."
+                )
+                continue
+            data, rest = resumed(state, out, streams)
+            assert data.checksum != state["checksum"]
+            assert [batch["label"].tolist() for batch in rest] == expected
+    flare.pack(more, out, add_column="label", replace=True)
+    for state, streams, _ in saved:
+        with pytest.raises(UsageError) as caught:
+            resumed(state, out, streams)
+        assert caught.value.hint == (
+            f"Open {out}/playlist.000002.yaml, the version with which the position was saved."
+        )
+        assert str(caught.value).startswith(
+            f"position was saved with data whose checksum is '{state['checksum']}'; "
+        )
 
 
 def test_a_reader_of_a_pin_reads_its_rows_through_many_commits_and_a_prune(out, tmp_path):
