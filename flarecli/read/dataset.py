@@ -12,7 +12,7 @@ from typing import Any, SupportsIndex, TypeAlias, overload
 import numpy as np
 import pyarrow as pa
 
-from flarecli import encodings, sql
+from flarecli import encodings, playlists, sql
 from flarecli.access import CacheOptions
 from flarecli.arguments import (
     Address,
@@ -27,7 +27,6 @@ from flarecli.encodings import BINARY
 from flarecli.errors import FlareError, MissingLibraryError, UsageError, ValueFitError
 from flarecli.formats import TableOptions
 from flarecli.model import Columns, IntArray, Playlist, Row, Sample, Stream
-from flarecli.playlists import read as read_playlist
 from flarecli.playlists import same_rows, version_name, version_number, version_of
 from flarecli.read.decode import (
     DecodeFailure,
@@ -590,7 +589,7 @@ class Dataset(Data):
             numbers = sorted(filter(None, map(version_number, at.folder.names())), reverse=True)
             for where in (at.folder / version_name(number) for number in numbers[:_MAX_VERSIONS]):
                 with contextlib.suppress(FlareError):  # pruned, or invalid
-                    streams = read_playlist(where).streams
+                    streams = playlists.read(where).streams
                     found = Dataset([[one] for one in streams]).stream_checksums
                     if self._table.checksum_with(found) == checksum:
                         return str(where)

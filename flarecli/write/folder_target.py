@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from flarecli.arguments import Address, address_text
-from flarecli.errors import BusyError, FlareError, ReachError, UsageError
+from flarecli.errors import BusyError, FlareError, MissingError, ReachError, UsageError
 from flarecli.names import is_url, local_path, scheme_of, whole_path
 from flarecli.playlists import PLAYLIST
 from flarecli.redact import redact
@@ -42,6 +42,7 @@ __all__ = ["FolderTarget", "bucket_of", "check_target", "claim", "remove_unfinis
 # `flare prune`, and the next change after an interrupted one, hold the lock of a fragment for
 # milliseconds. A pack that creates this fragment at the same time must not fail.
 _BRIEF_S, _POLL_S = 0.5, 0.01
+_MAX_ATTEMPTS = 8  # maximum number of attempts to create a folder that other processes remove
 _NO_LOCKS_HINT = "Write to a local disk or a bucket, then copy the result to this folder."
 _LOCK = os.O_WRONLY | descriptors.CREATE
 _claimed: dict[int, str] = {}  # file descriptor of a lock -> path of the scratch folder
@@ -134,7 +135,7 @@ class FolderTarget(Target):
                 self.is_done = True
                 return
             created = _missing_folders(scratch)
-            made_folder(scratch, self._store)
+            self._make_scratch(scratch)
         try:
             fd = descriptors.open_lock(scratch, self._sibling("lock"))
         except FileNotFoundError:
@@ -161,6 +162,18 @@ class FolderTarget(Target):
         finally:
             if fd >= 0:
                 self._close_lock(fd)
+
+    def _make_scratch(self, path: str) -> None:
+        """Create the scratch folder.
+
+        `flare prune` may remove the folder of a fragment before the scratch folder is in it. Both
+        folders are then created again.
+        """
+        for _ in range(_MAX_ATTEMPTS - 1):
+            with contextlib.suppress(MissingError):
+                made_folder(path, self._store)
+                return
+        made_folder(path, self._store)
 
     def _check_contents(self, resume: bool, overwrite: bool) -> None:
         """Check the files in the folder, and set `is_done` if they are finished output."""

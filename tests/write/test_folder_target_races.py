@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from flarecli.errors import BusyError, ReachError, UsageError
+from flarecli.errors import BusyError, MissingError, ReachError, UsageError
 from flarecli.model import Settings
 from flarecli.storage.local import LocalStore, made_folder
 from flarecli.write import Writer
@@ -137,3 +137,28 @@ def test_packs_started_together_with_resume_write_one_dataset(tmp_path):
             process.join()
         assert result.count("packed") == 1, result
         assert set(result) <= {"packed", "done", "busy"}
+
+
+@pytest.mark.parametrize("times", [3, 100])
+def test_a_folder_that_is_removed_before_it_is_locked_is_created_again(
+    tmp_path, monkeypatch, times
+):
+    """`flare prune` removes the empty folder of a fragment. The attempts are limited."""
+    mkdir, removed = os.mkdir, []
+
+    def mkdir_then_remove(path, *args, **options):
+        mkdir(path, *args, **options)
+        if str(path) == f"{tmp_path}/out" and len(removed) < times:
+            removed.append(path)
+            os.rmdir(path)
+
+    monkeypatch.setattr("os.mkdir", mkdir_then_remove)
+    if times == 100:
+        with pytest.raises(MissingError):
+            opened(tmp_path / "out")
+        assert len(removed) < times
+        return
+    with opened(tmp_path / "out") as writer:
+        writer.write({"n": 1})
+    assert (tmp_path / "out" / "playlist.yaml").exists()
+    assert len(removed) == times
