@@ -21,15 +21,17 @@ import contextlib
 import json
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flarecli.errors import FormatError, UsageError
-from flarecli.ingest import SourceChecksum
 from flarecli.model import File
 from flarecli.read import parts_hint
 from flarecli.storage import Location
 from flarecli.storage.append_log import LogLine, format_line, open_log
 from flarecli.storage.local import SCRATCH
+
+if TYPE_CHECKING:
+    from flarecli.ingest import SourceChecksum  # loading it also loads the readers of tables
 
 __all__ = ["Journal", "key_difference"]
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from types import TracebackType
-from typing import Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +20,6 @@ from flarecli import __version__, compress, encodings, formats, playlists
 from flarecli import hashes as sums
 from flarecli.arguments import Address, checked, shown
 from flarecli.errors import FlareError, UnsafeError, UsageError, ValueFitError
-from flarecli.ingest import SourceChecksum, arrow_batches
 from flarecli.model import Chunk, Column, Columns, File, IntArray, Playlist, Settings, Stream
 from flarecli.names import escape
 from flarecli.progress import Progress, counted
@@ -44,6 +43,9 @@ from flarecli.write.folder_target import claim
 from flarecli.write.journal import Journal
 from flarecli.write.shard_queue import ShardQueue, rows_lost_error
 from flarecli.write.target import Target, check_files
+
+if TYPE_CHECKING:
+    from flarecli.ingest import SourceChecksum  # loading it also loads the readers of tables
 
 __all__ = ["SHARD_LIMIT", "Writer"]
 
@@ -361,6 +363,8 @@ class Writer:
         """
         self._check_open()
         if not isinstance(batch, (pa.RecordBatch, pa.Table)):
+            from flarecli.ingest import arrow_batches
+
             stream = arrow_batches(batch)
             if stream is not None and rows is None:
                 for one in stream:
