@@ -161,13 +161,18 @@ def parse_json(data: bytes, where: object) -> Any:
     raises  FormatError for invalid JSON, repeated keys, NaN, and nesting too deep for the parser
     """
     try:
-        return json.loads(data.decode(), object_pairs_hook=_object, parse_constant=_refuse_constant)
+        return json_decoder().decode(data.decode())
     except UnicodeDecodeError as error:
         raise FormatError(f"not UTF-8 at byte {error.start}", where=where) from None
     except RecursionError:
         raise FormatError("JSON is nested too deeply", where=where) from None
     except ValueError as error:
         raise FormatError(f"not valid JSON: {error}", where=where) from None
+
+
+def json_decoder() -> json.JSONDecoder:
+    """Return a decoder that raises ValueError for repeated keys and NaN."""
+    return json.JSONDecoder(object_pairs_hook=_object, parse_constant=_refuse_constant)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -51,7 +51,7 @@ MAX_VERSION = 10**12
 # listing checksum of each stream, by its name. Only compactions have this key.
 SAME_ROWS = "same_rows"
 _PIN = re.compile(r"playlist\.([A-Za-z0-9_-][A-Za-z0-9._-]{0,99})\.yaml", re.ASCII)
-_NUMBERED = re.compile(r"playlist\.(\d{6,13})\.yaml", re.ASCII)
+_NUMBERED = re.compile(r"playlist\.(\d{6}|[1-9]\d{6,12})\.yaml", re.ASCII)
 
 
 def version_name(number: int) -> str:
@@ -63,7 +63,7 @@ def version_number(name: str) -> int | None:
     """Return the number in the file name of a numbered playlist; None for any other name."""
     match = _NUMBERED.fullmatch(name)
     number = int(match[1]) if match else 0
-    return number if 0 < number <= MAX_VERSION and name == version_name(number) else None
+    return number if 0 < number <= MAX_VERSION else None
 
 
 def pin_of(name: str) -> str | None:

@@ -60,7 +60,7 @@ FLOAT = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
 _Lifted: TypeAlias = dict[str, "list[Any] | Map"]  # see `lift`
 _WORDS = {"true": True, "false": False, "null": None, "~": None, "": None}
 _HASHES = frozenset(known())
-MIN_LIST_CHARACTERS = 4096  # the YAML library parses shorter lists
+MIN_LIST_CHARACTERS = 512  # the YAML library parses shorter lists
 _PLAIN = r"[A-Za-z0-9_./][A-Za-z0-9_./:%?=&+@~-]*+(?<!:)"
 _ITEM = rf'(?:"[ !#-\[\]-~]*+"|{_PLAIN})'
 # Python before 3.11.5 has a bug: if the last repetition of a possessive group fails, matching

@@ -18,8 +18,8 @@ __all__ = ["text", "write"]
 
 LINES_PER_PIECE = 4096
 MAX_PLAIN_KEY = 1000  # maximum length in characters; YAML allows 1,024 before the colon
-_PLAIN = re.compile(r"[A-Za-z_./][A-Za-z0-9_./-]*", re.ASCII)
-_NUMBER = re.compile(r"\.[\d_]", re.ASCII)  # other YAML readers parse text such as `.5` as a number
+# Other YAML readers parse text such as `.5` as a number, and `...` ends a YAML document.
+_PLAIN = re.compile(r"(?!\.[\d_])(?!\.+\Z)[A-Za-z_./][A-Za-z0-9_./-]{0,126}", re.ASCII)
 _HEX = re.compile(r"[0-9a-f]{8,}")  # a checksum, which other YAML readers may parse as a number
 _AMBIGUOUS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", ".nan", ".inf"}
 
@@ -48,12 +48,19 @@ def _lines(playlist: Playlist) -> Iterator[str]:
         yield "{}"
     for stream in playlist.streams:
         yield _key(stream.name, "\n") + "\n  headers:"
-        yield from _block(_headers(stream), 2)
+        headers, parts = _headers(stream), any(stream.parts)
+        if headers or not (stream.files or parts):
+            yield from _block(headers, 2)
+        yield from _file_lines(stream.files, "      ")
+        if parts:
+            files = [{file.name: _file(file) for file in part} for part in stream.parts]
+            yield from _block({"parts": files}, 2)
         yield "  content:" + ("" if len(stream.urls) else " []")
         yield from (f"    - {_text(url)}" for url in stream.urls)
 
 
 def _headers(stream: Stream) -> dict[str, Any]:
+    """Return the headers of a stream except `files` and `parts`, which are written last."""
     headers: dict[str, Any] = {}
     if stream.format is not None:
         headers["format"] = stream.format
@@ -66,36 +73,16 @@ def _headers(stream: Stream) -> dict[str, Any]:
         if counts is not None:
             headers[key] = [None if count < 0 else count for count in counts.tolist()]
     headers |= {name: list(values) for name, values in stream.hashes.items()}
-    headers |= stream.headers
-    if stream.files:
-        headers["files"] = _Files(stream.files)
-    if any(stream.parts):
-        headers["parts"] = [{file.name: _file(file) for file in files} for files in stream.parts]
-    return headers
+    return headers | dict(stream.headers)
 
 
-class _Files(Mapping[str, Any]):
-    """A mapping: file name -> size and checksums. Values are created on demand to save memory."""
-
-    def __init__(self, files: Mapping[str, File]) -> None:
-        self._files = files
-
-    def __getitem__(self, name: str) -> dict[str, Any]:
-        return _file(self._files[name])
-
-    def __iter__(self) -> Iterator[str]:
-        return (file.name for file in self._files.values())
-
-    def __len__(self) -> int:
-        return len(self._files)
-
-    def items(self) -> Any:
-        """Return an iterator over pairs: file name, and the size and checksums of the file."""
-        return ((file.name, _file(file)) for file in self._files.values())
-
-    def values(self) -> Any:
-        """Return an iterator over the size and checksums of each file."""
-        return (_file(file) for file in self._files.values())
+def _file_lines(files: Mapping[str, File], pad: str) -> Iterator[str]:
+    """Yield the header `files`, one line per file: its name, size and checksums."""
+    if files:
+        yield f"{pad[:-2]}files:"
+    separator = f"\n{pad}"
+    for file in files.values():
+        yield f"{pad}{_key(file.name, separator)} {_flow(_file(file))}"
 
 
 def _file(file: File) -> dict[str, Any]:
@@ -137,6 +124,11 @@ def _block(value: Mapping[str, Any], depth: int) -> Iterator[str]:
 
 
 def _flow(value: Any) -> str:
+    # long lists contain strings and integers, so these types come first
+    if isinstance(value, str):
+        return f'"{value}"' if _HEX.fullmatch(value) else _text(value)
+    if isinstance(value, int):
+        return str(value).lower()  # a bool is an int
     if isinstance(value, Mapping):
         items = [f"{_key(key, ' ')} {_flow(item)}" for key, item in value.items()]
         return "{" + ", ".join(items) + "}"
@@ -144,13 +136,9 @@ def _flow(value: Any) -> str:
         return "[" + ", ".join(map(_flow, value)) + "]"
     if value is None:
         return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int):
-        return str(value)
     if isinstance(value, float):
         return repr(value) if FLOAT.fullmatch(repr(value)) else _quoted(repr(value))
-    return f'"{value}"' if _HEX.fullmatch(value) else _text(value)
+    raise TypeError(f"cannot write {type(value).__name__} to a playlist")
 
 
 def _key(name: str, separator: str) -> str:
@@ -163,13 +151,7 @@ def _key(name: str, separator: str) -> str:
 
 
 def _text(value: str) -> str:
-    is_plain = (
-        _PLAIN.fullmatch(value)
-        and value.lower() not in _AMBIGUOUS
-        and not _NUMBER.match(value)
-        and value.strip(".")
-        and len(value) < 128
-    )
+    is_plain = _PLAIN.fullmatch(value) and value.lower() not in _AMBIGUOUS
     return value if is_plain else _quoted(value)
 
 

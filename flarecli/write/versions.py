@@ -446,6 +446,7 @@ def commit(at: Location, change: Change, base: Version) -> Version:
     with CommitLock(at) as lock:
         lock.check_store()
         current = newest(at)
+        is_first = current.at.name == PLAYLIST  # no numbered playlist exists
         if current.data == base.data:
             current = base  # the playlist of `base` is already parsed
         for number in range(base.number + 1, current.number + 1) if change.fragments else ():
@@ -456,7 +457,7 @@ def commit(at: Location, change: Change, base: Version) -> Version:
                     change.prepare(lock)
                     publish(at, current)
                     return one
-        if not numbers(at):
+        if is_first:
             _keep_first(at, current)
         for _ in range(_MAX_ATTEMPTS):
             new = _next_version(at, change, current)

@@ -10,7 +10,10 @@ used. flare and MosaicML Streaming write the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import codecs
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,7 +23,7 @@ from flarecli.errors import FlareError, FormatError, MissingError, Place, UsageE
 from flarecli.formats import byte_ranges
 from flarecli.formats.mds import config as mds_config
 from flarecli.formats.registry import INDEX
-from flarecli.formats.shard_files import check_count, parse_json
+from flarecli.formats.shard_files import check_count, json_decoder, parse_json
 from flarecli.hashes import DEFAULT
 from flarecli.lazy import np
 from flarecli.model import Chunk, Columns, File, Settings, Stream
@@ -36,6 +39,7 @@ __all__ = [
     "present",
     "raw_name",
     "read_shards",
+    "scan_shards",
     "write_entries",
     "write_index",
 ]
@@ -43,6 +47,8 @@ __all__ = [
 FAMILY = ("mds", "json", "csv", "tsv", "xsv")  # formats of the shards in an `index.json`
 _MAX_INDEX_BYTES = 1 << 30  # about 2 million shards
 _MAX_FILE_BYTES = 1 << 40  # limit for a listed size, so that the sum of all sizes fits in an int64
+_ENTRIES_PER_PIECE = 4096  # number of entries that are written together
+_SPACE = re.compile(r"[ \t\n\r]*")
 _MAX_HASH_KINDS = 100  # limit for hash types, because each type requires a value per shard
 _TOP_KEYS, _FILE_KEYS = (
     frozenset(("shards", "version")),
@@ -109,6 +115,123 @@ def read_shards(where: Location) -> tuple[list[dict[str, Any]], int]:
         if not isinstance(shard, dict):
             raise FormatError("entry is not an object", where=Place(where, item=f"shards[{i}]"))
     return index["shards"], size
+
+
+def scan_shards(where: Location) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield each entry of an `index.json` and its JSON text. The file is read in blocks.
+
+    raises  the errors of `read_shards`, possibly after some entries
+    """
+    size = where.size()
+    if size <= _MAX_INDEX_BYTES:
+        reader, version = _JsonReader(where.blocks(size)), None
+        try:
+            for key in reader.members():
+                if key == "shards":
+                    yield from reader.objects()
+                else:
+                    value = reader.value()[0]
+                    version = value if key == "version" else version
+            if version == 2 and not isinstance(version, bool) and reader.is_at_end:
+                return
+        except (ValueError, RecursionError):  # `read_shards` raises an error with the position
+            pass
+    read_shards(where)
+    raise FormatError("expected an object with a list `shards`", where=where)
+
+
+class _JsonReader:
+    """Read a JSON object from blocks of its text. A block is released after its values were read.
+
+    All methods raise ValueError for invalid JSON.
+    """
+
+    def __init__(self, blocks: Iterable[bytes]) -> None:
+        self._blocks, self._decoder = iter(blocks), codecs.getincrementaldecoder("utf-8")()
+        self._json = json_decoder()
+        self._text, self._position = "", 0
+
+    def members(self) -> Iterator[str]:
+        """Yield the keys of the object. The caller reads the value after each key."""
+        seen = set[str]()
+        for _ in self._items("{", "}"):
+            key, _ = self.value()
+            if not isinstance(key, str) or key in seen or not self._skip(":"):
+                raise ValueError
+            seen.add(key)
+            yield key
+
+    def objects(self) -> Iterator[tuple[dict[str, Any], str]]:
+        """Yield each item of a list of objects, and its text."""
+        for _ in self._items("[", "]"):
+            value, text = self.value()
+            if not isinstance(value, dict):
+                raise ValueError
+            yield value, text
+
+    def _items(self, first: str, last: str) -> Iterator[None]:
+        """Yield before each item of a list or an object. The caller reads the item."""
+        if not self._skip(first):
+            raise ValueError
+        if self._skip(last):
+            return
+        yield
+        while self._skip(","):
+            yield
+        if not self._skip(last):
+            raise ValueError
+
+    def value(self) -> tuple[Any, str]:
+        """Read the next value, and return it with its text."""
+        self._next()
+        while True:
+            try:
+                value, stop = self._json.raw_decode(self._text, self._position)
+                if stop < len(self._text):  # otherwise, a number may continue in the next block
+                    text = self._text[self._position : stop]
+                    self._position = stop
+                    return value, text
+            except ValueError:  # the next block may contain the rest of the value
+                pass
+            if not self._read():
+                raise ValueError
+
+    @property
+    def is_at_end(self) -> bool:
+        """True if no more text follows."""
+        return not self._next()
+
+    def _skip(self, character: str) -> bool:
+        """Skip a character if it is the next one after whitespace, and return whether it is."""
+        if self._next() != character:
+            return False
+        self._position += 1
+        return True
+
+    def _next(self) -> str:
+        """Skip whitespace, and return the next character; empty at the end of the text."""
+        while True:
+            found = _SPACE.match(self._text, self._position)
+            self._position = self._position if found is None else found.end()
+            if self._position < len(self._text):
+                return self._text[self._position]
+            if not self._read():
+                return ""
+
+    def _read(self) -> bool:
+        """Read at least as much text as is left, and return whether there was any.
+
+        The amount doubles, because `value` parses a large value again after each call.
+        """
+        left = len(self._text) - self._position
+        added, count = list[str](), 0
+        for block in self._blocks:
+            added.append(self._decoder.decode(block))
+            count += len(added[-1])
+            if count > left:
+                break
+        self._text, self._position = self._text[self._position :] + "".join(added), 0
+        return count > 0
 
 
 def _cached_names(at: Location, shards: Sequence[Mapping[str, Any]]) -> frozenset[str]:
@@ -312,7 +435,7 @@ def write_index(
 ) -> dict[str, File]:
     """Write `index.json` with the same bytes as MosaicML Streaming; return name -> File."""
     config = mds_config.config(form, columns, settings)
-    return write_entries(at, {"shards": [entry(config, chunk) for chunk in chunks], "version": 2})
+    return write_entries(at, (mds_config.dumped(entry(config, chunk)) for chunk in chunks))
 
 
 def entry(config: Mapping[str, Any], chunk: Chunk) -> dict[str, Any]:
@@ -337,14 +460,26 @@ def _file_entry(
 
 
 def write_entries(
-    at: Location, index: Mapping[str, Any], is_sorted: bool = True, replace: bool = True
+    at: Location, entries: Iterable[bytes], is_sorted: bool = True, replace: bool = True
 ) -> dict[str, File]:
     """Write `index.json` atomically; return name -> File.
 
-    raises  UsageError if an index exists and `replace` is False
+    entries    the JSON text of each entry; an iterator is read while the file is written
+    is_sorted  True: write the keys in the order of MosaicML's writer; False: in the order of its
+               `merge_index`
+    raises     UsageError if an index exists and `replace` is False
     """
-    written = (at / INDEX).write([mds_config.dumped(index, is_sorted)], [DEFAULT], replace)
+    written = (at / INDEX).write(_pieces(entries, is_sorted), [DEFAULT], replace)
     return {INDEX: File(INDEX, written.size, written.hashes)}
+
+
+def _pieces(entries: Iterable[bytes], is_sorted: bool) -> Iterator[bytes]:
+    yield b'{"shards": [' if is_sorted else b'{"version": 2, "shards": ['
+    remaining, separator = iter(entries), b""
+    while batch := list(itertools.islice(remaining, _ENTRIES_PER_PIECE)):
+        yield separator + b", ".join(batch)
+        separator = b", "
+    yield b'], "version": 2}' if is_sorted else b"]}"
 
 
 # -- the files of a shard

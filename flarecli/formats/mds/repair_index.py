@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,7 @@ from flarecli.formats.mds.index import (
     open_dataset,
     raw_name,
     read_shards,
+    scan_shards,
     write_entries,
 )
 from flarecli.formats.registry import INDEX, find, first_index
@@ -80,7 +81,7 @@ def rebuild(at: Location, replace: bool = False) -> Stream:
             where=at / INDEX,
             hint="Delete the index first if `flare verify` reports it as damaged.",
         )
-    entries, columns, listed = [], None, Listed()
+    entries, columns, listed = list[bytes](), None, Listed()
     for group in _shards(at):
         shard, config = _opened(at, group)
         if columns is not None and shard.columns != columns:
@@ -88,10 +89,11 @@ def rebuild(at: Location, replace: bool = False) -> Stream:
                 f"columns differ from the columns in {name_of(0, group.form)}", where=shard.chunk.at
             )
         columns = shard.columns
-        entries.append(_entry(at, group, shard, config))
+        own = _entry(at, group, shard, config)
         # `add` checks that readers accept the entry.
-        listed.add(entries[-1], f"{shard.chunk.at}: config", frozenset())
-    write_entries(at, {"shards": entries, "version": 2}, replace=replace)
+        listed.add(own, f"{shard.chunk.at}: config", frozenset())
+        entries.append(mds_config.dumped(own))
+    write_entries(at, entries, replace=replace)
     return open_dataset(at)
 
 
@@ -267,7 +269,8 @@ def merge(at: Location, parts: Sequence[Location] | None = None) -> dict[str, Fi
             shards.append(moved)
     if not shards:
         raise MissingError("no index.json below this folder lists a shard", where=at)
-    return write_entries(at, {"version": 2, "shards": shards}, is_sorted=False)
+    texts = (mds_config.dumped(shard, is_sorted=False) for shard in shards)
+    return write_entries(at, texts, is_sorted=False)
 
 
 def write_version(at: Location, stream: Stream) -> None:
@@ -278,38 +281,57 @@ def write_version(at: Location, stream: Stream) -> None:
 
     raises  FormatError for a shard that no index lists
     """
-    entries: dict[str, dict[str, Any]] = {}
-    with contextlib.suppress(MissingError):
-        entries = _entries(at / INDEX, "")
-    folders = dict.fromkeys(url.rpartition("/")[0] for url in stream.urls if url not in entries)
-    for folder in folders:
-        name = f"{folder}/{INDEX}" if folder else first_index(INDEX)
-        with contextlib.suppress(MissingError):
-            entries |= _entries(at / name, folder)
-    for url in stream.urls:
-        if url not in entries:
+    write_entries(at, _version_entries(at, stream.urls), is_sorted=False)
+
+
+def _version_entries(at: Location, urls: Sequence[str]) -> Iterator[bytes]:
+    """Yield the entry of each shard.
+
+    The current index is read while the entries are used, because it may be large. This is possible
+    because all versions list the shards that they share in the same order.
+    """
+    unused = set(urls)
+    current = _entries(at / INDEX, "")
+    others: dict[str, dict[str, bytes]] = {}  # folder -> entries of its shards
+    name, text = next(current, ("", b""))
+    for url in urls:
+        while name and name not in unused:
+            name, text = next(current, ("", b""))
+        unused.discard(url)
+        if name == url:
+            yield text
+            continue
+        folder = url.rpartition("/")[0]
+        if folder not in others:
+            index = f"{folder}/{INDEX}" if folder else first_index(INDEX)
+            others[folder] = {
+                own: one for own, one in _entries(at / index, folder) if own in unused or own == url
+            }
+        if url not in others[folder]:
             raise FormatError(f"no index lists the shard {url!r:.60}", where=at)
-    shards = [entries[url] for url in stream.urls]
-    write_entries(at, {"version": 2, "shards": shards}, is_sorted=False)
+        yield others[folder][url]
+    for _ in current:  # check the rest of the index
+        pass
 
 
-def _entries(where: Location, folder: str) -> dict[str, dict[str, Any]]:
-    """Return the entries of an index: path of the stored file -> entry.
+def _entries(where: Location, folder: str) -> Iterator[tuple[str, bytes]]:
+    """Yield the entries of an index: path of the stored file, and JSON text of the entry.
 
     folder  folder of the shards, relative to the dataset; empty for the folder of the dataset
+    return  nothing if the index does not exist
     """
-    out = {}
-    for i, shard in enumerate(read_shards(where)[0]):
-        if folder:
-            shard = {
-                key: _moved(value, folder, f"shards[{i}].{key}") if key in _FILES else value
-                for key, value in shard.items()
-            }
-        stored = shard.get("zip_data") or shard.get("raw_data")
-        if not isinstance(stored, dict) or not isinstance(stored.get("basename"), str):
-            raise FormatError("basename is missing", where=Place(where, item=f"shards[{i}]"))
-        out[stored["basename"]] = shard
-    return out
+    with contextlib.suppress(MissingError):
+        for i, (shard, text) in enumerate(scan_shards(where)):
+            if folder:
+                shard = {
+                    key: _moved(value, folder, f"shards[{i}].{key}") if key in _FILES else value
+                    for key, value in shard.items()
+                }
+            stored = shard.get("zip_data") or shard.get("raw_data")
+            if not isinstance(stored, dict) or not isinstance(stored.get("basename"), str):
+                raise FormatError("basename is missing", where=Place(where, item=f"shards[{i}]"))
+            entry = mds_config.dumped(shard, is_sorted=False) if folder else text.encode()
+            yield stored["basename"], entry
 
 
 def parts_below(root: Location) -> list[str]:

@@ -12,9 +12,9 @@ from flarecli.errors import FlareError, FormatError, IntegrityError, MissingErro
 from flarecli.formats import find
 from flarecli.formats.mds import config as mds_config
 from flarecli.formats.mds import index as mds_index
-from flarecli.formats.mds.index import open_dataset
-from flarecli.formats.mds.repair_index import merge, parts_below
-from flarecli.model import Settings
+from flarecli.formats.mds.index import open_dataset, read_shards, scan_shards
+from flarecli.formats.mds.repair_index import merge, parts_below, write_version
+from flarecli.model import Settings, Stream
 from flarecli.storage import Location, locate
 from flarecli.storage.memory import MemoryStore
 
@@ -55,6 +55,100 @@ def refusal(do):
     with pytest.raises(FlareError) as caught:
         do()
     return str(caught.value)
+
+
+# -- an index that is read in blocks
+
+
+def index_at(data):
+    return Location(MemoryStore({"index.json": data}), "index.json")
+
+
+def shards_text(count):
+    shards = [listed(f"shard.{i:05d}.mds", rows=i % 7) for i in range(count)]
+    return json.dumps({"shards": shards, "version": 2})
+
+
+def test_an_index_of_several_blocks_is_read_like_the_whole_file():
+    at = index_at(shards_text(8000).encode())
+    assert at.size() > 2 << 20  # the store reads blocks of 1 MiB
+    found = list(scan_shards(at))
+    assert [shard for shard, _ in found] == read_shards(at)[0]
+    assert [json.loads(text) for _, text in found] == read_shards(at)[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"version": 2, "shards": []}',
+        '\n{ "shards" :\t[ ] , "other": [1, {"a": "]}"}], "version": 2 }\n',
+        '{"shards": [{"é": "}, {"}, {"a": [{}, 1.5e3]}], "version": 2}',
+        json.dumps({"version": 2, "shards": [listed(), listed("a/shard.00001.mds")]}, indent=1),
+    ],
+)
+def test_an_index_in_another_layout_is_read_in_blocks(text):
+    at = index_at(text.encode())
+    found = list(scan_shards(at))
+    assert [shard for shard, _ in found] == json.loads(text)["shards"]
+    assert [json.loads(one) for _, one in found] == json.loads(text)["shards"]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b'{"shards": {}, "version": 2}',
+        b'{"shards": [], "version": 1}',
+        b'{"shards": [], "version": true}',
+        b'{"shards": []}',
+        b'{"shards": [{}, 3], "version": 2}',
+        b'{"shards": [{"a": 1, "a": 1}], "version": 2}',
+        b'{"shards": [], "shards": [], "version": 2}',
+        b'{"shards": [{"a": NaN}], "version": 2}',
+        b'{"shards": [{}] "version": 2}',
+        b'{"shards": [{},], "version": 2}',
+        b'{"shards": [{}], "version": 2} 1',
+        b'{"shards": [{"a": "\xff"}], "version": 2}',
+        b'{"shards": [' + b"[" * 100_000,
+        *(shards_text(1)[:length].encode() for length in range(1, len(shards_text(1)), 9)),
+    ],
+)
+def test_an_invalid_index_that_is_read_in_blocks_has_the_error_of_the_whole_file(data):
+    at = index_at(data)
+    assert refusal(lambda: list(scan_shards(at))) == refusal(lambda: read_shards(at))
+
+
+def test_the_index_of_a_version_lists_the_shards_in_the_order_of_the_version():
+    old = {f"{name}.mds": listed(f"{name}.mds") for name in "abcd"}
+    new = {f"{name}.mds": listed(f"{name}.mds", rows=5) for name in "xy"}
+    moved = {f"part/{name}": listed(f"part/{name}", rows=5) for name in new}
+    files = {
+        "index.json": [old["a.mds"], old["c.mds"], old["d.mds"]],
+        "index.000001.json": list(old.values()),
+        "part/index.json": list(new.values()),
+    }
+    urls = ["d.mds", "c.mds", "part/y.mds", "b.mds", "part/x.mds", "a.mds"]
+    store = MemoryStore(
+        {
+            name: json.dumps({"shards": shards, "version": 2}, sort_keys=True).encode()
+            for name, shards in files.items()
+        }
+    )
+    at = Location(store, "")
+    write_version(at, Stream("data", at, "mds", urls))
+    by_name = json.loads(json.dumps(old | moved, sort_keys=True))
+    expected = json.dumps({"version": 2, "shards": [by_name[url] for url in urls]})
+    assert (at / "index.json").read().decode() == expected
+
+
+def test_a_shard_that_no_index_lists_is_not_added_to_the_index_of_a_version():
+    at = Location(MemoryStore({"index.json": shards_text(2).encode()}), "")
+    stream = Stream("data", at, "mds", ["shard.00001.mds", "part/shard.00000.mds"])
+    message = "no index lists the shard 'part/shard.00000.mds'"
+    assert refusal(lambda: write_version(at, stream)).endswith(message)
+    assert (at / "index.json").read().decode() == shards_text(2)
 
 
 # -- the index
