@@ -35,9 +35,9 @@ _BATCH_BYTES = 16 << 20  # approximate maximum bytes per batch in a scan
 _MIN_SHARD_ROWS = 8  # with fewer rows per shard, reading single rows is faster than reading columns
 # Maximum number of rows to locate in one call: _GATHER_ROWS, or _GATHER_SHARD_ROWS times the number
 # of shards if this product is larger.
-_GATHER_ROWS, _GATHER_SHARD_ROWS = 512, 64
+_GATHER_ROWS, _GATHER_SHARD_ROWS = 512, 128
 _GATHER_BYTES = 8 << 20  # approximate maximum memory of the rows to locate in one call
-_VALUE_BYTES = 100  # approximate memory of a located value, in addition to its bytes
+_VALUE_BYTES = 100  # approximate memory of a value of variable size, in addition to its bytes
 _MAX_GATHERED_FILES = 256  # maximum number of mapped files in GatheredRows
 _TRIM_BLOCK_BYTES = 1 << 24
 
@@ -446,7 +446,9 @@ class Series:
         size = self.weight(i) // max(1, self.edges[i + 1] - self.edges[i])
         if not size or not _is_mapped(self.shard(i)):
             return 0
-        values = len(self.columns if columns is None else columns)
+        values = sum(
+            one.size is None for one in self.columns if columns is None or one.name in columns
+        )
         fitting = _GATHER_BYTES // (size + _VALUE_BYTES * values)
         return min(fitting, max(_GATHER_ROWS, _GATHER_SHARD_ROWS * self.chunks))
 
