@@ -592,13 +592,6 @@ class Writer:
         """Add a failed row to `failed.jsonl`. Failures and written rows must be in row order."""
         self.failed.add(failure)
 
-    def pass_rows(self, until: int) -> None:
-        """Write the failures of earlier rows if they use much memory.
-
-        until  position in the selection; all later rows and failures are at or after it
-        """
-        self.failed.write(until)
-
     @checked
     def close(
         self,

@@ -69,7 +69,7 @@ def test_many_failures_are_written_before_the_first_shard(tmp_path):
         for row in range(rows):
             writer.fail(Failure(row, "", "n", "null", "is null"))
         assert not (tmp_path / "out/failed.jsonl").exists()
-        writer.pass_rows(rows)
+        writer.failed.write(rows)
         listed = (tmp_path / "out/failed.jsonl").read_text().splitlines()
         assert [json.loads(line)["row"] for line in listed] == list(range(rows))
         writer.write({"n": 1})

@@ -351,7 +351,7 @@ def _write(
             if failures and not skips:
                 raise failed_row(plan, failures[0])
             plan.places.forget(part.until)
-            writer.pass_rows(part.until)
+            writer.failed.write(part.until)
             until = part.until
             if spool is not None:
                 spool.until = part.until
