@@ -50,7 +50,9 @@ def parse_box(text: str) -> int | tuple[int, int]:
 
 
 def parse_time(text: str) -> float:
-    """Parse a duration in seconds: `30s`, `10m`, `2h`, `500ms`, or a number of seconds.
+    """Parse a duration such as `30s`, `10m`, `2h` or `500ms`, and return its seconds.
+
+    A number without a unit is a number of seconds.
 
     raises  UsageError if the text is not a duration above zero
     """

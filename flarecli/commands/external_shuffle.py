@@ -126,7 +126,10 @@ class _SortFile:
         self._offsets.append(np.array(offsets))
 
     def parts(self) -> Iterator[list[pa.RecordBatch]]:
-        """Yield the batches of each part. Call `write` only before the first part is read."""
+        """Yield the batches of each part.
+
+        After the first part was read, `write` must not be called.
+        """
         for number in range(1 << _PART_BITS):
             batches: list[pa.RecordBatch] = []
             try:

@@ -188,7 +188,7 @@ def open_dataset(
 ) -> tuple[Dataset, list[list[Stream]]]:
     """Open a dataset; return the dataset and the parts of each stream.
 
-    table   headers for tables; see `resolve`
+    table   values of the options `input` and `csv`, for tables without a playlist
     opened  open input streams, by address
     """
     playlists = resolve(sources, format=format, guard=guard, maps=maps, table=table, opened=opened)

@@ -114,7 +114,7 @@ def encoding_group(encoding: str) -> str:
 class Format:
     """Base class of shard formats.
 
-    A subclass overrides methods, and sets the facts whose values differ from the defaults.
+    A subclass overrides methods, and sets the attributes whose values differ from the defaults.
 
     name              format name in options and playlists
     suffixes          file name suffixes of shards

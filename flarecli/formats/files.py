@@ -90,7 +90,7 @@ class PlainFiles(Format):
         return byte_ranges.record_batch(chosen, arrays, stop - start)
 
     def large_values(self, shard: Shard, max_bytes: int) -> list[LargeValue]:
-        """Return the value of `data` if the file is larger than `max_bytes`."""
+        """Return the size of the value in `data` if it exceeds `max_bytes`; otherwise, nothing."""
         listed = shard.chunk.files[0].size if shard.chunk.files else None
         size = shard.chunk.at.size() if listed is None else listed
         return [LargeValue(0, "data", size)] if size > max_bytes else []

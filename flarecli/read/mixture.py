@@ -113,7 +113,9 @@ class Mix(Data):
 
     @property
     def checksum(self) -> str:
-        """The checksum of the datasets, their weights and the number of steps per epoch."""
+        """One checksum of the checksums of all datasets, the number of rows that each dataset
+        contributes, and the number of steps per epoch.
+        """
         numbers = np.asarray([self.rows, *self.quotas.tolist()], "<i8").tobytes()
         return checksum_of([*(part.checksum.encode() for part in self.parts), numbers])
 

@@ -155,7 +155,7 @@ class Table:
 
     @property
     def stream_checksums(self) -> dict[str, str]:
-        """The listing checksum of each series, by its name."""
+        """Mapping from the name of each series to the checksum of its list of shards."""
         return {series.name: str(series.checksum(series.rows)) for series in self.series}
 
     def checksum_with(self, stream_checksums: Mapping[str, str]) -> str | None:

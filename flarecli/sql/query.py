@@ -82,9 +82,10 @@ def is_statement(expression: str) -> bool:
 
 
 def parse(expression: str) -> dict[str, Any] | None:
-    """Return DuckDB's syntax tree of a SELECT; for a condition, of a SELECT with this condition.
+    """Return DuckDB's syntax tree of a SELECT statement or a condition.
 
-    The result is None if the expression is neither a condition nor exactly one SELECT.
+    A condition is parsed as the WHERE clause of a SELECT. The result is None if the expression is
+    neither a condition nor exactly one SELECT.
     """
     import duckdb
 

@@ -137,7 +137,8 @@ class Lease:
 
     def _renew_until_ended(self) -> None:
         while not self._ended.wait(BEAT_S):
-            with contextlib.suppress(FlareError):  # `check` raises a permanent error again
+            # If the error is permanent, the next call of `check` raises it in the calling thread.
+            with contextlib.suppress(FlareError):
                 self._renew()
             if self._lost:
                 return

@@ -405,7 +405,7 @@ def claim(
 def check_target(
     out: Address, *, resume: bool = False, overwrite: bool = False, guard: Guard | None = None
 ) -> None:
-    """Check a target like `claim`, but write nothing. For a bucket, check only the address.
+    """Check whether `claim` would accept a target. Write nothing; for a bucket, check its address.
 
     raises  the errors of `claim`
     """

@@ -63,7 +63,10 @@ class _MemoryRun:
         return self.records[start:stop]
 
     def find(self, hashes: Hashes) -> tuple[IntArray, Records]:
-        """For each record with a given hash, return the position of the hash, and the record."""
+        """Find all records whose hash is in `hashes`.
+
+        return  two arrays of equal length: the index in `hashes`, and the record
+        """
         queries, positions = _ranges(
             np.searchsorted(self._hashes, hashes, "left"),
             np.searchsorted(self._hashes, hashes, "right"),
@@ -102,7 +105,10 @@ class _FileRun:
         return np.frombuffer(data, _RECORD)
 
     def find(self, hashes: Hashes) -> tuple[IntArray, Records]:
-        """For each record with a given hash, return the position of the hash, and the record."""
+        """Find all records whose hash is in `hashes`.
+
+        return  two arrays of equal length: the index in `hashes`, and the record
+        """
         # If a page starts with a given hash, the previous page may end with the same hash.
         queries, pages = _ranges(
             np.maximum(np.searchsorted(self._fences, hashes, "left") - 1, 0),

@@ -524,7 +524,7 @@ def _hints_without_overwrite(task: PackTask, division: _Division) -> Iterator[No
 
 
 def _from_first_row(task: PackTask, source: Source) -> PackTask:
-    """Return a task that starts reading at the first row of its range of the selected rows.
+    """Return a task that skips the rows before the first row of its part.
 
     To find this row, only the columns in the condition are read. If a shuffle or a query needs all
     earlier rows, the task is returned unchanged.

@@ -703,8 +703,9 @@ def _duplicate(plan: Plan, key: str, row: int, earlier: int, are_source_rows: bo
             "Make the keys unique, or pack all parts with --on-duplicate keep into another folder."
         )
     if earlier_file == file and row - earlier != at - earlier_at:
-        # The rows of a file are consecutive. If the distance between the two rows in the pack
-        # differs from their distance in the file, the file is listed more than once.
+        # A file that is listed once is packed as consecutive rows, so the distance between the two
+        # rows with this key is the same in the pack and in the file. Otherwise, the file is listed
+        # more than once.
         place, hint = (
             f"{place} of the same file, which is listed more than once",
             f"List the file only once. {hint}",

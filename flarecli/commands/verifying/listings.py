@@ -326,7 +326,7 @@ class OtherLists:
     def _differences(
         self, other: OtherList, k: int, entry: Chunk, i: int, chunk: Chunk
     ) -> Iterator[Finding]:
-        """Yield the differences between the entries of two lists for a shard."""
+        """Yield a finding for each fact about one shard that differs between two lists."""
         file, other_file = chunk.files[0], entry.files[0]
         facts: list[tuple[str, Any, Any]] = [
             ("rows", chunk.rows, entry.rows),

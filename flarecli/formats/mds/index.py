@@ -364,7 +364,8 @@ def _add(table: dict[str, list[str]], hashes: Mapping[str, str], i: int, here: s
     for name, value in hashes.items():
         if name not in table and len(table) == _MAX_HASH_KINDS:
             raise FormatError(
-                f"more than {_MAX_HASH_KINDS} hash types, such as {name!r:.60}", where=here
+                f"more than {_MAX_HASH_KINDS} hash types: {name!r:.60} exceeds the limit",
+                where=here,
             )
         values = table.setdefault(name, [])
         values += [""] * (i - len(values))

@@ -286,8 +286,8 @@ class _ColumnLayout(NamedTuple):
     ready    state for reading rows
     view     memoryview of the decompressed shard
     starts   start of each row, from the shard's table: uint32 [rows + 1]
-    words    total size in bytes of the lengths at the start of each row
-    lengths  numpy void array; item i is the `words` bytes at offset i of the shard
+    words    number of bytes at the start of each row that contain the lengths of its values
+    lengths  numpy void array; item i consists of the `words` bytes from offset i of the shard
     steps    for each column of fixed size: (name, size, void array of that item size); for each
              other column: (name, None, index of its length). The name is None if the column is not
              selected

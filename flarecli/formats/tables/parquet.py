@@ -326,7 +326,7 @@ class Parquet(Part):
         return first, stop, runs
 
     def read_runs(self, row: int, runs: Sequence[PageRun]) -> list[tuple[PageRun, pa.Array]] | None:
-        """Return the values of page runs in the row group that contains `row`.
+        """Read runs of adjacent pages in the row group that contains `row`; return their values.
 
         The result is None if the values may need too much memory; see `RowGroupPages.read`.
         """

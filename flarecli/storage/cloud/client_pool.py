@@ -96,8 +96,8 @@ class Clients:
             _, clients = self._open
             if clients[-1][1] is not denied:
                 return True  # another thread has already switched
-            # Stop sharing the denied client. The next store then reads the credentials of this
-            # source again, because the user may have renewed these credentials.
+            # Stores that are opened later must not share the client whose access was denied. They
+            # read the credentials of this source again, because the user may have renewed them.
             for key in [key for key, client in _shared.items() if client is denied]:
                 del _shared[key]
             for i in range(len(clients), len(self._sources)):
