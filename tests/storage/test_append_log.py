@@ -188,12 +188,12 @@ def test_an_unfinished_pack_of_another_version_is_refused_by_name(tmp_path):
 
 
 UNPACK = """\
-{"values": {"key": "k0", "b": null}, "files": {"b": ["00.bin", 0]}}
-{"values": {"key": "k1", "b": null}, "files": {"b": ["01.bin", 1]}}
-{"values": {"key": "k2", "b": null}, "files": {"b": ["02.bin", 2]}}
-{"values": {"key": "k3", "b": null}, "files": {"b": ["03.bin", 3]}}
-{"next": 4, "failed": {"bytes": 0, "kinds": {}}}
-{"values": {"key": "k4", "b": n"""
+{"rows": [{"values": {"key": "k0", "b": null}, "files": {"b": ["00.bin", 0]}}, \
+{"values": {"key": "k1", "b": null}, "files": {"b": ["01.bin", 1]}}, \
+{"values": {"key": "k2", "b": null}, "files": {"b": ["02.bin", 2]}}, \
+{"values": {"key": "k3", "b": null}, "files": {"b": ["03.bin", 3]}}], \
+"next": 4, "failed": {"bytes": 0, "kinds": {}}}
+{"rows": [{"values": {"key": "k4", "b": n"""
 
 
 BEGUN = """\
