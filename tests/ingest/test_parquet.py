@@ -173,6 +173,17 @@ def test_a_large_dictionary_value_in_every_row_leads_to_small_batches():
     assert max(batch.num_rows for batch in opened(data).batches(None)) <= 168
 
 
+def test_the_number_of_times_a_footer_is_read_does_not_depend_on_the_number_of_row_groups():
+    def footer_reads(row_groups: int) -> int:
+        texts = [f"{n:0500}" for n in range(20 * row_groups)]  # each dictionary exceeds 8 kB
+        store = RecordingStore(stored(pa.table({"text": texts}), row_group_size=20))
+        part = Parquet(Location(store, "x.parquet"))
+        assert [row["text"] for row in rows_of(part)] == texts
+        return sum(stop == store.size("x.parquet") for _, stop in store.reads)
+
+    assert footer_reads(30) == footer_reads(2)
+
+
 def test_column_names_with_dots_and_reordered_columns_are_read():
     table = pa.table({"a.b": [1], "a": [{"b": 2, "c": 3}], "é": ["x"]})
     assert rows_of(opened(stored(table)), ["é", "a"]) == [{"é": "x", "a": {"b": 2, "c": 3}}]

@@ -421,7 +421,8 @@ class Parquet(Part):
             if chunk.is_bytes and dictionary * rows > MAX_EXPANDED_BYTES:
                 # a row of a list column may have several values
                 count = max(1, chunk.values // max(1, reader.metadata.row_group(number).num_rows))
-                longest = _longest_entry(LocationFile(self.at), number, chunk) * count
+                file = LocationFile(self.at)
+                longest = _longest_entry(file, number, chunk, reader.metadata) * count
                 rows = max(1, min(rows, MAX_EXPANDED_BYTES // max(1, longest)))
         return rows
 
@@ -435,12 +436,18 @@ class Parquet(Part):
         return column_chunks(self._tail)
 
 
-def _longest_entry(file: LocationFile, number: int, chunk: ColumnChunk) -> int:
+def _longest_entry(
+    file: LocationFile,
+    number: int,
+    chunk: ColumnChunk,
+    metadata: pq.FileMetaData | None = None,
+) -> int:
     """Return the size in bytes of the longest value in the dictionary of a column chunk.
 
-    number  number of the row group
+    number    number of the row group
+    metadata  parsed footer; None: read the footer
     """
-    batches = _open(file, [chunk.path]).iter_batches(
+    batches = _open(file, [chunk.path], metadata).iter_batches(
         1, row_groups=[number], columns=[chunk.column], use_threads=False
     )
     first = next(batches, None)
