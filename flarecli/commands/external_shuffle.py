@@ -45,7 +45,7 @@ def shuffled(
             keys = positions(np.arange(row, row + batch.num_rows), 1 << _KEY_BITS, seed)
             row += batch.num_rows
             if buffered and size + batch.nbytes > memory_bytes:
-                file = file or _SortFile()
+                file = file or _SortFile(buffered[0].schema)
                 file.write(_joined(buffered))
                 size = 0
             buffered.append(batch.append_column(_SORT_KEY, pa.array(keys)))
@@ -95,11 +95,12 @@ def _sorted(buffered: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 class _SortFile:
     """An unnamed temporary file for batches. The first bits of a row's sort key select its part.
 
-    Each call of `write` appends one segment to each part. A segment is an IPC stream. If no row
-    belongs to a part, its segment has 0 bytes.
+    Each call of `write` appends one segment to each part. A segment is an IPC message of one batch,
+    without the schema. If no row belongs to a part, its segment has 0 bytes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
         # for each `write`: the start of each segment and the end of the last: int64 [parts + 1]
         self._offsets: list[IntArray] = []
         try:
@@ -117,8 +118,8 @@ class _SortFile:
             for end in ends.tolist():
                 if end > start:  # copy the rows of one part at a time to limit memory
                     rows = table.take(pa.array(order[start:end]))
-                    with pa.ipc.new_stream(self._file, table.schema) as writer:
-                        writer.write_table(rows)
+                    (batch,) = rows.combine_chunks().to_batches()
+                    self._file.write(batch.serialize())
                 offsets.append(self._file.tell())
                 start = end
         except OSError as error:
@@ -138,7 +139,7 @@ class _SortFile:
                     start, stop = offsets[number : number + 2].tolist()
                     if stop > start:
                         data = descriptors.pread(self._file.fileno(), stop - start, start)
-                        batches += pa.ipc.open_stream(data)
+                        batches.append(pa.ipc.read_record_batch(data, self._schema))
             except OSError as error:
                 raise temporary_file_error(error, "the shuffle") from None
             yield batches
