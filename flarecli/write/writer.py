@@ -453,6 +453,9 @@ class Writer:
                 start, before = stop, int(ends[stop - 1])
             if start < batch.num_rows:
                 self._flush(int(rows[start]))
+                # Arrow's default allocator would keep the memory of the written rows and allocate
+                # more memory for the next shard
+                pa.default_memory_pool().release_unused()
 
     def _check_storable(self, batch: pa.RecordBatch, rows: IntArray) -> None:
         """Raise the error for the first row that the format cannot store."""
@@ -507,9 +510,6 @@ class Writer:
         # later failures may be written before the shard is recorded, so the state is computed now
         self._failed_states.append(self.failed.settle(next))
         self._queue.add(write, next, size, self._record)
-        # Arrow's default allocator would keep the memory of the written rows
-        del write
-        pa.default_memory_pool().release_unused()
         self._is_inconsistent = False
 
     def _record(self, chunk: Chunk, next: int) -> None:
