@@ -10,6 +10,7 @@ from flarecli.errors import (
     FlareError,
     FormatError,
 )
+from flarecli.formats.tables.base import value_sizes
 from flarecli.formats.tables.ipc import Ipc
 from flarecli.ingest import open_index
 from flarecli.storage import Location
@@ -17,10 +18,10 @@ from flarecli.storage.memory import MemoryStore
 from tests.ingest.samples import rows_of
 
 
-def ipc_bytes(table: pa.Table, is_file=True) -> bytes:
+def ipc_bytes(table: pa.Table, is_file=True, batch_rows=7) -> bytes:
     sink = pa.BufferOutputStream()
     with (pa.ipc.new_file if is_file else pa.ipc.new_stream)(sink, table.schema) as out:
-        out.write_table(table, max_chunksize=7)
+        out.write_table(table, max_chunksize=batch_rows)
     return sink.getvalue().to_pybytes()
 
 
@@ -79,3 +80,66 @@ def test_flipped_bytes_in_arrow_files_do_not_crash(is_file):
             list(arrow(damaged).batches(None))
         except FlareError as error:
             assert "\n" not in str(error)
+
+
+TEXTS = pa.array(["", "a", "bcd", "é" * 30, None] * 8).dictionary_encode()
+OFFSETS = pa.array([0, 3, 3, 10, 11, 40], pa.int32())
+NESTED = {
+    "struct": pa.StructArray.from_arrays([TEXTS, TEXTS], ["x", "y"]),
+    "list": pa.ListArray.from_arrays(OFFSETS, TEXTS),
+    "list of structs": pa.ListArray.from_arrays(
+        OFFSETS, pa.StructArray.from_arrays([TEXTS], ["x"])
+    ),
+    "large list of views": pa.LargeListArray.from_arrays(
+        OFFSETS.cast(pa.int64()), TEXTS.dictionary_decode().cast(pa.string_view())
+    ),
+    "fixed-size list": pa.FixedSizeListArray.from_arrays(TEXTS, 4),
+    "list view": pa.ListViewArray.from_arrays(
+        pa.array([30, 0, 5, 5], pa.int32()), pa.array([10, 3, 0, 20], pa.int32()), TEXTS
+    ),
+    "map": pa.MapArray.from_arrays(
+        pa.array([0, 1, 1, 4], pa.int32()), pa.array(["k", "kk", "kkk", ""]), TEXTS.slice(2, 4)
+    ),
+    "run-end encoded": pa.RunEndEncodedArray.from_arrays(
+        pa.array([3, 5, 40], pa.int32()), pa.array(["x", "yyyy", None])
+    ),
+    "lists of null": pa.ListArray.from_arrays(pa.array([0, None, 2, 2], pa.int32()), TEXTS),
+}
+
+
+def text_bytes(value) -> int:
+    """Return the number of bytes of all texts in a value."""
+    if isinstance(value, str):
+        return len(value.encode())
+    if isinstance(value, dict):
+        return sum(map(text_bytes, value.values()))
+    return sum(map(text_bytes, value)) if isinstance(value, (list, tuple)) else 0
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_the_size_of_a_nested_value_is_the_size_of_its_texts(name):
+    array = NESTED[name]
+    for start in range(len(array)):
+        part = array.slice(start, 7)
+        sizes = value_sizes(pa.RecordBatch.from_arrays([part], ["x"]))
+        assert sizes.tolist() == [text_bytes(value) for value in part.to_pylist()]
+    assert value_sizes(pa.RecordBatch.from_arrays([array.slice(0, 0)], ["x"])).tolist() == []
+
+
+def test_a_large_batch_of_nested_dictionaries_is_not_split_into_batches_of_a_few_rows():
+    count = 200_000
+    codes = pa.array([n % 50 for n in range(count)], pa.int32())
+    texts = pa.DictionaryArray.from_arrays(codes, pa.array([f"class {n}" for n in range(50)]))
+    table = pa.table({"x": pa.StructArray.from_arrays([texts], ["name"])})
+    batches = list(arrow(ipc_bytes(table, batch_rows=count)).batches(None))
+    assert sum(batch.num_rows for batch in batches) == count
+    assert len(batches) <= count // 1000
+
+
+def test_repeated_long_texts_in_nested_dictionaries_lead_to_small_batches():
+    text = "x" * 1_000_000
+    codes = pa.array([0] * 2000, pa.int32())
+    texts = pa.DictionaryArray.from_arrays(codes, pa.array([text]))
+    table = pa.table({"x": pa.ListArray.from_arrays(pa.array(range(2001), pa.int32()), texts)})
+    batches = arrow(ipc_bytes(table, batch_rows=2000)).batches(None)
+    assert [next(batches).num_rows for _ in range(3)] == [16, 16, 16]

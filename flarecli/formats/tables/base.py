@@ -227,11 +227,13 @@ def value_sizes(batch: pa.RecordBatch) -> npt.NDArray[np.float64]:
 def _sizes(array: pa.Array) -> npt.NDArray[np.float64]:
     """Return the approximate decoded size of each value in bytes: float64 [rows].
 
-    Values of dictionary, view and run-end encoded types may share bytes. If such a type is nested
-    in another type, each value is assumed to be as large as the complete array.
+    Values of dictionary, view and run-end encoded types may share bytes, which count once for each
+    value.
     """
     array = array.storage if isinstance(array, pa.ExtensionArray) else array
     kind = array.type
+    if len(array) == 0:
+        return np.zeros(0)
     if kinds.is_dictionary(kind):
         sizes = _sizes(array.dictionary)
         indices = array.indices.fill_null(0).to_numpy()
@@ -244,19 +246,31 @@ def _sizes(array: pa.Array) -> npt.NDArray[np.float64]:
         views = np.frombuffer(array.buffers()[1], "<i4").reshape(-1, 4)
         lengths = views[array.offset : array.offset + len(array), 0].astype(np.float64)
         return np.where(array.is_valid().to_numpy(zero_copy_only=False), lengths, 0)
+    if kinds.is_struct(kind):
+        fields = map(array.field, range(kind.num_fields))
+        return np.asarray(sum(map(_sizes, fields), np.zeros(len(array))))
+    if kinds.is_fixed_size_list(kind):
+        count = kind.list_size
+        items = array.values.slice(array.offset * count, len(array) * count)
+        return np.asarray(_sizes(items).reshape(len(array), count).sum(axis=1))
+    if kinds.is_union(kind):  # the values may be in any order, so each may be as large as all
+        return np.full(len(array), float(array.get_total_buffer_size()))
     if kinds.is_nested(kind):
-        whole = float(array.get_total_buffer_size())
-        return np.full(len(array), whole if _is_shared(kind) else whole / max(1, len(array)))
+        return _list_sizes(array)
     if kind in _BYTES:
         lengths = pc.fill_null(pc.binary_length(array), 0).to_numpy()
         return np.asarray(lengths, np.float64)
     return np.full(len(array), array.nbytes / max(1, len(array)))
 
 
-def _is_shared(kind: pa.DataType) -> bool:
-    """Return whether values of a type may share bytes."""
-    if kinds.is_list_view(kind) or kinds.is_large_list_view(kind) or kind in _VIEWS:
-        return True
-    if kinds.is_nested(kind):
-        return any(_is_shared(kind.field(i).type) for i in range(kind.num_fields))
-    return bool(kinds.is_dictionary(kind) or kinds.is_run_end_encoded(kind))
+def _list_sizes(array: pa.Array) -> npt.NDArray[np.float64]:
+    """Return the approximate decoded size of each list, list view or map: float64 [rows]."""
+    offsets = array.offsets.to_numpy()
+    if kinds.is_list_view(array.type) or kinds.is_large_list_view(array.type):
+        starts, stops = offsets, offsets + array.sizes.to_numpy()  # in any order
+    else:
+        starts, stops = offsets[:-1], offsets[1:]
+    first, last = int(starts.min()), int(stops.max())
+    sizes = _sizes(array.values.slice(first, last - first))
+    ends = np.concatenate([[0.0], np.cumsum(sizes)])
+    return np.asarray(ends[stops - first] - ends[starts - first])
