@@ -13,6 +13,7 @@ import random
 import resource
 import time
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -21,20 +22,19 @@ from flarecli.encodings import column
 from flarecli.errors import MissingError, ReachError
 from flarecli.hashes import Sums
 from flarecli.model import File, Playlist, Stream
-from flarecli.storage import Location, Written
+from flarecli.storage import Entry, Location, Written
 from flarecli.write import parts
 
 
 class GeneratedStore:
-    """A store in which all parts have the same playlist. Written bytes are only checksummed."""
+    """A store in which all parts have the same playlist. Written bytes are only checksummed.
 
-    def __init__(self, listing: bytes, latency: float) -> None:
-        self.listing, self.latency, self.requests, self.written = (
-            listing,
-            latency,
-            Counter[str](),
-            0,
-        )
+    files  the files in the listing of each part
+    """
+
+    def __init__(self, listing: bytes, files: Sequence[Entry], latency: float) -> None:
+        self.listing, self.latency = listing, latency
+        self.files, self.requests, self.written = files, Counter[str](), 0
         self._rng = random.Random(1)
 
     def _request(self, verb: str) -> None:
@@ -60,6 +60,10 @@ class GeneratedStore:
         if not self._is_listing(path):
             raise ReachError("file does not exist", where=path)
         return self.listing[start:stop]
+
+    def list(self, path: str) -> list[Entry]:
+        self._request("list")
+        return [*self.files]
 
     def write(self, path: str, pieces, hashes=(), replace: bool = True) -> Written:
         self._request("write")
@@ -111,7 +115,13 @@ def main() -> None:
     parser.add_argument("--shards", type=int, default=2, help="of a part")
     parser.add_argument("--latency", type=float, default=0.0)
     args = parser.parse_args()
-    store = GeneratedStore(listing(args.shards, args.rows), args.latency)
+    playlist = listing(args.shards, args.rows)
+    files = [
+        *(Entry(f"{i:05}.tar", args.rows // args.shards * 100_000) for i in range(args.shards)),
+        Entry("shardindex.json", 300),
+        Entry(playlists.PLAYLIST, len(playlist)),
+    ]
+    store = GeneratedStore(playlist, files, args.latency)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began, cpu = time.monotonic(), time.process_time()
     stream = parts.join(Location(store, ""), map(parts.part_name, range(args.parts)), {})
@@ -120,7 +130,7 @@ def main() -> None:
     print(
         f"{args.parts:,} parts, {int(stream.rows.sum()):,} rows, {len(stream):,} shards, playlist {store.written:,} bytes"
     )
-    print(f"requests: {dict(store.asked)}")
+    print(f"requests: {dict(store.requests)}")
     print(
         f"{took:.1f} s, {used:.1f} CPU s, peak {peak / 1024:.0f} MB, {(peak - before) / 1024:.0f} MB of it for the parts"
     )
