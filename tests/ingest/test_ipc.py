@@ -12,6 +12,7 @@ from flarecli.errors import (
 )
 from flarecli.formats.tables.base import value_sizes
 from flarecli.formats.tables.ipc import Ipc
+from flarecli.formats.tables.schema_merge import convert, plain
 from flarecli.ingest import open_index
 from flarecli.storage import Location
 from flarecli.storage.memory import MemoryStore
@@ -107,23 +108,57 @@ NESTED = {
 }
 
 
-def text_bytes(value) -> int:
-    """Return the number of bytes of all texts in a value."""
-    if isinstance(value, str):
-        return len(value.encode())
-    if isinstance(value, dict):
-        return sum(map(text_bytes, value.values()))
-    return sum(map(text_bytes, value)) if isinstance(value, (list, tuple)) else 0
+def decoded_size(value, kind: pa.DataType) -> int:
+    """Return the size of a value in Arrow's memory: 4 bytes per text and list, and the texts."""
+    if pa.types.is_struct(kind):
+        return sum(decoded_size((value or {}).get(one.name), one.type) for one in kind)
+    if pa.types.is_map(kind):
+        pairs = [(key, kind.key_type) for key, _ in value] + [(x, kind.item_type) for _, x in value]
+        return 4 + sum(decoded_size(*pair) for pair in pairs)
+    if pa.types.is_fixed_size_list(kind):
+        return sum(decoded_size(one, kind.value_type) for one in value)
+    if pa.types.is_nested(kind) and not pa.types.is_run_end_encoded(kind):
+        return 4 + sum(decoded_size(one, kind.value_type) for one in value or [])
+    return 4 + len((value or "").encode())
 
 
 @pytest.mark.parametrize("name", NESTED)
-def test_the_size_of_a_nested_value_is_the_size_of_its_texts(name):
+def test_the_size_of_a_nested_value_counts_shared_texts_for_each_value(name):
     array = NESTED[name]
     for start in range(len(array)):
         part = array.slice(start, 7)
         sizes = value_sizes(pa.RecordBatch.from_arrays([part], ["x"]))
-        assert sizes.tolist() == [text_bytes(value) for value in part.to_pylist()]
+        assert sizes.tolist() == [decoded_size(value, part.type) for value in part.to_pylist()]
     assert value_sizes(pa.RecordBatch.from_arrays([array.slice(0, 0)], ["x"])).tolist() == []
+
+
+LONG = pa.DictionaryArray.from_arrays(pa.array([0] * 2000, pa.int32()), pa.array(["x" * 100_000]))
+ONE_EACH = pa.array(range(2001), pa.int32())
+COUNTING = pa.proxy_memory_pool(pa.default_memory_pool())  # must outlive the arrays that it holds
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        pa.ListArray.from_arrays(ONE_EACH, LONG),
+        pa.LargeListArray.from_arrays(ONE_EACH.cast(pa.int64()), LONG),
+        pa.ListViewArray.from_arrays(ONE_EACH[:2000], pa.array([1] * 2000, pa.int32()), LONG),
+        pa.FixedSizeListArray.from_arrays(LONG, 2),
+        pa.StructArray.from_arrays([LONG], ["x"]),
+        pa.StructArray.from_arrays([pa.ListArray.from_arrays(ONE_EACH, LONG)], ["x"]),
+        pa.MapArray.from_arrays(ONE_EACH, pa.array(["k"] * 2000), LONG),
+    ],
+    ids=lambda array: str(array.type)[:40],
+)
+def test_converting_a_slice_decodes_only_its_own_values(array):
+    part, default = array.slice(900, 3), pa.default_memory_pool()
+    pa.set_memory_pool(COUNTING)
+    try:
+        converted = convert(part, plain(part.type))
+    finally:
+        pa.set_memory_pool(default)
+    assert converted.to_pylist() == part.to_pylist()
+    assert COUNTING.max_memory() < 5_000_000  # all values take 200 MB
 
 
 def test_a_large_batch_of_nested_dictionaries_is_not_split_into_batches_of_a_few_rows():

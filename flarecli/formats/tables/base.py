@@ -220,16 +220,17 @@ _BYTES = (pa.binary(), pa.string(), pa.large_binary(), pa.large_string())
 
 
 def value_sizes(batch: pa.RecordBatch) -> npt.NDArray[np.float64]:
-    """Return the approximate decoded size of each row in bytes: float64 [rows]."""
-    return np.asarray(sum((_sizes(column) for column in batch.columns), np.zeros(len(batch))))
+    """Return the decoded size of each row in Arrow's memory in bytes, without null bitmaps.
+
+    The sizes depend only on the values, not on the batch. Values of dictionary, view and run-end
+    encoded types may share bytes, which count once for each value.
+
+    return  float64 [rows], because the sizes that hostile data declares may exceed int64
+    """
+    return np.asarray(sum(map(_sizes, batch.columns), np.zeros(len(batch))), np.float64)
 
 
 def _sizes(array: pa.Array) -> npt.NDArray[np.float64]:
-    """Return the approximate decoded size of each value in bytes: float64 [rows].
-
-    Values of dictionary, view and run-end encoded types may share bytes, which count once for each
-    value.
-    """
     array = array.storage if isinstance(array, pa.ExtensionArray) else array
     kind = array.type
     if len(array) == 0:
@@ -245,32 +246,25 @@ def _sizes(array: pa.Array) -> npt.NDArray[np.float64]:
     if kind in _VIEWS:
         views = np.frombuffer(array.buffers()[1], "<i4").reshape(-1, 4)
         lengths = views[array.offset : array.offset + len(array), 0].astype(np.float64)
-        return np.where(array.is_valid().to_numpy(zero_copy_only=False), lengths, 0)
+        return np.where(array.is_valid().to_numpy(zero_copy_only=False), lengths, 0) + 4
+    if kind in _BYTES:
+        return np.asarray(pc.fill_null(pc.binary_length(array), 0).to_numpy(), np.float64) + 4
     if kinds.is_struct(kind):
-        fields = map(array.field, range(kind.num_fields))
-        return np.asarray(sum(map(_sizes, fields), np.zeros(len(array))))
+        return np.asarray(sum(map(_sizes, array.flatten()), np.zeros(len(array))))
     if kinds.is_fixed_size_list(kind):
         count = kind.list_size
         items = array.values.slice(array.offset * count, len(array) * count)
         return np.asarray(_sizes(items).reshape(len(array), count).sum(axis=1))
     if kinds.is_union(kind):  # the values may be in any order, so each may be as large as all
         return np.full(len(array), float(array.get_total_buffer_size()))
-    if kinds.is_nested(kind):
-        return _list_sizes(array)
-    if kind in _BYTES:
-        lengths = pc.fill_null(pc.binary_length(array), 0).to_numpy()
-        return np.asarray(lengths, np.float64)
-    return np.full(len(array), array.nbytes / max(1, len(array)))
-
-
-def _list_sizes(array: pa.Array) -> npt.NDArray[np.float64]:
-    """Return the approximate decoded size of each list, list view or map: float64 [rows]."""
-    offsets = array.offsets.to_numpy()
-    if kinds.is_list_view(array.type) or kinds.is_large_list_view(array.type):
-        starts, stops = offsets, offsets + array.sizes.to_numpy()  # in any order
-    else:
-        starts, stops = offsets[:-1], offsets[1:]
-    first, last = int(starts.min()), int(stops.max())
-    sizes = _sizes(array.values.slice(first, last - first))
-    ends = np.concatenate([[0.0], np.cumsum(sizes)])
-    return np.asarray(ends[stops - first] - ends[starts - first])
+    if kinds.is_nested(kind):  # a list, a list view or a map
+        offsets = array.offsets.to_numpy()
+        is_view = kinds.is_list_view(kind) or kinds.is_large_list_view(kind)
+        starts = offsets if is_view else offsets[:-1]
+        stops = offsets + array.sizes.to_numpy() if is_view else offsets[1:]
+        first, last = int(starts.min()), int(stops.max())
+        items = _sizes(array.values.slice(first, last - first))
+        totals = np.concatenate([[0.0], np.cumsum(items)])
+        return np.asarray(totals[stops - first] - totals[starts - first] + 4)
+    width = 0 if kinds.is_null(kind) else -(-kind.bit_width // 8)
+    return np.full(len(array), float(width))

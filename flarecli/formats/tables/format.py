@@ -35,7 +35,7 @@ from flarecli.formats import byte_ranges, shard_files
 from flarecli.formats.base import EACH, Format, Ranges, Span, Substitutes
 from flarecli.formats.registry import TEXT_INPUTS
 from flarecli.formats.tables import default_encoding, is_default, typed_field
-from flarecli.formats.tables.base import Part, TextPart
+from flarecli.formats.tables.base import Part, TextPart, value_sizes
 from flarecli.formats.tables.decompress import split_compression
 from flarecli.formats.tables.dialect import Dialect
 from flarecli.formats.tables.ipc import Ipc
@@ -44,7 +44,6 @@ from flarecli.formats.tables.parquet_write import (
     check_timestamps,
     checked_codec,
     parquet_parts,
-    row_bytes,
 )
 from flarecli.formats.tables.registry import (
     COMPRESSIONS,
@@ -517,7 +516,7 @@ class ParquetFormat(TableFormat):
         """
         checked_codec(settings.compression)
         check_timestamps(batch)
-        sizes = row_bytes(batch)
+        sizes = value_sizes(batch).astype(np.int64)
         if (sizes > MAX_ROW_BYTES).any():
             row = int(np.argmax(sizes > MAX_ROW_BYTES))
             raise ValueFitError(

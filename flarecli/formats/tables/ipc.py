@@ -27,7 +27,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -39,9 +39,6 @@ from flarecli.formats.tables.arrow_files import LocationFile, arrow_errors, open
 from flarecli.formats.tables.base import Part, check_columns, listed_encodings, value_sizes
 from flarecli.formats.tables.schema_merge import convert, dictionary_types, plain
 from flarecli.storage import Location
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["Ipc", "messages"]
 

@@ -12,15 +12,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from flarecli import compress, encodings
 from flarecli.bisect import failing_rows
 from flarecli.errors import UsageError, ValueFitError
-from flarecli.model import IntArray
+from flarecli.formats.tables.base import value_sizes
 
-__all__ = ["check_timestamps", "checked_codec", "parquet_parts", "row_bytes"]
+__all__ = ["check_timestamps", "checked_codec", "parquet_parts"]
 
 GROUP_ROWS, GROUP_BYTES = 1 << 16, 16 << 20  # maximum size of a row group, in Arrow's memory
 PAGE_BYTES = 1 << 17  # approximate size of a page before compression
@@ -94,7 +93,7 @@ def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     parts, rows, size = list[pa.RecordBatch](), 0, 0
     for batch in batches:
         start = 0
-        ends = np.cumsum(row_bytes(batch))
+        ends = np.cumsum(value_sizes(batch))
         while start < batch.num_rows:
             before = int(ends[start - 1]) if start else 0
             stop = int(np.searchsorted(ends, before + GROUP_BYTES - size, "right"))
@@ -155,43 +154,6 @@ def _in_milliseconds(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_timestamp(kind) and kind.unit == "s":
         return pa.timestamp("ms", kind.tz)
     return encodings.with_children(kind, _in_milliseconds)
-
-
-def row_bytes(batch: pa.RecordBatch) -> IntArray:
-    """Return the size of each row in Arrow's memory in bytes, without null bitmaps: int64 [rows].
-
-    The sizes depend only on the values, not on the batch.
-    """
-    sizes = [_sizes(column) for column in batch.columns]
-    none = np.zeros(batch.num_rows, np.int64)
-    return np.asarray(np.sum([none, *sizes], axis=0), np.int64)
-
-
-def _sizes(array: pa.Array) -> IntArray:
-    array = array.storage if isinstance(array, pa.ExtensionArray) else array
-    kind = array.type
-    if pa.types.is_dictionary(kind):
-        indices = array.indices.fill_null(0).to_numpy()
-        values = _sizes(array.dictionary)
-        return np.asarray(values[indices] if len(values) else np.zeros(len(array)), np.int64)
-    if encodings.is_text(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        return np.asarray(pc.fill_null(pc.binary_length(array), 0).to_numpy(), np.int64) + 4
-    if pa.types.is_struct(kind):
-        children = [_sizes(one) for one in array.flatten()]
-        none = np.zeros(len(array), np.int64)
-        return np.asarray(np.sum([none, *children], axis=0), np.int64)
-    if pa.types.is_fixed_size_list(kind):
-        size, start = kind.list_size, array.offset * kind.list_size
-        items = _sizes(array.values.slice(start, len(array) * size))
-        return np.asarray(items.reshape(len(array), size).sum(axis=1), np.int64)
-    if pa.types.is_nested(kind):  # a list or a map
-        inner = [array.keys, array.items] if pa.types.is_map(kind) else [array.values]
-        items = np.sum([_sizes(one) for one in inner], axis=0, dtype=np.int64)
-        ends = np.concatenate([[0], np.cumsum(items)])
-        offsets = array.offsets.to_numpy()
-        return np.asarray(ends[offsets[1:]] - ends[offsets[:-1]] + 4, np.int64)
-    width = 0 if pa.types.is_null(kind) else -(-kind.bit_width // 8)
-    return np.full(len(array), width, np.int64)
 
 
 class _Sink(io.RawIOBase):

@@ -180,8 +180,12 @@ def convert(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if _has_list_views(array.type):
         return _without_list_views(array, kind)
     try:
+        if _has_dictionary(array.type):
+            # A cast of a slice of lists decodes the items of all earlier rows too, which may be far
+            # larger than the slice. The copy contains only the items of the slice.
+            array = array.take(pa.array(np.arange(len(array))))
         return array.cast(kind)
-    except pa.ArrowNotImplementedError:  # nested dictionaries
+    except pa.ArrowNotImplementedError:
         return pa.array(array.to_pylist(), kind)
 
 
