@@ -98,6 +98,18 @@ def name_list(names: str | Iterable[str]) -> list[str]:
         raise UsageError(f"expected a list of names, got {shown(names)}") from None
 
 
+def check_pairs(flag: str, texts: object, example: str) -> None:
+    """Raise UsageError for a dict in place of texts such as `KEY=VALUE`.
+
+    example  the same option with texts, in Python
+    """
+    if isinstance(texts, Mapping):
+        raise UsageError(
+            f"{flag}: expected a list of texts, got {shown(texts)}",
+            hint=f"Write each pair as text, such as {example}.",
+        )
+
+
 def shown(value: object) -> str:
     """Format a value for a message, as one line of at most 60 characters."""
     try:

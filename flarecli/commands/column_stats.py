@@ -43,9 +43,9 @@ def statistics(
     data: Dataset,
     order: Order,
     row_bytes: int,
-    seed: int = 0,
-    progress: Progress | None = None,
-    limit: ValueLimit | None = None,
+    limit: ValueLimit,
+    seed: int,
+    progress: Progress,
 ) -> dict[str, dict[str, Any]]:
     """Return the statistics of each column: column -> name of the statistic -> value.
 
@@ -59,48 +59,42 @@ def statistics(
 
     order      the rows whose values are read
     row_bytes  estimated size of a row in bytes
+    limit      maximum size of a value
     seed       random seed for the sample of rows whose bytes are read
     progress   progress to which the rows are reported when they are read
-    limit      maximum size of a value
     raises     ReachError for a value above the limit; the errors of reading a dataset
     """
     small = [field.name for field in data.schema if not encodings.is_binary(field.type)]
     large = [name for name in data.schema.names if name not in small]
-    progress = progress or Progress()
     progress.start("inspect", len(order) if small else 0)
-    facts = _stats_of_values(data, small, _values(data, small, order, row_bytes, limit), progress)
+    facts = _stats_of_values(
+        data, small, _read(data, small, order, row_bytes, limit, exact=True), progress
+    )
     sample = order.sampled(max(1, min(_MAX_ROWS, _MAX_BYTES // row_bytes)), seed)
     progress.start("inspect", len(sample) if large else 0)
-    facts |= _stats_of_bytes(large, _bytes(data, large, sample, row_bytes, limit), progress)
+    facts |= _stats_of_bytes(large, _read(data, large, sample, row_bytes, limit), progress)
     return {name: facts[name] for name in data.schema.names}
 
 
-def _values(
-    data: Dataset, names: list[str], order: Order, row_bytes: int, limit: ValueLimit | None
+def _read(
+    data: Dataset,
+    names: list[str],
+    order: Order,
+    row_bytes: int,
+    limit: ValueLimit,
+    exact: bool = False,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the stored values of columns with numbers or text."""
+    """Yield the values of columns. Raises ReachError for a value above the limit."""
     if not names:
         return
-    large = None if limit is None else limit.reader(names, exact=True)
-    runs = order.runs()
+    large, runs = limit.reader(names, exact), order.runs()
     if runs is None:
-        pairs = read_rows(data, order, 0, len(order), names, row_bytes, True, large)
+        pairs = read_rows(data, order, 0, len(order), names, row_bytes, exact, large)
     else:
         pairs = chain.from_iterable(
-            scan_rows(data, run.start, run.stop, names, True, large) for run in runs
+            scan_rows(data, run.start, run.stop, names, exact, large) for run in runs
         )
-    yield from (batch for _, batch in pairs) if limit is None else limit.checked(pairs)
-
-
-def _bytes(
-    data: Dataset, names: list[str], order: Order, row_bytes: int, limit: ValueLimit | None
-) -> Iterator[pa.RecordBatch]:
-    """Yield the values of columns with bytes."""
-    if not names:
-        return
-    large = None if limit is None else limit.reader(names)
-    pairs = read_rows(data, order, 0, len(order), names, row_bytes, large=large)
-    yield from (batch for _, batch in pairs) if limit is None else limit.checked(pairs)
+    yield from limit.checked(pairs)
 
 
 def _stats_of_values(

@@ -229,7 +229,7 @@ def inspect(options: InspectOptions) -> Inspection:
             data = data.select(name_list(options.columns))
         limit = ValueLimit(data, parts, guard.limits.max_bytes)
         if stats:
-            stats_by_column = statistics(data, order, row_bytes, seed, progress, limit)
+            stats_by_column = statistics(data, order, row_bytes, limit, seed, progress)
             infos = tuple(
                 replace(
                     info,

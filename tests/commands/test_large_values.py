@@ -67,6 +67,16 @@ def sparse_samples(folder):
     rebuild(locate(str(folder)))
 
 
+def write_sparse_datasets(folder):
+    """Write three datasets with a large value in row 1, and a small dataset."""
+    for name in ("small", "records", "bags", "samples"):
+        (folder / name).mkdir()
+    (folder / "small" / "x.bag").write_bytes(b"ab" + struct.pack("<2Q", 1, 2))
+    sparse_record_file(folder / "records" / "a.ffr")
+    sparse_bags(folder / "bags")
+    sparse_samples(folder / "samples")
+
+
 _PEAK = """
 import json, sys
 from flarecli import commands
@@ -99,12 +109,7 @@ print(json.dumps([[run(*case, 1 << 20), peak() - before] for case in cases]))
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of memory is read from /proc")
 @pytest.mark.parametrize("verb", ["pack", "unpack"])
 def test_a_large_value_takes_no_memory(tmp_path, verb):
-    for name in ("small", "records", "bags", "samples"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "small" / "x.bag").write_bytes(b"ab" + struct.pack("<2Q", 1, 2))
-    sparse_record_file(tmp_path / "records" / "a.ffr")
-    sparse_bags(tmp_path / "bags")
-    sparse_samples(tmp_path / "samples")
+    write_sparse_datasets(tmp_path)
     cases = [
         [verb, str(tmp_path / name), str(tmp_path / f"{name}-{on_error}"), on_error]
         for name in ("records", "bags", "samples")
@@ -127,12 +132,7 @@ def test_a_large_value_takes_no_memory(tmp_path, verb):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of memory is read from /proc")
 def test_cat_and_inspect_do_not_read_a_large_value(tmp_path):
-    for name in ("small", "records", "bags", "samples"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "small" / "x.bag").write_bytes(b"ab" + struct.pack("<2Q", 1, 2))
-    sparse_record_file(tmp_path / "records" / "a.ffr")
-    sparse_bags(tmp_path / "bags")
-    sparse_samples(tmp_path / "samples")
+    write_sparse_datasets(tmp_path)
     cases = [
         [verb, str(tmp_path / name), "", ""]
         for name in ("records", "bags", "samples")

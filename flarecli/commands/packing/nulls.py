@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as kinds
 
-from flarecli.arguments import shown
+from flarecli.arguments import check_pairs
 from flarecli.encodings import is_binary, is_text
 from flarecli.errors import UsageError
 from flarecli.units import format_list
@@ -49,11 +49,7 @@ class NullValues:
     def parse(cls, settings: Sequence[str]) -> NullValues:
         """Parse `fail`, `fill` and `COL=VALUE`. Raises UsageError for anything else."""
         values: dict[str, str] = {}
-        if isinstance(settings, Mapping):
-            raise UsageError(
-                f"--null: expected a list of texts, got {shown(settings)}",
-                hint='Write each pair as text, such as null=["score=0", "fill"].',
-            )
+        check_pairs("--null", settings, 'null=["score=0", "fill"]')
         for text in settings:
             name, equals, value = text.partition("=")
             if not equals and text in (FAIL, FILL):

@@ -70,6 +70,7 @@ def decode_values(
                     if unreported >= _REPORT_BYTES:
                         count_bytes(unreported)
                         unreported = 0
+    count_bytes(unreported)
 
 
 def _is_plain(kind: Encoding) -> bool:

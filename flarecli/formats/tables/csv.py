@@ -149,7 +149,6 @@ class Delimited(TextPart):
             raise FormatError("file has no header with column names", where=self.at)
         first = piece.data[: self._first_record(piece)]
         header = first.strip(b"\r\n") + b"\n"
-        # count the columns before parsing, because the parser uses 9 kB for each column
         line = header.removeprefix(BOM).strip()
         if self._dialect.has_header is not False and _SPREADSHEET_SETTING.fullmatch(line):
             raise FormatError(
@@ -157,6 +156,7 @@ class Delimited(TextPart):
                 where=self.at,
                 hint="Remove this line; flare detects the delimiter.",
             )
+        # count the columns before parsing, because the parser uses 9 kB for each column
         delimiter = self._dialect.delimiter.encode()
         if header.count(delimiter) >= expansion.MAX_COLUMNS:
             separators = without_quoted(header, self._dialect.quote).count(delimiter)

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from flarecli.arguments import shown
+from flarecli.arguments import check_pairs
 from flarecli.errors import FormatError, UsageError
 from flarecli.formats.tables.decompress import Blocks
 from flarecli.formats.tables.text_records import BOM, records
@@ -74,11 +74,7 @@ class Dialect:
     def parse(cls, settings: Sequence[str]) -> Dialect:
         """Parse settings such as `delimiter=;`. Raises UsageError for an invalid setting."""
         found = cls()
-        if isinstance(settings, Mapping):
-            raise UsageError(
-                f"--csv: expected a list of texts, got {shown(settings)}",
-                hint='Write each pair as text, such as csv=["delimiter=;", "header=no"].',
-            )
+        check_pairs("--csv", settings, 'csv=["delimiter=;", "header=no"]')
         for text in settings:
             key, equals, value = text.partition("=")
             if not equals or key not in _KEYS:

@@ -14,6 +14,7 @@ from flarecli import commands, formats, media
 from flarecli.commands.verifying import decode as checks_values
 from flarecli.commands.verifying.decode import HINT
 from flarecli.model import Finding, Settings
+from flarecli.progress import counted
 from flarecli.read import resolve
 from flarecli.write import Writer
 
@@ -213,3 +214,21 @@ def test_invalid_text_is_reported_once_for_each_row(tmp_path, format):
 def test_without_decode_no_process_is_started(tmp_path, monkeypatch):
     monkeypatch.setattr(checks_values.Sandbox, "check", None)
     assert list(commands.verify(str(packed(tmp_path / "out", [JPEG[:-40]])))) == []
+
+
+def test_the_bytes_of_small_shards_are_reported(tmp_path):
+    values = ["a", "bcd", "é" * 30]
+    with Writer(str(tmp_path), columns={"t": "str"}, settings=Settings(shard_rows=1)) as writer:
+        for value in values:
+            writer.write({"t": value})
+    (playlist,) = resolve(str(tmp_path))
+    (stream,) = playlist.streams
+    reported: list[int] = []
+    for i in range(len(stream)):
+        chunk = stream.chunk(i)
+        form = formats.find(chunk.format or "")
+        with counted(reported.append):
+            shard = form.open_shard(chunk, stream.columns)
+            before = sum(reported)
+            assert list(checks_values.decode_values(form, shard, None, False)) == []
+        assert sum(reported) - before == len(values[i].encode())
