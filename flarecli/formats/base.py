@@ -138,7 +138,6 @@ class Format:
     options           pack options that the format supports: `newline` or `separator`
     separator         the fixed separator; None if there is none, or if the user chooses it
     writable          True if `pack` can write the format
-    reads_streams     True if `scan_stream` can read a stream that cannot seek
     typed             True if a file stores the Arrow types that `read_batch` returns; otherwise
                       the encodings determine the types
     readers           name of the original library's readers in notes, as a plural. Empty if no
@@ -167,7 +166,6 @@ class Format:
     options: ClassVar[frozenset[str]] = frozenset()
     separator: ClassVar[str | None] = None
     writable: ClassVar[bool] = True
-    reads_streams: ClassVar[bool] = False
     typed: ClassVar[bool] = False
     readers: ClassVar[str] = ""
     sizes_are_exact: ClassVar[bool] = True

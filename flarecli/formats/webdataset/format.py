@@ -111,7 +111,6 @@ class WebDataset(Format):
     key_column = KEY
     holds_null = True  # a sample without a member for a column has a null
     is_listed = True
-    reads_streams = True
     has_shard_index = True
     readers = "WebDataset readers"
     substitutes: ClassVar[Substitutes] = {
