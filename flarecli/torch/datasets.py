@@ -10,7 +10,7 @@ from multiprocessing.context import get_spawning_popen
 from multiprocessing.sharedctypes import RawArray
 from typing import Any
 
-import numpy.random  # noqa: F401 - torch uses it in each worker; forked workers inherit it
+import numpy.random  # noqa: F401 - each worker imports it; forked workers inherit the module
 from torch.utils import data as torch_data
 
 from flarecli.arguments import check_minimum, checked
@@ -35,7 +35,7 @@ from flarecli.torch.tensor_batches import tensors
 
 __all__ = ["IterableDataset", "MapDataset"]
 
-_MAX_COUNT = 1 << 31  # rows per batch and threads must be below this limit
+_MAX_COUNT = 1 << 31  # exclusive upper limit of `batch` and `threads`
 _KEYS = {
     "seed",
     "epoch",
@@ -52,8 +52,9 @@ _KEYS = {
 
 
 class MapDataset(Closable, torch_data.Dataset):  # type: ignore[misc]
-    """A map-style dataset. The rows of a batch are read together.
+    """A map-style dataset that reads all rows of a batch in one call.
 
+    data       a Dataset or a Mix
     transform  function that converts a sample to an item of the dataset
     """
 
@@ -87,6 +88,8 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
 
     data        a Dataset or a Mix
     batch       rows per batch; with a transform, a batch may have more or fewer samples
+    seed        random seed of the order
+    epoch       epoch of the first loop
     collated    False yields single samples, for `DataLoader(stream, batch_size=batch)`
     rank, ranks rank of this process, and number of ranks; by default from torch.distributed, or
                 from RANK and WORLD_SIZE; if accelerate prepared the DataLoader, the default is rank
@@ -135,7 +138,7 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
         self._seed = seed
         self._epoch = _shared(epoch, 0)  # epoch and first step, shared with persistent workers
         self._rows = self.data.order(seed, epoch, order, window).rows
-        # position of the loop, and number of samples of the next batch that were already yielded
+        # Position of the loop, and number of already yielded samples of the next batch.
         self._at = Cursor(seed, epoch, 0, order), 0
         self._resume: tuple[int, int, int, int] | None = None  # epoch, step, samples, workers
 
@@ -173,8 +176,8 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
     def set_epoch(self, epoch: int, step: int = 0) -> None:
         """Set the epoch of the next loop, and the number of rows that the loop skips.
 
-        step  number of rows that all ranks skip: `k * batch * ranks` after k batches on each rank;
-              the number of ranks may then change
+        step  number of rows to skip, counted over all ranks: `k * batch * ranks` after k batches on
+              each rank. The new loop may use a different number of ranks.
         """
         _check_epoch(epoch)
         check_cursor(self.data, self._rows, Cursor(self._seed, epoch, step, self._order))
@@ -218,7 +221,7 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume at a state saved with the same number of ranks and workers.
+        """Continue from a state that was saved with the same number of ranks and workers.
 
         raises  UsageError for an invalid state, or for a state of a different dataset
         """
@@ -347,8 +350,9 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
 
 @contextlib.contextmanager
 def _hint_in_traceback() -> Iterator[None]:
-    """Add an error's hint to the traceback, because torch sends only the traceback from a
-    worker.
+    """Add the hint of an error to its traceback.
+
+    torch sends only the traceback of an error from a worker to the main process.
     """
     try:
         yield

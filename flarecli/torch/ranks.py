@@ -55,7 +55,7 @@ def share_of(
                  environment determines the value
     is_iterated  True at the start of a loop: check whether accelerate prepared the DataLoader
     raises       UsageError for an invalid rank; at the start of a loop, also if both accelerate and
-                 the dataset divide the rows, or neither
+                 the dataset divide the rows, or if neither divides them
     """
     processes = _accelerate_processes()
     if processes > 1 and rank is None and ranks is None:
@@ -125,7 +125,7 @@ def _accelerate_processes() -> int:
 
 
 def _is_prepared(dataset: object) -> bool:
-    """Return whether the DataLoader that accelerate currently runs reads this dataset."""
+    """Return whether the active DataLoader of accelerate reads this dataset."""
     from accelerate.data_loader import IterableDatasetShard
     from accelerate.state import GradientState
 

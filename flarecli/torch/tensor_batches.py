@@ -51,15 +51,15 @@ _MAX_BUFFERS = 1024  # maximum buffers per pwritev call (IOV_MAX)
 def tensors(batch: Mapping[str, Any]) -> dict[str, Any]:
     """Convert the numpy arrays of a batch to tensors. A tensor shares the memory of its array.
 
-    Pass this function to a DataLoader as `collate_fn`. torch's default function is slower, because
-    it processes each item of each list.
+    Pass this function as `collate_fn` to a DataLoader with `batch_size=None`. The default function
+    of torch is slower, because it processes each item of each list.
     """
     if isinstance(batch, _Sent):
         return batch
     if not isinstance(batch, Mapping):
         raise UsageError(
             f"expected a dict of columns, got {type(batch).__name__}",
-            hint="Use `tensors` in a DataLoader of an IterableDataset, with batch_size=None.",
+            hint="Use `tensors` as collate_fn of a DataLoader with batch_size=None.",
         )
     converted = {
         name: _tensor(value) if isinstance(value, np.ndarray) else value
@@ -141,7 +141,7 @@ class RingPosition(NamedTuple):
 
     ring    id of the ring
     size    bytes of the ring
-    handle  file descriptor of the ring; None if an earlier batch contained it
+    handle  file descriptor of the ring; None if it was sent with an earlier batch
     start   number of bytes written to the ring before these columns, including skipped bytes
     sizes   column -> size of each value in bytes
     """
@@ -173,7 +173,7 @@ class _Ring:
     def write(self, values: Sequence[bytes], total: int) -> int | None:
         """Write values contiguously and return the start of the first value.
 
-        Return None if the ring is full.
+        Return None if the ring is full, if the system is out of memory, or on Windows.
         """
         if sys.platform == "win32":  # Windows has no memory files
             return None
@@ -238,7 +238,7 @@ def read_ring(position: RingPosition) -> dict[str, list[bytes]]:
 
 def _map_ring(position: RingPosition) -> mmap.mmap:
     keep_freed()
-    for name in list(_maps):  # unmap older rings of this worker, and rings of ended workers
+    for name in list(_maps):  # unmap older rings of the same worker, and rings of ended workers
         process = int.from_bytes(name[:8], "little")
         if name[:8] == position.ring[:8] or not os.path.exists(f"/proc/{process}"):
             del _maps[name]

@@ -190,7 +190,7 @@ def assert_refused(call, message, hint=""):
     assert (str(caught.value), caught.value.hint) == (message, hint)
 
 
-TENSORS = "Use `tensors` in a DataLoader of an IterableDataset, with batch_size=None."
+TENSORS = "Use `tensors` as collate_fn of a DataLoader with batch_size=None."
 SAVED = "Pass the result of state_dict()."
 
 
