@@ -1,10 +1,10 @@
 """Bounds of single columns, derived from a condition: `aes > 4 AND lang = 'en'` has two bounds.
 
-A row group is not read if a bound is false for all values from the minimum to the maximum of its
-column. DuckDB's parser parses the condition. Only comparisons of a column with a literal become
-bounds, and only if AND joins them. Numbers are compared with a tolerance for DuckDB's rounding. In
-DuckDB, NaN is greater than all numbers, but the statistics of row groups omit NaN. Therefore, a
-lower bound on a column of floats never excludes a row group.
+A row group is not read if a bound is false for all values between the minimum and the maximum of
+the bound's column. DuckDB parses the condition. Only comparisons of a column with a literal become
+bounds, and only if they are joined by AND. Numbers are compared with a tolerance, because DuckDB
+may round them. In DuckDB, NaN is greater than all numbers, but the statistics of row groups omit
+NaN. Therefore, a lower bound on a column of floats never excludes a row group.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _MIRRORED = {"=": "=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 class Bound:
     """A comparison that is true for all selected rows: `column sign value`.
 
-    Only a bound with the sign `=` can have several values. The column then equals one of them.
+    Only a bound with the sign `=` can have several values. The column is equal to one of them.
     """
 
     column: str
@@ -151,7 +151,7 @@ def _parse_cast(text: str, kind: str) -> Literal | None:
 
 
 class _Comparison(NamedTuple):
-    """The ranges in which a literal and the values of a column are after DuckDB's rounding.
+    """The ranges of a literal and of the values of a column after DuckDB has rounded them.
 
     value    smallest and largest possible value of the literal
     column   smallest and largest possible value of the column

@@ -1,15 +1,15 @@
 """SQL over batches with DuckDB: conditions and SELECT statements. Rows keep their order.
 
-User expressions have no access to files, network or extensions.
+User expressions have no access to files, the network or extensions.
 
-A condition, or a SELECT that uses one row at a time, runs over one batch after another, without
-read-ahead. Any other SELECT, such as one that sorts, groups or counts, runs once over all batches.
-DuckDB then keeps rows or groups in memory.
+A condition, or a SELECT that uses one row at a time, is evaluated for one batch after another,
+without read-ahead. Any other SELECT, such as a SELECT that sorts, groups or counts, runs once over
+all batches. DuckDB then keeps rows or groups in memory.
 
 The result of a SELECT can include a hidden column of the batches, which contains the number of each
-source row. The SELECT must read only `dataframe` and return its rows without grouping or DISTINCT.
-No expression may use all columns, because the hidden column would change the value of such an
-expression.
+source row. This requires a SELECT that reads only `dataframe`, and that returns its rows without
+grouping or DISTINCT. No expression may use all columns, because the hidden column would change the
+value of such an expression.
 """
 
 from __future__ import annotations
@@ -160,8 +160,9 @@ def select(
                 `schema`. The batches of the result also have this column if the result consists of
                 source rows
     known       names of all columns, for messages, if some of them are not in `schema`
-    return      schema of the result without the hidden column, and batches of at most `batch_rows`
-                rows, in the order of the input
+    return      schema of the result without the hidden column, and the batches of the result. The
+                batches of a SELECT have at most `batch_rows` rows. Rows keep the order of the
+                input, unless the SELECT sorts them
     raises      UsageError for an invalid expression, unknown columns, or a row that causes an error
     """
     import duckdb
@@ -423,8 +424,8 @@ def _filter(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows for which the condition is true.
 
-    DuckDB returns only row positions. The rows themselves are from the input batches, because
-    values that DuckDB returns can have other types.
+    DuckDB returns only row positions. The rows are taken from the input batches, because DuckDB may
+    return values of other types.
     """
     with con:
         for batch in batches:
@@ -462,7 +463,7 @@ def _run(con: Any, query: str, batch: pa.RecordBatch) -> pa.Table:
 class _Source:
     """The batches that DuckDB reads.
 
-    error  the exception that reading a batch raised; DuckDB raises a different exception instead
+    error  exception raised while a batch was read; DuckDB replaces it with an exception of its own
     """
 
     def __init__(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
@@ -533,11 +534,12 @@ def _query_error(error: Exception, names: Sequence[str], expression: str) -> Usa
     if match := re.search(r'[Rr]eferenced column "(.+?)"', line):
         name = match[1]
         hint = choose(name, names, "Choose from")
-        # text without quotes, or in the quotes of a name, on the right side of a comparison
+        # A name on the right side of a comparison may be text that lacks single quotes.
         if re.search(rf"""[=<>]\s*"?{re.escape(name)}(?!\w)""", expression):
             hint = f"{hint} For text, use single quotes: '{name}'."
         return UsageError(f"--where: no column {name!r}", hint=hint, column=name)
-    if line == 'syntax error at or near ")"' and ")" not in expression:  # from `select`
+    # `select` adds the parenthesis; the user did not write it.
+    if line == 'syntax error at or near ")"' and ")" not in expression:
         line = "syntax error: unexpected end"
     if line.startswith("Table with name ") and is_statement(expression):
         return UsageError(
