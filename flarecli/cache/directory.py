@@ -84,13 +84,14 @@ T = TypeVar("T", str, int)
 
 
 class CacheWarning(UserWarning):
-    """The warning that a cache cannot be used, and that files are read without the cache."""
+    """A cache cannot be used, so files are read without it; or a process waits for another."""
 
 
 class Folder:
     """The state of a cache folder in this process: its descriptors, locks and known copies.
 
-    Methods do not raise exceptions; an error disables the cache and issues one warning.
+    Methods that read or add copies do not raise exceptions. The first error issues a warning, and
+    after each error no copies are added for _RETRY_S seconds.
     """
 
     def __init__(self, path: str, limit: int) -> None:
@@ -113,7 +114,7 @@ class Folder:
         """The file descriptor of the folder, or -1 if the folder cannot be used."""
         if self._pid != os.getpid():
             with self._threads:
-                # Descriptors that a fork inherited remain open, because other threads may use them.
+                # Inherited descriptors remain open, because other threads may use them.
                 if self._pid != os.getpid():
                     self._reserved_fd, self._reserved_bytes = -1, 0
                     self._presence = Presence(self._host)
@@ -179,7 +180,7 @@ class Folder:
     def view(self, identity: Entry) -> memoryview | None:
         """Return the data of a copy, or None if the copy is missing or damaged.
 
-        Remove a damaged copy.
+        A damaged copy is removed.
         """
         view = self.open_copies.get(identity.name)
         if view is not None or self.fd < 0:
@@ -219,8 +220,9 @@ class Folder:
                 os.rmdir(name, dir_fd=self._fd)
 
     def may_have(self, prefix: str) -> bool:
-        """Return whether the folder may contain a copy of an object, of any version; see
-        `entry.name_prefix`.
+        """Return whether the folder may contain a copy of any version of an object.
+
+        prefix  see `entry.name_prefix`
         """
         is_alone = self.is_alone()
         return self.prefixes.may_have(self._fd, prefix, is_alone)
@@ -276,7 +278,7 @@ class Folder:
         return part
 
     def _make(self, start: str, end: str, size: int) -> PartialFile:
-        """Create a file of `size` bytes, which is locked until this process ends."""
+        """Create a file of `size` bytes, and lock it until it is closed."""
         name = f"{start}{self._host}.{os.getpid()}.{next(_number)}.{end}"
         fd = os.open(name, os.O_RDWR | descriptors.CREATE, 0o600, dir_fd=self._fd)
         with contextlib.suppress(OSError):
@@ -290,8 +292,9 @@ class Folder:
         return part
 
     def _reserve(self, size: int, since: float, evicted: list[str]) -> bool:
-        """Reserve space for a copy from this process's reservation or by eviction; return False if
-        this fails.
+        """Reserve space for a copy; return False if there is not enough space.
+
+        The space is taken from the reservation of this process, or other copies are evicted.
 
         evicted  list to which the names of evicted copies are appended
         """
@@ -370,8 +373,9 @@ class Folder:
         return status.st_size
 
     def _evict(self, copies: list[tuple[float, str, int]], size: int, evicted: list[str]) -> int:
-        """Evict the least recently used copies until `size` bytes are freed; return the freed
-        bytes.
+        """Evict the least recently used copies until `size` bytes are freed.
+
+        return  the number of bytes that were freed
         """
         freed = 0
         for _, name, copy_size in least_recently_used_first(copies):
@@ -387,8 +391,9 @@ class Folder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the folder for the duration of the block, or run the block without the lock after a
-        time limit.
+        """Lock the folder for the duration of the block.
+
+        If the folder cannot be locked within a time limit, the block runs without the lock.
         """
         threads = self._threads
         is_mine = threads.acquire(timeout=_LOCK_S)
@@ -403,8 +408,9 @@ class Folder:
                 threads.release()
 
     def forked(self) -> None:
-        """Replace the locks in a forked child, because threads of the parent may have locked
-        them.
+        """Replace the locks in a forked child.
+
+        A thread of the parent process may have held a lock at the time of the fork.
         """
         self._threads, self._turns, self.prefixes = threading.Lock(), Turns(), KnownPrefixes()
         self.open_copies.forked()
@@ -416,9 +422,12 @@ class Folder:
         meanwhile: Callable[[], object] | None = None,
         own: bool = False,
     ) -> AbstractContextManager[None]:
-        """Wait, up to a time limit, until no other thread or process fetches the same key.
+        """Lock a key for the duration of the block, so that only one thread or process fetches it.
 
-        meanwhile  function to call during the wait
+        After a time limit, the block runs without the lock.
+
+        kind       one letter; nested locks need different letters
+        meanwhile  function that is called once before a wait for another process
         own        True to wait only for threads of this process
         """
         return self._turns.turn(
@@ -432,8 +441,9 @@ class Folder:
 
 
 class PartialFile:
-    """A temporary file for a copy that is being fetched; the complete file is renamed to the name
-    of the copy.
+    """A temporary file for a copy that is being fetched.
+
+    The complete file is renamed to the name of the copy.
     """
 
     def __init__(self, folder: Folder, name: str, fd: int) -> None:
@@ -475,8 +485,9 @@ class PartialFile:
         return True
 
     def drop(self) -> None:
-        """Remove the file; in a forked child, only close it, because the parent still writes to
-        it.
+        """Remove the file.
+
+        In a forked child, the file is only closed, because the parent still writes to it.
         """
         if self.fd >= 0:
             if self._pid == os.getpid():
@@ -496,8 +507,8 @@ def _reason(error: OSError) -> str:
 class KnownPrefixes:
     """The name prefixes of the copies that are known to be in the folder.
 
-    They are the copies in the last listing, and the copies that this process added later. This
-    process may fetch a copy again that another process added after the listing.
+    The known copies are the copies in the last listing, and the copies that this process added
+    later. If another process adds a copy after the listing, this process may fetch the copy again.
     """
 
     def __init__(self) -> None:
@@ -541,8 +552,9 @@ class KnownPrefixes:
 
 @contextlib.contextmanager
 def listing(folder: int) -> Iterator[int]:
-    """Open a second descriptor of a folder for a listing, because two listings of one descriptor
-    share a position.
+    """Open a second descriptor of a folder for a listing.
+
+    Simultaneous listings of one descriptor would share a position.
     """
     own = os.open(".", descriptors.FOLDER, dir_fd=folder)
     try:
@@ -596,8 +608,9 @@ class CachedCopy(NamedTuple):
 
 
 def list_copies(path: str) -> Iterator[CachedCopy]:
-    """Yield every copy in a cache folder, in no particular order. A missing folder contains no
-    copies.
+    """Yield every copy in a cache folder, in no particular order.
+
+    If the folder does not exist, there are no copies.
 
     raises  ReachError for a folder that cannot be listed
     """
@@ -660,8 +673,9 @@ class NamedFiles:
         return self._used
 
     def present(self, names: Iterable[str]) -> int:
-        """Return the total size of the files in `names` that exist in the folder, according to the
-        index.
+        """Return the total size of the files in `names` that exist in the folder.
+
+        The sizes are taken from the index.
         """
         return sum(
             self._sizes[name] for name in names if os.path.exists(os.path.join(self._path, name))
@@ -693,9 +707,7 @@ class NamedFiles:
         return copies
 
     def _mtime_ns(self) -> int:
-        """Return the modification time of the folder in nanoseconds, or 0 if the folder does not
-        exist.
-        """
+        """Return the modification time of the folder in nanoseconds; 0 if it does not exist."""
         try:
             return os.stat(self._path).st_mtime_ns
         except FileNotFoundError:

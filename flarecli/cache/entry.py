@@ -1,9 +1,8 @@
-"""Cached copies: the name, the layout and the checksum of a copy, and the open copies of this
-process.
+"""Name, layout and checksum of a cached copy, and the open copies of this process.
 
     0        bytes     data of the copy, n bytes
-    n        JSON      {"address": …, "version": …, "part": …, "key": …}, m bytes; the address
-             without secrets
+    n        JSON      {"address": …, "version": …, "part": …, "key": …}, m bytes; the address is
+                       without secrets
     n + m    uint64    n
     +8       uint32    m
     +12      bytes     XXH3-128 of the preceding n + m bytes: 16 bytes, big-endian
@@ -106,8 +105,9 @@ class Entry(NamedTuple):
 
 @functools.lru_cache(maxsize=_MAX_REMEMBERED)
 def name_prefix(address: str) -> str:
-    """Return the common prefix of the names of all copies of an object, for any version and
-    part.
+    """Return the prefix that the names of all copies of an object share.
+
+    The prefix does not depend on the version or the part.
     """
     return _digest(_unsigned(address))[:PREFIX_DIGITS]
 
@@ -132,8 +132,9 @@ def _digest(text: str) -> str:
 
 
 def _unsigned(address: str) -> str:
-    """Return a web address without user info and without an expiring signature; return other
-    addresses unchanged.
+    """Return a web address without user info and without an expiring signature.
+
+    Other addresses are returned unchanged.
     """
     if not address.startswith(("http://", "https://")):
         return address
@@ -166,7 +167,7 @@ class CopyHasher:
 
 
 def open_copy(folder: int, identity: Entry) -> memoryview | None:
-    """Map a copy and verify the checksum. A small copy is read into memory instead.
+    """Map a copy and verify its checksum. A small copy is read into memory instead.
 
     folder  file descriptor of the folder
     return  the data, or None if the file does not exist
@@ -264,7 +265,8 @@ class OpenCopies:
     def get(self, name: str) -> memoryview | None:
         """Return the data of an open copy or of a transient object, or None if there is neither.
 
-        An open copy that was removed from the folder is closed, and None is returned.
+        An open copy that was removed from the folder is closed, and None is returned. The folder is
+        checked at most once per _TOUCH_S seconds.
         """
         now = time.monotonic()
         with self._lock:
@@ -329,8 +331,9 @@ class OpenCopies:
         return True
 
     def buffer(self, size: int) -> memoryview:
-        """Return a buffer of `size` bytes for a transient object; buffers are reused to reduce page
-        faults.
+        """Return a buffer of `size` bytes for a transient object.
+
+        Buffers are reused to reduce page faults.
         """
         with self._lock:
             for memory in self._buffers:
@@ -363,8 +366,9 @@ class OpenCopies:
             self._buffers.clear()
 
     def forked(self) -> None:
-        """Reset the state in a forked child, because threads of the parent may hold the lock or
-        fetch objects.
+        """Reset the state in a forked child.
+
+        At the time of the fork, a thread of the parent may have held the lock or fetched an object.
         """
         self._lock = threading.Lock()
         self._transient = {key: one for key, one in self._transient.items() if one[0]}

@@ -37,8 +37,9 @@ __all__ = [
 _PAUSE_S = 0.004  # maximum delay between two attempts to lock a file
 _TURNS, _DIGITS = "turns", 3
 NOTICE_AFTER_S = 10.0  # the user is notified of a longer wait for a lock
-_YOUNG_S = 5.0  # `.part` files below this age are kept even if they are not locked
-_OLD_S = 3600.0  # `.part` files below this age are kept if locks do not work
+# If it is unknown whether the process of a temporary file runs, the file is kept up to an age.
+_YOUNG_S = 5.0  # even if the file is not locked
+_OLD_S = 3600.0  # if locks do not work
 _HERE = "here"
 _ALONE_S = 0.25  # time for which the number of other processes is reused
 _number = itertools.count()
@@ -68,8 +69,9 @@ def locked_within(fd: int, seconds: float, notice: Callable[[int], object] | Non
 
 
 def holder(fd: int) -> str:
-    """Return the name of the process that has locked an open file, for messages (source: proc(5),
-    /proc/locks).
+    """Return the name of the process that has locked an open file, for messages.
+
+    Source: proc(5), /proc/locks.
     """
     if sys.platform != "linux":
         return "another process"
@@ -87,7 +89,7 @@ def holder(fd: int) -> str:
 
 
 class Turns:
-    """A lock for each key, for all threads of this process and all processes that use a folder."""
+    """One lock per key, shared by all threads of this process and all processes with the folder."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -104,8 +106,9 @@ class Turns:
         meanwhile: Callable[[], object] | None = None,
         notice: Callable[[int], object] | None = None,
     ) -> Iterator[None]:
-        """Lock a key for the duration of the block, or run the block without the lock after
-        `seconds`.
+        """Lock a key for the duration of the block.
+
+        If the key cannot be locked within `seconds`, the block runs without the lock.
 
         folder     file descriptor of the folder, or -1 to lock only against other threads of this
                    process
@@ -127,8 +130,9 @@ class Turns:
 
     @contextlib.contextmanager
     def _of_threads(self, key: str, seconds: float) -> Iterator[None]:
-        """Lock a key against other threads of this process, so that only one thread polls the lock
-        file.
+        """Lock a key against other threads of this process.
+
+        As a result, only one thread polls the lock file.
         """
         self._count(key, 1)
         is_mine = self._taken[key][0].acquire(timeout=seconds)
@@ -184,8 +188,9 @@ def _opened(folder: int, name: str) -> Iterator[int]:
 
 
 def host() -> str:
-    """Return an identifier for this machine, boot and process namespace, within which process ids
-    are unique.
+    """Return an identifier for this machine, boot and process namespace.
+
+    Process ids are unique within this identifier.
     """
     words = [socket.gethostname()]
     with contextlib.suppress(OSError):
@@ -199,7 +204,7 @@ def host() -> str:
 
 
 def is_abandoned(folder: int, name: str, status: os.stat_result, own: str) -> bool:
-    """Return whether the process that created a `.part` file or a reservation has ended.
+    """Return whether the process that created a `.part`, `.room` or `.here` file has ended.
 
     folder  file descriptor of the folder
     own     identifier of this machine, from `host()`
@@ -256,8 +261,9 @@ class Presence:
             self._fd = -1
 
     def is_alone(self, folder: int) -> bool:
-        """Return whether this is the only process that uses the folder; False if this process is
-        not registered.
+        """Return whether this is the only process that uses the folder.
+
+        The result is False if this process is not registered.
         """
         now = time.monotonic()
         if now - self._counted > _ALONE_S:

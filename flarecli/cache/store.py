@@ -3,8 +3,8 @@
 Ranges of an object are cached as blocks of BLOCK bytes, one file per block. An object that is read
 to its end, or mapped after more than half of its blocks were used, is cached as one file, which
 replaces the blocks. Each process requests the version of an object once; objects without a version
-are not cached. Every copy is verified when a process first uses it, and a damaged copy is fetched
-again once.
+are not cached. Every copy is verified when a process first uses it. A damaged copy is replaced; a
+copy that was damaged twice is not written again.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ _REQUEST_BYTES = 8 << 20  # maximum bytes per request for missing blocks
 _FETCH_BYTES = 32 << 20  # bytes to fetch at a time if a whole object is fetched
 _JOBS = 8  # maximum number of parallel requests per read
 # An object of at most limit / _WHOLE_SHARE bytes is cached as one file, and a larger object as
-# blocks. If a larger object is used only once in a run, it is cached as one file up to limit /
-# _TRANSIENT_SHARE bytes, and otherwise kept in memory.
+# blocks. A larger object that is used only once in a run is kept in memory. If there is not enough
+# memory, it is cached as one file of at most limit / _TRANSIENT_SHARE bytes.
 _WHOLE_SHARE, _TRANSIENT_SHARE = 4, 2
 MAX_OBJECTS = 1 << 16  # maximum number of objects whose used blocks are recorded
-# Time to wait after a reservation has failed because every copy was in use.
+# After an attempt to evict copies has failed because all copies are in use, the next attempt is
+# made after this delay.
 _FULL_S = 1.0
 
 
@@ -139,8 +140,9 @@ class CachedStore(Store):
 
     @property
     def room(self) -> int:
-        """The maximum number of bytes to prefetch: a smaller number if other processes use the
-        folder.
+        """The maximum number of bytes to prefetch.
+
+        It is smaller if other processes use the folder.
         """
         if self._folder.is_alone():
             return max(self.cache.limit * 9 // 10, MAX_TRANSIENT_BYTES)
@@ -297,7 +299,7 @@ class CachedStore(Store):
                  that was never cached is fetched without a separate request for its version.
         passing  whether the object is used only once in a run. The caller must call `passed` after
                  the use. The object is kept in memory if it is too large for the folder, or if it
-                 would replace copies in use. If other processes use the folder, the object is never
+                 would evict copies in use. If other processes use the folder, the object is never
                  kept in memory.
         """
         return self._retry_if_changed(path, lambda: self._whole(path, listed, passing) is not None)
@@ -388,11 +390,10 @@ class CachedStore(Store):
     def _first_pieces(
         self, path: str, prefix: str, listed: int | None, passing: bool
     ) -> list[memoryview]:
-        """Read the first _FETCH_BYTES of an uncached object with a request that also returns the
-        version.
+        """Read the first _FETCH_BYTES of an uncached object and its version with one request.
 
-        return  an empty list if such a request is not useful, for example because the version is
-                known, the folder may contain a copy, or the object is too large
+        return  the pieces; an empty list if such a request is not useful, for example because the
+                version is known, the folder may contain a copy, or the object is too large
         """
         if not listed or path in self._pins or not self._has_versions:
             return []
@@ -418,7 +419,10 @@ class CachedStore(Store):
         return [*pieces]
 
     def _check_version(self, path: str, known: tuple[str, int]) -> None:
-        """Raise IntegrityError if the remote store has read a different version than the copies.
+        """Raise IntegrityError if the remote store has read another version of the object.
+
+        known  version and size that were known before the read
+
 
         The remote store may drop the pinned version of an object and read a newer version.
         """
@@ -486,8 +490,9 @@ class CachedStore(Store):
 def write_copy(
     part: directory.PartialFile, identity: Entry, pieces: Iterable[Piece], open_now: bool = False
 ) -> bool:
-    """Write and publish a copy; after an error, or if the size is wrong, remove the copy and return
-    False.
+    """Write and publish a copy.
+
+    return  False after an error, or if the size is wrong; the copy is then removed
     """
     hasher = CopyHasher(identity)
     try:
@@ -505,7 +510,7 @@ def write_copy(
 def join_pieces(
     pieces: Iterable[Piece], size: int, buffer: Callable[[int], memoryview], where: str
 ) -> memoryview:
-    """Join pieces in memory; if there is only one piece, return this piece without a copy.
+    """Join pieces in memory. A single piece is returned without copying.
 
     buffer  function that returns memory with a given number of bytes
     raises  FormatError if the total size of the pieces is not `size` bytes
