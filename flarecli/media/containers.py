@@ -36,7 +36,7 @@ __all__ = [
 DAMAGE = (ValueFitError, struct.error, IndexError)  # errors that a parser raises
 MAX_PARTS = 1_000_000  # per container
 MAX_TIFF_DIRECTORIES = 10_000
-MAX_MP3_PADDING = 4096  # maximum number of zeros between an ID3 tag and the first frame
+MAX_MP3_PADDING = 4096  # maximum number of zeros before the first frame
 UNKNOWN_WAV_SIZE = 0x7FFFF000  # a WAV written to a pipe has this size or more in its header
 
 _Part = TypeVar("_Part")

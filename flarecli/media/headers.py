@@ -54,6 +54,7 @@ INFO_COLUMNS = ("width", "height", "frames", "duration")
 class MediaInfo:
     """Facts in the header of a media file; a missing fact is None.
 
+    kind           file type, as in `media.kinds`
     width, height  image size in pixels
     frames         number of images: 1 for a still image
     duration       duration in seconds
@@ -75,7 +76,7 @@ def probe(data: bytes) -> MediaInfo:
 
 
 def check_header(data: bytes) -> MediaInfo:
-    """Return the facts in the header of a complete file in memory. Raises an error for damage.
+    """Check the header of a complete file in memory, and return the facts in it.
 
     All parts of the container must be well-formed, and must end inside the file.
 
@@ -333,7 +334,7 @@ _XING = re.compile(b"Xing|Info|VBRI")  # a first frame with one of these tags co
 
 
 def _mp3(data: bytes, header: MediaInfo) -> None:
-    """Add the durations of all frames.
+    """Set the duration to the sum of the durations of all frames.
 
     raises  ValueFitError if the Xing or Info tag states more frames than the file contains
     """
@@ -352,7 +353,10 @@ def _mp3(data: bytes, header: MediaInfo) -> None:
 
 
 def _ogg(data: bytes, header: MediaInfo) -> None:
-    """Read the position of the last page: in Vorbis and Opus, this is the number of samples."""
+    """Compute the duration from the position of the last page.
+
+    In Vorbis and Opus, a position is a number of samples.
+    """
     vorbis, opus = data.find(b"\x01vorbis", 0, 512), data.find(b"OpusHead", 0, 512)
     rate, skipped = 0, 0
     if vorbis >= 0:
@@ -415,7 +419,8 @@ def has_ffmpeg() -> bool:
 def ffprobe(data: bytes, use_ffmpeg: bool) -> MediaInfo:
     """Return the facts about a complete file in memory, from its header and from FFmpeg.
 
-    raises  MissingLibraryError if FFmpeg is necessary and PyAV is not installed
+    use_ffmpeg  False to read only the header
+    raises      MissingLibraryError if FFmpeg is necessary and PyAV is not installed
     """
     info = probe(data)
     if (

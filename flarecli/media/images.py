@@ -193,7 +193,10 @@ def thumbnail(
 
 
 def _require_image(data: bytes) -> MediaInfo:
-    """Return the facts in an image header. Raises ValueFitError for an unsupported image format."""
+    """Return the facts in the header of an image.
+
+    raises  ValueFitError for an unsupported format, or if the header contains no image size
+    """
     info = probe(data)
     if info.kind not in PILLOW_FORMATS:
         raise ValueFitError("not an image in a supported format")
@@ -230,7 +233,7 @@ def _opened_image(data: bytes, info: MediaInfo, max_pixels: int) -> Iterator[Ima
 def _has_size(width: int, height: int, options: Resize) -> bool:
     if options.box is None:
         return True
-    if options.mode == "fit":
+    if options.mode == "fit":  # images are never enlarged
         return width <= options.box[0] and height <= options.box[1]
     return (width, height) == options.box
 

@@ -1,7 +1,7 @@
 """Decode images in child processes with limited memory, CPU and time.
 
-Each child runs `sandbox_worker`, and decodes one image after another. If a child crashes or is too
-slow, the child is ended and its image is reported as damaged.
+Each child process runs `sandbox_worker`, and decodes one image after another. If a child process
+crashes or is too slow, it is ended, and its image is reported as damaged.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _Child:
         self._pipes = [one for one in (self._process.stdin, self._process.stdout) if one]
         self._stdin, self._stdout = (one.fileno() for one in self._pipes)
         for fd in (self._stdin, self._stdout):
-            if sys.platform != "win32":  # pipes of Windows can only block
+            if sys.platform != "win32":  # Windows has no non-blocking pipes
                 os.set_blocking(fd, False)
 
     def decode(self, data: bytes, timeout_s: float, cpu_s: int) -> tuple[int, str, float]:
@@ -122,7 +122,7 @@ class _Child:
 
 
 def _wait(fd: int, event: int, deadline: float) -> None:
-    """Wait until a pipe is ready. Raises _Timeout after the deadline."""
+    """Wait until a pipe is ready; raise _Timeout at the deadline."""
     with selectors.DefaultSelector() as selector:
         selector.register(fd, event)
         if not selector.select(max(0.0, deadline - time.monotonic())):
@@ -203,7 +203,7 @@ class Sandbox:
                 return f"decoding takes more than {cpu_s:.0f} s of CPU"
             if _is_confined(self.memory):
                 raise MemoryError("the image decoding process ended unexpectedly") from None
-            return f"the decoder crashed ({reason})" if reason else "the decoder did not answer"
+            return f"the decoder crashed ({reason})" if reason else "the decoder sent no response"
         except BaseException:
             child.end()
             raise

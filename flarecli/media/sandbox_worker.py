@@ -73,7 +73,7 @@ def decode(data: bytes, max_pixels: int) -> tuple[int, str]:
 
 
 def _seek(image: Any, frame: int) -> bool:
-    """Select a frame of an animation, or a page; return False after the last frame or page."""
+    """Go to a frame or a page of an image; return False after the last frame or page."""
     if not getattr(image, "is_animated", False):  # some Pillow plugins lack this attribute
         return False
     try:

@@ -138,7 +138,7 @@ def test_a_decoder_that_crashes_or_stalls_is_replaced(faulty_worker):
         died,
         "",
         "the decoder crashed (exit 3)",
-        "the decoder did not answer",
+        "the decoder sent no response",
         "",
     ]
     assert decoders.started == 4
