@@ -387,7 +387,7 @@ def test_an_empty_array_is_not_expanded_to_many_lists():
     with pytest.raises(ValueFitError) as caught:
         encodings.decode(kind, many)
     assert str(caught.value) == (
-        "an array of shape (2000000000, 0) has no values but 2000000000 rows"
+        "an array of shape (2000000000, 0) has no values but 2000000000 empty lists"
     )
     few = encodings.decode(kind, msgpack.packb(["|u1", [3, 0], b""]))
     assert few.shape == (3, 0)

@@ -29,7 +29,8 @@ from flarecli.units import format_size
 __all__ = ["build", "decode", "describe", "encode"]
 
 _DTYPES = {code: name for name, code in NDARRAY_CODES.items()}
-# numbers, bytes and text of fixed size; numpy's objects are pointers, and times are not supported
+# Numbers, bytes and text of fixed size. Objects are rejected, because numpy stores only pointers to
+# them. Times are not supported.
 _DTYPE = re.compile(r"[<>|=]?[biufcSUV][0-9]{1,9}", re.ASCII)
 MAX_DIMENSIONS = 32  # supported by all versions of numpy
 MAX_EMPTY_LISTS = 1024  # maximum number of lists in an array without values
@@ -122,7 +123,9 @@ def _check_empty(shape: Sequence[int]) -> None:
     """
     lists = math.prod(itertools.takewhile(bool, shape))
     if 0 in shape and lists > MAX_EMPTY_LISTS:
-        raise ValueFitError(f"an array of shape {tuple(shape)} has no values but {lists} rows")
+        raise ValueFitError(
+            f"an array of shape {tuple(shape)} has no values but {lists} empty lists"
+        )
 
 
 def describe(array: Any) -> tuple[str, list[int], bytes]:

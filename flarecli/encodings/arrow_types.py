@@ -1,4 +1,4 @@
-"""Arrow types of the packed table: list them in the playlist, and convert columns back to them.
+"""Arrow types of the packed table: write them to the playlist, and convert columns back to them.
 
 An encoding may store a value as another type: a timestamp as text, a struct as JSON, a boolean as
 uint8. The playlist lists the Arrow type of each column in the packed table, so batches have the
@@ -126,8 +126,7 @@ def without_variants(kind: pa.DataType) -> pa.DataType:
 def wide_dictionary(kind: pa.DictionaryType) -> pa.DataType:
     """Return a dictionary type with an index of at least 32 bits.
 
-    The dictionaries of several files or batches may together have too many values for a smaller
-    index.
+    A smaller index may be too small for the values of all files or batches together.
     """
     index = kind.index_type if kind.index_type.bit_width >= 32 else pa.int32()
     return pa.dictionary(index, kind.value_type, kind.ordered)
@@ -304,7 +303,7 @@ def is_restorable(encoding: Encoding, kind: pa.DataType) -> bool:
 
 
 class _NullBytes:
-    """Memory limit for nulls of fixed-size types in one batch; such a null needs memory."""
+    """Limit for the memory of nulls in one batch; a fixed-size null is as large as a value."""
 
     def __init__(self) -> None:
         self._left = MAX_NULL_BYTES
@@ -398,9 +397,8 @@ def _cast(array: pa.Array, kind: pa.DataType, nulls: _NullBytes) -> pa.Array:
         items = _cast(array.items, kind.item_type, nulls)
         return pa.MapArray.from_arrays(array.offsets, keys, items, kind, mask=array.is_null())
     if is_text(own):
-        if pa.types.is_timestamp(
-            kind
-        ):  # Arrow rejects text with more digits than the unit has, so the unit is us or ns
+        if pa.types.is_timestamp(kind):
+            # Arrow rejects text with more fractional digits than the unit, so parse as us or ns.
             return array.cast(pa.timestamp(_fine_unit(kind), kind.tz)).cast(kind)
         if pa.types.is_time(kind):
             unit = _fine_unit(kind)
@@ -549,9 +547,9 @@ def _same(value: Any) -> Any:
 
 
 def duration_nanoseconds(text: str) -> int:
-    """Parse a duration in the form of `str(timedelta)` in Python or pandas; return nanoseconds.
+    """Parse a duration that Python or pandas formatted with `str(timedelta)`; return nanoseconds.
 
-    Raises ValueError for text in another form.
+    raises  ValueError for text in another form
     """
     match = _TIMEDELTA.fullmatch(text)
     if match is None:

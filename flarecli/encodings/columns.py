@@ -19,8 +19,8 @@ _NUMBERS = {  # encoding of variable-size numbers -> functions to write a column
     "msgpack_float": (msgpack.float_bytes, msgpack.parse_float_column),
 }
 
-# Minimum size in bytes of a column for the ASCII check, and size of the head that is checked first:
-# most columns that are not ASCII have another character in the head.
+# Minimum size in bytes of a column for the ASCII check, and size of the head that is checked first.
+# Most columns that are not ASCII have a non-ASCII character in the head.
 ASCII_CHECK_BYTES, ASCII_HEAD_BYTES = 1 << 15, 1 << 12
 _DECODED_BYTES = 1 << 20  # larger values are decoded in chunks
 
@@ -189,9 +189,9 @@ def check_text(text: pa.Array) -> None:
 
 
 def _is_ascii(text: pa.Array) -> bool:
-    """Return True if a large_string column has only ASCII and valid offsets.
+    """Return whether a large_string column contains only ASCII characters and has valid offsets.
 
-    Small columns are not checked; the result is then False.
+    The result is also False for a small column, which is not checked.
     """
     text.validate()  # raises an error if the first or the last offset is outside the data
     _, offsets, data = text.buffers()

@@ -1,8 +1,8 @@
 """Convert columns to an encoding: from another encoding, or from any Arrow type.
 
 Stored bytes that are valid in both encodings are copied unchanged. Arrow's kernels convert numbers
-and text; a number out of range is a failure. Documents, arrays and images are decoded and encoded
-one by one.
+and text. A number that is out of range cannot be converted. Documents, arrays and images are
+decoded and encoded one by one.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from flarecli.units import format_size
 __all__ = ["coerce", "natural", "plain", "source_of"]
 
 Failures: TypeAlias = list[tuple[int, str]]  # (row, reason) of each value that cannot be converted
-# the converted column, with nulls in the failed rows; and the failed rows
+# The converted column, which has nulls in the failed rows, and the numbers of the failed rows.
 Converted: TypeAlias = tuple[pa.Array, list[int]]
 _RANGES = {
     f"{sign}int{bits}": f"{-(1 << bits - 1) if not sign else 0} to {(1 << bits - (not sign)) - 1}"
@@ -362,7 +362,7 @@ def _keep_bytes(array: pa.Array, encoding: Encoding) -> Converted:
 def _convert_column(array: pa.Array, encoding: Encoding, content: str) -> Converted:
     """Convert a column for which `_has_kernel` is true.
 
-    content  for a text column: "text", "json", or "" if its values must be parsed to find out
+    content  content of a text column: "text" or "json"; "" if it is unknown
     """
     if encoding.is_text:
         return _TEXT_WRITERS[encoding.name](array, content)
@@ -384,7 +384,7 @@ def _convert_or_bisect(
     except _KERNEL_ERRORS:
         failed = _failing(array, convert_part)
     if len(failed) + array.null_count == len(array):
-        # `convert_part` might fail even for nulls, because Arrow may lack this conversion
+        # `convert_part` may fail even for nulls, because Arrow may not support the conversion.
         return pa.nulls(len(array), target), failed
     mask = np.zeros(len(array), bool)
     mask[failed] = True
@@ -486,13 +486,13 @@ def _to_text(array: pa.Array) -> pa.Array:
 
 
 def _exact_offsets(array: pa.Array, text: pa.Array) -> pa.Array:
-    """Return the text of timestamps, in UTC where Arrow cannot write the offset exactly.
+    """Replace the text of a timestamp with its text in UTC if the offset in the text is not exact.
 
     Arrow writes offsets in whole minutes, but until 1972 some countries used local mean time, whose
     offsets have seconds.
 
     array  timestamps
-    text   the text to which Arrow converted these timestamps
+    text   the timestamps as text, from Arrow
     """
     first = pc.min(array)
     if (
@@ -703,7 +703,7 @@ def _values(array: pa.Array, encoding: Encoding) -> Iterator[Any]:
 
 
 def _objects(array: pa.Array) -> Iterator[Any]:
-    """Yield each value as a Python object, or _TooMany if it has more than MAX_VALUES values."""
+    """Yield each value as a Python object, or _TooMany if it contains too many values."""
     if not pa.types.is_nested(array.type) or _count_values(array) <= MAX_VALUES:
         yield from array.to_pylist()
         return

@@ -1,6 +1,7 @@
 """MessagePack encodings of Granular: values, arrays, trees of arrays, and floats.
 
-    msgpack        one value: null, true, false, number, text, bytes, list, map with text keys
+    msgpack        one value: null, true, false, number, text, bytes, list, or a map whose keys are
+                   text or bytes
     array          [dtype, [dimensions], bytes]
     tree           a `msgpack` value in which a list ["_", dtype, [dimensions], bytes] is an array
     msgpack_float  one number; written as the byte CB and a big-endian float64
@@ -33,7 +34,7 @@ __all__ = [
     "unpack_float",
 ]
 
-MAX_DEPTH = 511  # maximum depth of the library's packer; the unpacker's maximum is 1024
+MAX_DEPTH = 511  # maximum depth in the packer of the msgpack library; its unpacker allows 1024
 _DOUBLE = b"\xcb"
 
 
@@ -41,8 +42,8 @@ def pack(value: Any, tree: bool = False) -> bytes:
     """Return a value as MessagePack.
 
     tree    True: also pack numpy arrays, and reject a list that `unpack` would return as an array
-    raises  ValueFitError for unsupported types, integers of more than 64 bits, keys that are not
-            text, or deep nesting
+    raises  ValueFitError for unsupported types, integers of more than 64 bits, keys that are
+            neither text nor bytes, or deep nesting
     """
     try:
         _check(value, tree, MAX_DEPTH)
@@ -65,7 +66,11 @@ def _describe_array(value: Any) -> Any:
 
 
 def _check(value: Any, tree: bool, depth: int) -> None:
-    """Raise ValueFitError for a map key that is not text, and ValueError for deep nesting."""
+    """Raise ValueFitError for a value that cannot be packed, and ValueError for deep nesting.
+
+    tree   True: also reject a list that `unpack` would return as an array
+    depth  number of levels that may follow
+    """
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, (str, bytes)):
@@ -99,12 +104,12 @@ def unpack(data: bytes, tree: bool = False) -> Any:
     """Parse one MessagePack value. A MessagePack extension becomes an ExtType.
 
     tree    True: return each list in the form of `tree` as a numpy array
-    raises  ValueFitError for bytes that are not exactly one value, for a key that is not text, or
-            for deep nesting
+    raises  ValueFitError for bytes that are not exactly one value, for a key that is neither text
+            nor bytes, or for deep nesting
     """
     try:
-        # `unpack` allocates each list with the length that its header declares, which may be false.
-        # `skip` runs first: it allocates no lists, and raises an error if the bytes are too short.
+        # `unpack` allocates each list with the length in its header, which may be wrong. Therefore,
+        # `skip` runs first. It allocates no lists, and raises an error if the data is too short.
         skipper = Unpacker(max_buffer_size=len(data))
         skipper.feed(data)
         skipper.skip()

@@ -238,7 +238,7 @@ def add_custom(name: str, custom: CustomEncoding) -> None:
     if not re.fullmatch(_CUSTOM_NAME, name):
         raise UsageError(
             f"{name!r:.80} is not a valid encoding name",
-            hint="Use at most 64 letters, digits, _, - and dots, starting with a letter.",
+            hint="Use at most 64 letters, digits, _, - and dots, starting with a letter or _.",
         )
     CUSTOM[name] = custom
 

@@ -1,7 +1,7 @@
 """Convert columns of numbers and JSON strings: decimal text, JSON text, and Granular's varints.
 
-Text: Arrow's kernels convert all values for which Arrow and Python return equal results. Python
-converts the few other values one by one.
+Text: Arrow's kernels convert all values for which Arrow and Python return equal results. All other
+values are converted one by one in Python.
 
 Varint (Granular's `int`): a little-endian integer in two's complement. It has the fewest bytes that
 can represent the integer, but at least one byte. Granular's writer does not support negative
@@ -48,7 +48,7 @@ _FLOAT = r"^-?(?:[0-9][0-9.eE+-]*|nan|inf|NaN|Infinity)$"
 _PLAIN = r'^"[^"\\\x00-\x1f]*"$'  # a JSON string without escapes
 _ESCAPED = r"[^ !#-\[\]-~]"  # characters that json.dumps escapes
 _INT64 = pa.int64()
-# maximum size of the JSON text of one value; the text and the value are in memory together
+# Maximum size of the JSON text of one value, because the text and the value are both in memory.
 MAX_JSON_TEXT_BYTES = 300_000_000
 _LARGE_TEXT_BYTES = 1 << 20  # larger values are escaped in chunks of this size
 
@@ -70,7 +70,7 @@ Failures = list[tuple[int, str]]
 
 @cache
 def _scalar(text: str) -> pa.Scalar:
-    """Return an Arrow scalar, created on first use, because the first scalar imports pandas."""
+    """Return an Arrow scalar. Create it on first use, because the first scalar imports pandas."""
     return pa.scalar(text, TEXT)
 
 

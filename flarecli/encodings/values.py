@@ -1,7 +1,7 @@
 """Convert single values: Python values to stored bytes and back.
 
-Decoding compares every count and dimension with the length of the bytes. Encoding rejects values
-that cannot be restored, for example a number out of range, a palette or an object.
+`decode` compares every count and dimension with the length of the bytes. `encode` rejects values
+that `decode` could not restore, for example a number that is out of range, a palette or an object.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def as_json(value: Any, default: Callable[[Any], Any] | None = None) -> str:
     raises  OverflowError for an array whose text would exceed MAX_JSON_TEXT_BYTES
     """
     if isinstance(value, np.ndarray):
-        if value.size > MAX_JSON_TEXT_BYTES // 3:  # a value needs a digit, a comma and a space
+        if value.size > MAX_JSON_TEXT_BYTES // 3:  # a value has at least a digit, comma and space
             raise OverflowError
         return _array_text(value, default)
     return json.dumps(value.tolist() if hasattr(value, "tolist") else value, default=default)
@@ -336,7 +336,7 @@ _DECODERS: dict[str, Callable[[bytes], Any]] = {
     "mp4": bytes,
     "webm": bytes,
     "str": bytes.decode,
-    # for bytes, `json.loads` would also accept UTF-16 and lone surrogates; `decode` does not
+    # `json.loads` would also accept UTF-16 and lone surrogates in bytes; `bytes.decode` does not.
     "json": lambda data: json.loads(data.decode()),
     "str_int": lambda data: int(data.decode()),
     "str_float": lambda data: float(data.decode()),
