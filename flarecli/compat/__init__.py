@@ -22,9 +22,9 @@ def loaded_torch_data() -> ModuleType | None:
 
 
 def register(base: type, subclass: type) -> None:
-    """Register `base` as a subclass of torch's IterableDataset, if torch is loaded.
+    """Register `base` as a virtual subclass of torch's IterableDataset, if torch is loaded.
 
-    The class `base` is not registered if `subclass` already is a torch IterableDataset.
+    Do nothing if `subclass` is already a subclass of IterableDataset.
     """
     data = loaded_torch_data()
     if data is not None and not issubclass(subclass, data.IterableDataset):

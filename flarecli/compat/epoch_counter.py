@@ -29,7 +29,7 @@ class EpochCounter:
         fd, self._path = tempfile.mkstemp(prefix="flare-epoch-")
         with os.fdopen(fd, "w") as file:
             json.dump({"next": 0, "seeds": [], "resume": [-1, 0], "ends": []}, file)
-        # worker seed -> number of iterations that this process began
+        # Worker seed -> number of iterations that this process has begun.
         self._turns: dict[int, int] = {}
         weakref.finalize(self, _remove, self._path, os.getpid())
 

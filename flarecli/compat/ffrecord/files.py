@@ -32,7 +32,8 @@ __all__ = ["FileReader", "FileWriter", "PackedFolder", "by_part", "pack_folder"]
 class FileWriter(Closeable):
     """Writer of `n` records in one file. The file has a temporary name until it is complete.
 
-    raises  UsageError for a name that does not end in `.ffr`
+    raises  UsageError for a name that does not end in `.ffr`, or for a negative `n`; ReachError if
+            the file cannot be created
     """
 
     def __init__(self, fname: str | os.PathLike[str], n: int) -> None:
@@ -259,10 +260,10 @@ def _collect(
 
 
 class PackedFolder:
-    """Reader of the files in a packed folder, by name.
+    """Reader that finds the files in a packed folder by name.
 
-    raises  FormatError if the file is not a packed folder; UnsafeError if the pickle of
-            the names would run code, or if a name is outside the folder
+    raises  FormatError if the file is not a packed folder; UnsafeError if the pickle of the file
+            names would run code, or if a name refers to a file outside the folder
     """
 
     def __init__(self, ffr_file: str | os.PathLike[str], check_data: bool = True) -> None:

@@ -102,8 +102,7 @@ class ConcatDataset(Dataset):
 class _Skipping:
     """Batch sampler that skips the first `step` batches.
 
-    The sampler draws the skipped batches and discards them. Therefore, later batches are the same
-    as without `step`.
+    The skipped batches are drawn and discarded, so that `step` does not change the later batches.
     """
 
     def __init__(self, batches: Any) -> None:

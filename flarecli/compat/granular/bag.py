@@ -56,8 +56,8 @@ class BagWriter(Closeable):
     """Writer that creates or extends one bag and its table.
 
     After a crash, the bag may have bytes after the last record in the table. The next appended
-    records must equal these bytes. The bytes are not written again. After a crash, the writer also
-    removes incomplete table entries, and table entries whose records are missing.
+    records must be equal to these bytes, which are not written again. The writer also removes
+    incomplete table entries, and table entries whose records are missing.
 
     bag_path  a path, or an object with the methods of a Path
     idx_path  path of the table; None means `NAME.idx` next to the bag

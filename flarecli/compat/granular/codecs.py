@@ -1,6 +1,6 @@
 """Encoders and decoders for granular's types.
 
-Encoders and decoders can be pickled, so that a reader can be sent to workers.
+They can be pickled, because a reader with its decoders is sent to worker processes.
 """
 
 from __future__ import annotations

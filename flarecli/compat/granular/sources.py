@@ -88,7 +88,7 @@ class Truncate:
 
 
 class Interleave:
-    """Source that reads several sources in turn."""
+    """Source that takes its datapoints from several sources in turn."""
 
     def __init__(self, sources: Sequence[Any]) -> None:
         self.sources = [_called(source) for source in sources]
@@ -99,7 +99,7 @@ class Interleave:
 
 
 class Mix:
-    """Source that draws one of several sources by weight for each step."""
+    """Source that selects a random source for each step, in proportion to the weights."""
 
     def __init__(self, sources: Sequence[Any], weights: Sequence[float], seed: int = 0) -> None:
         self.sources, self.seed = [_called(source) for source in sources], seed

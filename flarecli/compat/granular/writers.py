@@ -120,7 +120,7 @@ class _Writer(Closeable):
         if datapoint.keys() != self._spec.keys():
             key = min(datapoint.keys() ^ self._spec.keys())
             raise UsageError(f"missing or unknown key {key!r:.60}")
-        # encode all values before writing the first value
+        # All values are encoded first, so that a failing encoder leaves no incomplete datapoint.
         row = [self._encoded(key, datapoint[key]) for key in self._spec]
         self._pending.append(row)
         self._pending_bytes += sum(
@@ -275,7 +275,7 @@ class _LegacyWriter:
 
 
 class DatasetWriter(_Writer):
-    """Writer of one dataset, which extends an existing dataset."""
+    """Writer of one dataset. An existing dataset is extended."""
 
     def __init__(self, directory: Any, spec: Mapping[str, str], encoders: Encoders | None) -> None:
         super().__init__(directory, spec, encoders)
@@ -285,7 +285,7 @@ class DatasetWriter(_Writer):
 class ShardedDatasetWriter(_Writer):
     """Writer of every `shardstep`-th shard from `shardstart` on, with `shardlen` datapoints each.
 
-    An existing shard that is not full is filled first.
+    If the last shard in the folder is not full, it is filled first.
     """
 
     def __init__(

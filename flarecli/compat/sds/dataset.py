@@ -44,8 +44,8 @@ class IndexMetaData(NamedTuple):
 class StreamingDataset:
     """Dataset of the rows of an index.
 
-    An index row contains addresses of files. The sample contains the paths of the fetched files
-    instead.
+    A row of the index contains addresses of files. In the sample, the addresses are replaced by the
+    paths of the fetched files.
 
     src                  address of an index (Parquet, CSV, JSON), a wildcard for several indexes,
                          a `.txt` file that lists indexes, or a folder of files
@@ -318,15 +318,15 @@ class StreamingDataset:
     def state_dict(self) -> dict[str, int]:
         """Return the position in the epoch, from the number of samples that this process yielded.
 
-        DataLoader workers yield samples in other processes. With workers, count the samples in the
-        program, and resume with `set_progress`.
+        The workers of a DataLoader yield samples in other processes. A program with workers must
+        therefore count the samples itself, and resume with `set_progress`.
         """
         epoch, step = self._epoch_counter.last()
         return {"epoch": epoch, "sample_in_epoch": step + self._yielded * ranks()[1]}
 
     @property
     def epoch(self) -> int:
-        """The current epoch; setting the epoch keeps `sample_in_epoch`."""
+        """The current epoch; assignment keeps `sample_in_epoch`."""
         return self.state_dict()["epoch"]
 
     @epoch.setter

@@ -68,7 +68,7 @@ class IndexFile:
         )
         _remove_stale(folder)
         fd, self._path = tempfile.mkstemp(".arrow", ".flare-index-", folder)
-        # if locks are unsupported, `_remove_stale` keeps all files
+        # If locks are not supported, `_remove_stale` keeps all files.
         with contextlib.suppress(OSError):
             descriptors.lock(fd)
         weakref.finalize(self, _remove, self._path, fd, os.getpid())
@@ -192,7 +192,7 @@ class FetchedRow:
 
 
 class Rows:
-    """The rows of an index or of a folder of files; their files are fetched on request.
+    """The rows of an index or of a folder of files. The files of a row are fetched on request.
 
     key     column whose values are used in file names; if the default `index` is not a column, the
             key column of the source is used, or else the row number

@@ -1,4 +1,4 @@
-"""Samples of a StreamingDataset epoch: the number of samples per stream, and their order."""
+"""Samples in an epoch of a StreamingDataset: the number of samples per stream, and the order."""
 
 from __future__ import annotations
 
@@ -119,7 +119,10 @@ class Sampler:
         return int(self._places[-1])
 
     def samples(self, steps: IntArray, epoch: int, order: str, window: int) -> IntArray:
-        """Return the sample number of each step; the order mixes all streams: int64 [k]."""
+        """Return the number of the sample at each step, in an order that mixes all streams.
+
+        return  int64 [k]
+        """
         places = Epoch(self.edges, self._seed, epoch, order, window).at(steps)
         streams: IntArray = np.searchsorted(self._places, places, "right") - 1
         return self._at(streams, places - self._places[streams], epoch)
@@ -171,10 +174,10 @@ class Sampler:
 
 
 def _edges(starts: Sequence[int], count: int) -> IntArray:
-    """Return the positions at which shards begin if a stream is repeated to `count` samples.
+    """Return the positions at which shards begin if a stream is repeated up to `count` samples.
 
-    The last item is `count`. For more than MAX_EDGES shards, return evenly spaced positions
-    instead. A shuffled order then mixes more shards at a time.
+    The last item is `count`. If there are more than MAX_EDGES positions, return evenly spaced
+    positions instead. Each part of a shuffled order then contains samples of more shards.
     """
     size, ends = starts[-1], np.array(starts[1:], np.int64)
     turns = -(-count // size) if size else 0
@@ -219,7 +222,7 @@ class Batching:
         self.steps = self.batches * self._size // self.global_size * self.global_size
 
     def at(self, steps: IntArray, epoch: int, shuffle: bool) -> tuple[IntArray, IntArray]:
-        """Return each step's stream, and the position in this stream's order: int64 [k] each."""
+        """Return the stream of each step, and the position in its order: int64 [k] each."""
         if self._method == "stratified":
             bounds = np.cumsum(self._shares)
             number, offset = np.divmod(steps, self.global_size)

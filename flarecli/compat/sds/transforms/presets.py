@@ -1,4 +1,4 @@
-"""Two transforms of sds: one decodes an image as a tensor, one checks the fields of a sample.
+"""Two transforms of sds: the first decodes an image, and the second checks the fields of a sample.
 
 `flarecli.presets` has more decoders for images, audio, video and text.
 """

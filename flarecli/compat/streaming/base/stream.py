@@ -132,7 +132,7 @@ class Stream:
         """Folder for the shards; by default a private temporary folder named after the address."""
         if self._local is None:
             key = digest(f"{self.remote}\0{self.split or ''}".encode(), "sha256")[:24]
-            # on Windows, the temporary folder is already private
+            # On Windows, each user has a temporary folder, so the name needs no user id.
             user = os.getuid() if hasattr(os, "getuid") else 0
             folder = os.path.join(tempfile.gettempdir(), f"flare-stream-{user}-{key}")
             os.makedirs(folder, 0o700, exist_ok=True)
@@ -206,9 +206,9 @@ class Stream:
         return shards
 
     def _fetch_index(self, path: str, is_present: bool) -> None:
-        """Fetch the index, or compare it with the index in the folder.
+        """Fetch the index. If the folder already has an index, compare the two.
 
-        If the remote cannot be reached, the index in the folder is used.
+        If the remote dataset cannot be reached, the index in the folder is used.
         """
         at = self._remote_file(INDEX)
         try:
@@ -243,8 +243,8 @@ class Stream:
     def is_present(self, shard: Reader) -> bool:
         """Return whether the shard can be read from the folder.
 
-        The raw files must have the listed sizes. If `validate_hash` is set, this process must also
-        have verified the files.
+        This requires that the raw files have the listed sizes. If `validate_hash` is set, this
+        process must also have verified the files.
         """
         return all(
             self._has(raw) and (not self.validate_hash or raw.basename in self._verified)

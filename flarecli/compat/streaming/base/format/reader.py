@@ -1,4 +1,4 @@
-"""Reader (the samples and files of a shard) and Shards (the readers of all shards in an index)."""
+"""Reader, for the samples and files of a shard, and Shards, for the readers of an index."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ class Reader(Array):
     def get_zip_size(self) -> int | None:
         """Return the total listed size of the compressed files in bytes.
 
-        Return None if an uncompressed file has no compressed file.
+        The result is None unless each uncompressed file has a compressed file.
         """
         zips = [zipped.bytes for _, zipped in self.file_pairs if zipped is not None]
         return sum(zips) if len(zips) == len(self.file_pairs) else None
@@ -249,7 +249,7 @@ class Reader(Array):
         return self.get_raw_size() + (self.get_zip_size() or 0)
 
     def get_persistent_size(self, keep_zip: bool) -> int:
-        """Return the listed size of the files in the folder after preparing the shard, in bytes."""
+        """Return the total listed size in bytes of the files that remain after `Stream.prepare`."""
         return self.get_max_size() if self.compression and keep_zip else self.get_raw_size()
 
     def evict(self) -> int:

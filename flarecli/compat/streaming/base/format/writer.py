@@ -1,7 +1,7 @@
 """Base class of the writers. They write the same shards and `index.json` as mosaicml-streaming.
 
-If the `with` block raises, flare writes no index, because an index marks a dataset as complete.
-mosaicml-streaming writes an index in this case.
+If the `with` block raises an error, flare writes no index, because an index marks a dataset as
+complete. In this case, mosaicml-streaming writes an index.
 """
 
 from __future__ import annotations
@@ -136,7 +136,8 @@ class Writer(Closeable):
         if missing is not None:
             raise LacksColumnError(f"the sample has no column {missing!r:.60}", where=self.local)
         row = {name: sample[name] for name in self.columns}
-        for name in self._pickled:  # the user chose `pkl`, and pickling runs no code from data
+        # `write.Writer` does not pickle values. Here, the caller has chosen `pkl` for its own data.
+        for name in self._pickled:
             if not isinstance(row[name], bytes):
                 row[name] = pickle.dumps(row[name])
         self._writer.write(row)
