@@ -1,5 +1,6 @@
-"""Append logs of JSON lines in a local file or a bucket. A log remains readable after a crash or a
-torn write.
+"""Append logs of JSON lines, in a local file or in a bucket.
+
+A log remains readable after a crash or a torn write.
 
 A local log is a single file. Objects in a bucket cannot grow, so each append creates an object:
 
@@ -114,16 +115,17 @@ class AppendLog(ABC):
 
 
 def open_log(at: Location) -> AppendLog:
-    """Open the log at a location, which may not exist yet.
+    """Open the log at a location. The log need not exist.
 
-    Raises ReachError if the log cannot be read.
+    raises  ReachError if the log cannot be read
     """
     return FileLog(at, at.store) if isinstance(at.store, LocalStore) else ObjectLog(at)
 
 
 def first_entry(at: Location) -> dict[str, Any]:
-    """Return the JSON object in the first line of a log, or an empty dict if the line cannot be
-    read.
+    """Return the JSON object in the first line of a log.
+
+    The result is an empty dict if the line cannot be read.
     """
     where = at if isinstance(at.store, LocalStore) else at / "00000.json"
     try:
@@ -230,8 +232,8 @@ class ObjectLog(AppendLog):
         return f"{number:05d}.json"
 
     def _delete(self, names: list[str]) -> None:
-        # The last object is deleted first, so that an interrupted deletion keeps the start of the
-        # log.
+        # The last object is deleted first, so that the remaining objects are the start of the log
+        # even if the deletion is interrupted.
         for name in sorted(names, reverse=True):
             (self._folder / name).delete()
 

@@ -1,5 +1,4 @@
-"""Store interface, `Location` (a store and a path in it), and `Guard` (restrictions on addresses
-found in data).
+"""Interface of a store, locations in a store, and restrictions on addresses that occur in data.
 
 This module does not import any store. To open an address in a different store, a store calls
 `Guard.locate`, which `storage.locator` sets.
@@ -62,7 +61,7 @@ S = TypeVar("S", bound="Store")
 MAX_DEPTH = 100  # maximum depth of nested folders in a listing
 MAX_LISTED = 1 << 20  # maximum number of files to compare with a pattern
 REQUEST_BYTES = 8 << 20  # size of each request for a large range, and of each upload part
-_GAP_BYTES = 1 << 16  # ranges with a smaller gap are read together, which saves a request
+_GAP_BYTES = 1 << 16  # ranges with at most this gap are read together, which saves a request
 MAX_READ_AHEAD = 4096  # maximum number of files that `read_each` prefetches
 # Bytes per read of a whole file. One block fits in the CPU cache.
 _BLOCK_BYTES = 1 << 20
@@ -127,8 +126,9 @@ def _refuse(address: str, guard: Guard, is_remote: bool = False) -> Location:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """The restrictions on addresses found in data, and the limits for transfers. The user's options
-    set the fields.
+    """The restrictions on addresses that occur in data, and the limits for transfers.
+
+    The options of the user determine the fields.
 
     allow_private  whether private, loopback and link-local addresses are allowed
     allow_local    whether `file://`, absolute paths, paths above the data's folder, and symbolic
@@ -161,12 +161,11 @@ class Keeper(Protocol):
 
 
 class Store(ABC):
-    """A storage backend that reads, writes and lists files by path. Every error is a FlareError
-    with the address.
+    """A storage backend that reads, writes and lists files by path.
 
-    Subclasses implement the abstract methods, and override other methods where a faster
-    implementation exists. A store can be pickled, and used after a fork, because each process opens
-    its own connections.
+    Every error is a FlareError that contains the address. Subclasses implement the abstract
+    methods, and override other methods if a faster implementation exists. A store can be pickled,
+    and used after a fork, because each process opens its own connections.
 
     is_local      whether files are read without network access, in any order, and can be mapped
     keeps_copies  whether `map` and `derived` may return copies from a cache
@@ -307,8 +306,9 @@ class Store(ABC):
     def derived(
         self, path: str, kind: str, size: int, make: Callable[[], Iterable[bytes | memoryview]]
     ) -> memoryview | None:
-        """Map data derived from a file, or return None if no cache keeps the data; see
-        `Location.derived`.
+        """Map data derived from a file, or return None if no cache keeps the data.
+
+        See `Location.derived`.
         """
         return None
 
@@ -340,8 +340,9 @@ class Store(ABC):
         return list(dict.fromkeys(entry.name.partition("/")[0] for entry in self.list(path)))
 
     def create(self, path: str, data: bytes) -> None:
-        """Create a file atomically. At most one of several processes that create the same file
-        succeeds.
+        """Create a file atomically.
+
+        If several processes create the same file, at most one of them succeeds.
 
         raises  UsageError or BusyError if the file exists; UsageError if the store cannot create
                 files atomically
@@ -393,10 +394,10 @@ class Store(ABC):
     # -- lifetime
 
     def close(self) -> None:
-        """Release the maps, handles, buffers and version pins of this store. The store can be used
-        again.
+        """Release the maps, handles, buffers and version pins of this store.
 
-        All stores of a process share their connections, which `flare.close()` closes.
+        The store can be used again. All stores of a process share their connections, which
+        `flare.close()` closes.
         """
         return
 
@@ -434,8 +435,9 @@ class Location:
 
     @property
     def key(self) -> str:
-        """A string that identifies the file; only for comparisons, because the string may contain
-        secrets.
+        """A string that identifies the file.
+
+        It must be used only for comparisons, because it may contain secrets.
         """
         shown = str(self)
         return address_key(self.path) if scheme_of(shown) in ("http", "https") else shown
@@ -446,8 +448,9 @@ class Location:
         return replace(self, path=_without_query(self.path).rpartition("/")[0])
 
     def unmapped(self) -> Location:
-        """Return this location in a store that never maps files, for a file that may be truncated
-        during a read.
+        """Return this location in a store that never maps files.
+
+        Use it for a file that may be truncated during a read.
         """
         return replace(self, store=self.store.unmapped())
 
@@ -508,14 +511,14 @@ class Location:
     def derived(
         self, kind: str, size: int, make: Callable[[], Iterable[bytes | memoryview]]
     ) -> memoryview | None:
-        """Map data derived from this file, such as its decompressed bytes, if a cache keeps that
-        data.
+        """Map data derived from this file, such as its decompressed bytes.
 
         kind    name of the derivation, such as `zstd`
         size    size of the derived data in bytes
         make    function that returns the parts of the derived data in order; called only if the
                 data is not in the cache
-        return  None if the data cannot be cached, or if the parts do not have `size` bytes in total
+        return  None if there is no cache, if the data cannot be cached, or if the parts do not have
+                `size` bytes in total
         """
         return self.store.derived(self.path, kind, size, make)
 
@@ -587,8 +590,9 @@ class Location:
         return self.store.names(self.path)
 
     def create(self, data: bytes) -> None:
-        """Create the file atomically. At most one of several processes that create the same file
-        succeeds.
+        """Create the file atomically.
+
+        If several processes create the same file, at most one of them succeeds.
 
         raises  UsageError or BusyError if the file exists; UsageError if the store cannot create
                 files atomically
@@ -675,9 +679,7 @@ def short_message(size: int, stop: int) -> str:
 
 
 def _entered(name: str, previous: str) -> list[str]:
-    """Return the parent folders of a listed file, without those that also contain the previous
-    file.
-    """
+    """Return the parent folders of a listed file that do not contain the previous file."""
     return [
         name[:i]
         for i, sign in enumerate(name)
@@ -686,8 +688,9 @@ def _entered(name: str, previous: str) -> list[str]:
 
 
 def _without_query(path: str) -> str:
-    """Remove the query from a path that is a web address; in all other paths, a question mark is
-    part of a name.
+    """Remove the query from a path that is a web address.
+
+    In all other paths, a question mark is part of a name.
     """
     return path.partition("?")[0] if "://" in path else path
 
@@ -729,8 +732,10 @@ def cut(
     piece_of: Sequence[int],
     ranges: Sequence[tuple[int, int]],
 ) -> list[bytes]:
-    """Return the bytes of each range; `data` contains the bytes of the pieces that `join_near`
-    returned.
+    """Return the bytes of each range.
+
+    data              bytes of each piece
+    pieces, piece_of  results of `join_near`
     """
     firsts = [start for start, _ in pieces]
     return [

@@ -1,5 +1,4 @@
-"""Operations on file descriptors that differ between Linux, macOS and Windows: locks, sync, and
-access at an offset.
+"""Operations on file descriptors that differ between Linux, macOS and Windows.
 
 Other modules use these functions and flags instead of `fcntl`, `os.fsync` and `os.pread`.
 """
@@ -73,9 +72,7 @@ _position_lock = threading.Lock()
 
 
 def in_folder(folder: OpenFolder, name: str) -> tuple[str, int | None]:
-    """Return the arguments `path` and `dir_fd` of functions in `os`, for a name in an open
-    folder.
-    """
+    """Return the arguments `path` and `dir_fd` of `os` functions for a name in an open folder."""
     return (os.path.join(folder, name), None) if isinstance(folder, str) else (name, folder)
 
 
@@ -83,9 +80,9 @@ def in_folder(folder: OpenFolder, name: str) -> tuple[str, int | None]:
 
 
 def open_lock(folder: str, file: str) -> int:
-    """Open what is locked to lock a folder: the folder itself, or on Windows the file `file`.
+    """Open a folder for `lock`. On Windows, open the file `file` instead.
 
-    Raises OSError.
+    raises  OSError
     """
     if HAS_OPENAT:
         return os.open(folder, FOLDER)
@@ -93,8 +90,9 @@ def open_lock(folder: str, file: str) -> int:
 
 
 def lock(fd: int, wait: bool = False) -> None:
-    """Lock an open file or folder until it is unlocked or closed. On Windows, a folder cannot be
-    locked.
+    """Lock an open file or folder until it is unlocked or closed.
+
+    On Windows, a folder cannot be locked.
 
     wait    whether to wait while another process has locked the file
     raises  BlockingIOError if another process has locked the file; OSError if the file cannot be
@@ -176,10 +174,11 @@ def sync(fd: int) -> None:
 
 
 def sync_folder(folder: OpenFolder) -> None:
-    """Sync an open folder. Windows cannot sync a folder, and records names in the journal of the
-    file system.
+    """Sync an open folder, so that new file names in it survive a power loss.
 
-    Ignore the error of file systems that can sync only files (some network and FUSE file systems).
+    Errors are ignored on file systems that can sync only files (some network and FUSE file
+    systems). On Windows, this function does nothing, because the journal of the file system records
+    the names.
     """
     if isinstance(folder, str):
         return
@@ -191,8 +190,9 @@ def sync_folder(folder: OpenFolder) -> None:
 
 
 def set_direct(fd: int, on: bool) -> bool:
-    """Enable or disable direct I/O for a file; return False if the file does not support direct
-    I/O.
+    """Enable or disable direct I/O for a file.
+
+    return  False if the file does not support direct I/O
     """
     flag: int = getattr(os, "O_DIRECT", 0)
     if sys.platform != "win32" and flag:

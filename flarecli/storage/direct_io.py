@@ -42,8 +42,9 @@ class FileWriter:
         self._held, self._is_direct = 0, False
 
     def write(self, data: memoryview) -> None:
-        """Write bytes (uint8 [n]). Raises the OSError of `os.write`, possibly for buffered bytes of
-        an earlier call.
+        """Write bytes (uint8 [n]).
+
+        raises  OSError from `os.write`, possibly for buffered bytes of an earlier call
         """
         while data and self._memory is not None:
             if self._held == _BUFFER_BYTES:
@@ -67,8 +68,9 @@ class FileWriter:
                 _idle.append(memory)
 
     def _flush(self, size: int) -> None:
-        """Write the first `size` buffered bytes; keep the remaining bytes, which do not fill a
-        block.
+        """Write the first `size` buffered bytes.
+
+        The remaining bytes do not fill a block, and stay in the buffer.
         """
         memory = memoryview(self._memory or b"")
         at = 0
@@ -106,9 +108,7 @@ _STATX_BYTES, _MASK, _MEMORY_ALIGNMENT, _OFFSET_ALIGNMENT = 256, 0, 0x98, 0x9C
 
 
 def _alignment(fd: int) -> int:
-    """Return the alignment of direct writes in bytes, or 0 if the file system does not report an
-    alignment.
-    """
+    """Return the alignment of direct writes in bytes; 0 if the file system does not report it."""
     statx = _statx()
     result = ctypes.create_string_buffer(_STATX_BYTES)
     if statx is None or statx(fd, b"", _AT_EMPTY_PATH, _STATX_DIOALIGN, result):

@@ -94,11 +94,10 @@ _CREDENTIAL_ERRORS = (  # errors that end the run, because all other files would
 
 
 class FsspecStore(Store):
-    """A store for the files of one fsspec file system; the path of a Location is the path in
-    fsspec.
+    """A store for the files of one fsspec file system.
 
-    A store can be pickled, and used after a fork and in many threads, because each process and
-    thread has its own file system.
+    The path of a Location is the path in fsspec. A store can be pickled, and used after a fork and
+    in many threads, because each thread of each process has its own file system.
 
     address  address that the user typed; it may contain secrets, so it is used to connect but never
              shown
@@ -150,8 +149,9 @@ class FsspecStore(Store):
             ) from None
 
     def _file_system(self) -> Any:
-        """Return the file system of this process and thread, because some file systems are not
-        thread-safe.
+        """Return the file system of this thread.
+
+        Threads do not share a file system, because some file systems are not thread-safe.
         """
         if getattr(self._local, "pid", 0) != os.getpid():
             file_system_class = self.file_system_class()
@@ -172,9 +172,7 @@ class FsspecStore(Store):
 
     @property
     def home(self) -> str:
-        """The prefix of all addresses in this store: the scheme, and the bucket, host or
-        repository.
-        """
+        """The prefix of all addresses in this store: scheme, and bucket, host or repository."""
         scheme, _, rest = redact(self.address).partition("://")
         return f"{scheme}://{'/'.join(rest.lstrip('/').split('/')[: 3 if scheme == 'hf' else 1])}/"
 
@@ -221,7 +219,7 @@ class FsspecStore(Store):
             return CredentialsError(f"permission denied ({name})", where=where, hint=_ACCESS_HINT)
         if isinstance(error, PermissionError) or name in _DENIED:
             return ReachError(f"permission denied ({name})", where=where, hint=_ACCESS_HINT)
-        return ReachError(f"{self.scheme} fails: {self._text_of(error)}", where=where)
+        return ReachError(f"the {self.scheme} client failed: {self._text_of(error)}", where=where)
 
     def _denied_by_s3(self, error: Exception, path: str) -> FlareError | None:
         """Return the error if S3 denied access, else None.
@@ -242,9 +240,7 @@ class FsspecStore(Store):
         return access_denied(status, code, self.show(path), _tried_sources())
 
     def _text_of(self, error: Exception) -> str:
-        """Return the library's error message as a single line, without the secrets of the
-        address.
-        """
+        """Return the library's error message on one line, without the secrets of the address."""
         text = redact_text(" ".join(f"{type(error).__name__}: {error}".split()))[:200]
         user_info = self.address.partition("://")[2].partition("/")[0].rpartition("@")[0]
         password = unquote(user_info.partition(":")[2])
@@ -367,7 +363,7 @@ class FsspecStore(Store):
     ) -> Written:
         """Write a file.
 
-        Its bytes are buffered on the local disk, so that an incomplete file is never uploaded.
+        The bytes are buffered on the local disk, so that an incomplete file is never uploaded.
         """
         sums = Sums(hashes)
         with contextlib.ExitStack() as stack:
@@ -443,8 +439,9 @@ def _is_settled(when: Any) -> bool:
 
 
 def _response_of(error: BaseException | None) -> tuple[int, str]:
-    """Return the status and error code of the S3 response that caused an error, or 0 and "" without
-    a response.
+    """Return the status and error code of the S3 response that caused an error.
+
+    Without a response, the status is 0 and the error code is empty.
     """
     while error is not None:
         response = getattr(error, "response", None)

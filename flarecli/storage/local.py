@@ -1,5 +1,4 @@
-"""Store for local files below a root folder; names found in data cannot refer to files outside the
-root.
+"""Store for local files below a root folder. Names in data cannot refer to files outside the root.
 
 Each component of a path is opened relative to its parent folder (openat), and symbolic links below
 the root are not followed. Pipes, devices and sockets are rejected, because reading a pipe would
@@ -93,8 +92,9 @@ _stores: weakref.WeakValueDictionary[int, LocalStore] = weakref.WeakValueDiction
 
 
 def _forked() -> None:
-    """Replace the locks in a forked child, because threads that hold the locks do not exist
-    there.
+    """Replace the locks in a forked child.
+
+    The child does not contain the threads of the parent that may hold the locks.
     """
     for store in list(_stores.values()):
         store._lock = threading.Lock()
@@ -104,8 +104,9 @@ lifetimes.after_fork(_forked)
 
 
 class LocalStore(Store):
-    """A store for the files below `root`. It can be pickled, because each process creates its own
-    maps.
+    """A store for the files below `root`.
+
+    A store can be pickled, because each process creates its own maps.
 
     shown    the root as the user typed it, for messages
     maps     whether files are mapped for reading; reading a map of a truncated file ends the
@@ -168,8 +169,9 @@ class LocalStore(Store):
             self._maps.clear()
 
     def pin(self) -> None:
-        """Pin the folder at `root`: all later calls raise ReachError if the folder was moved or
-        deleted.
+        """Pin the folder at `root`.
+
+        All later calls raise ReachError if the folder was moved or deleted.
         """
         self._pinned = None
         root = self._open_root()
@@ -207,11 +209,10 @@ class LocalStore(Store):
         return os.path.join(self.shown, path) if path else self.shown or "."
 
     def join(self, path: str, url: str) -> Location:
-        """Resolve an address found in a local file: a path in the folder of the file, or a network
-        address.
+        """Resolve an address found in a local file.
 
-        Absolute paths, `file://` URLs and paths with `..` are accepted if they name a file inside
-        the folder.
+        The address is a network address, or a path in the folder of the file. Absolute paths,
+        `file://` URLs and paths with `..` are accepted if they refer to a file in this folder.
 
         raises  UnsafeError for a path outside the folder, unless the guard allows local paths
         """
@@ -251,12 +252,11 @@ class LocalStore(Store):
         return Location(LocalStore(folder, None, self.guard, self.maps), name)
 
     def _name_inside(self, path: str, url: str) -> str | None:
-        """Return the relative path of an address in the folder `path`, or None if the address is
-        outside the folder.
+        """Return the relative path of an address in the folder `path`.
 
-        Only strings are compared, because data must not decide which paths are looked up in the
-        file system. A later open rejects links below the root, so `..` after a link cannot lead
-        outside the folder.
+        The result is None for an address outside the folder. Only strings are compared, because
+        data must not decide which paths are looked up in the file system. A later open rejects
+        links below the root, so `..` after a link cannot lead outside the folder.
         """
         address = local_path(url)
         if scheme_of(url) == "file" and not address.startswith("/"):
@@ -308,8 +308,9 @@ class LocalStore(Store):
             ]
 
     def blocks(self, path: str, size: int) -> Iterator[bytes]:
-        """Yield bytes 0..size in order, in blocks that fit in the CPU cache so that the caller can
-        hash them fast.
+        """Yield bytes 0..size in order, in blocks.
+
+        A block fits in the CPU cache, so that the caller can hash it fast.
         """
         with self.opened(path) as fd:
             for start in range(0, size, _BLOCK_BYTES):
@@ -466,8 +467,9 @@ class LocalStore(Store):
         return flags & ~descriptors.NO_FOLLOW if self.guard.allow_local else flags
 
     def _folder(self, path: str, wanted: str = "") -> OpenFolder:
-        """Open a folder below the root, component by component; `wanted` is the path in error
-        messages.
+        """Open a folder below the root, component by component.
+
+        wanted  path in error messages; by default `path`
         """
         try:
             folder = self._open_root()
@@ -537,8 +539,9 @@ class LocalStore(Store):
 
     @contextlib.contextmanager
     def writes(self) -> Iterator[Write]:
-        """Yield a function that works like `write`, and keeps the folder of the last file open for
-        the next file.
+        """Yield a function that writes files like `write`.
+
+        The function keeps the folder of the last file open for the next file.
         """
         with _OpenFolders(self) as folders:
             yield functools.partial(self._write, folders)
@@ -690,11 +693,10 @@ class LocalStore(Store):
 
 
 class _OpenFolders:
-    """The open folders of a sequence of reads or writes: the folder of the last file, and the
-    scratch folder.
+    """The folder of the last file in a sequence of reads or writes, and the scratch folder.
 
-    Consecutive files are usually in the same folder, and opening this folder costs more than
-    opening a file.
+    They stay open, because consecutive files are usually in the same folder, and opening the folder
+    costs more than opening a file.
     """
 
     def __init__(self, store: LocalStore) -> None:
@@ -768,13 +770,12 @@ def _opened_folder(path: str) -> OpenFolder:
 
 
 def checked_path(folder: str, name: str, follows: bool) -> str:
-    """Return the path of a name in a folder. This function replaces openat on Windows, which lacks
-    openat.
+    """Return the path of a name in a folder, for Windows, which has no openat.
 
     The name must not be a link or a junction, unless `follows` is set. Each component of a path is
-    checked in this way, but between the check and the use of the path, a process with write access
-    to the folder can still replace the component with a link that leads outside the root. With
-    openat, this is not possible.
+    checked in this way. However, a process with write access to the folder can replace a component
+    with a link that leads outside the root, between the check and the use of the path. With openat,
+    this is not possible.
 
     raises  OSError with ELOOP for a link; UnsafeError for a name that Windows reserves
     """
@@ -804,11 +805,12 @@ def _unlink(name: str, folder: OpenFolder) -> None:
 
 
 def _rename_new(part: str, name: str, scratch: OpenFolder, folder: OpenFolder) -> None:
-    """Move a file from one open folder to another under a new name. Raises FileExistsError if the
-    name exists.
+    """Move a file from one open folder to another, without replacing a file.
 
     On a file system without hard links (FAT, exFAT, SMB), an empty file is created exclusively, and
     then replaced.
+
+    raises  FileExistsError if the new name exists
     """
     if isinstance(scratch, str) or isinstance(folder, str):
         source, _ = descriptors.in_folder(scratch, part)

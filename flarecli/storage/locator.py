@@ -1,5 +1,4 @@
-"""Open addresses, find the files that match an address pattern, and set which addresses found in
-data are allowed.
+"""Open addresses, and find the files that match an address pattern.
 
 This is the only module that imports all stores.
 """
@@ -50,11 +49,10 @@ MAX_NOTED = 20  # maximum number of buckets in a note
 def locate(
     address: str, guard: Guard | None = None, unknown: type[FlareError] = UsageError
 ) -> Location:
-    """Return the Location for an address that the user typed: a path, `file://`, `http(s)://`,
-    `s3://`, `hf://`, ….
+    """Return the Location for an address that the user typed.
 
-    The address may be private or a symbolic link. (For addresses found in data, the guard must
-    allow both.)
+    The address is a path or a URL such as `file://…`, `https://…`, `s3://…` or `hf://…`. It may be
+    private or a symbolic link. (For addresses found in data, the guard must allow both.)
 
     unknown  exception class for an unsupported scheme
     raises   UsageError for an invalid address; `unknown` for an unsupported scheme;
@@ -121,17 +119,18 @@ def _remote(scheme: str, address: str, guard: Guard, unknown: type[FlareError]) 
 
 
 def _cached(at: Location, guard: Guard) -> Location:
-    """Add the cache, if any, in front of the remote store."""
+    """Return a location that is read through the cache of the guard, if it has one."""
     return at if guard.keeper is None else replace(at, store=guard.keeper.over(at.store))
 
 
 def with_reach(
     guard: Guard, allow_host: str | Sequence[str] = (), sources: Sequence[str] = ()
 ) -> Guard:
-    """Return a guard that also allows the hosts in `allow_host`, and the origins of the web
-    addresses in `sources`.
+    """Return a guard that also allows more hosts and origins.
 
-    raises  UsageError for a value in `allow_host` that is neither a host nor a network
+    allow_host  values of `--allow-host`
+    sources     addresses that the user typed; the origins of web addresses are allowed
+    raises      UsageError for a value in `allow_host` that is neither a host nor a network
     """
     if allow_host:
         from flarecli.storage.http.ip_guard import check_hosts
@@ -146,8 +145,9 @@ def with_reach(
 
 
 def bucket_in(url: str) -> str:
-    """Return the bucket (`s3://bucket`) or the Hugging Face repository in an address, or an empty
-    string.
+    """Return the bucket or the Hugging Face repository in an address, such as `s3://bucket`.
+
+    The result is empty for a path or a web address.
     """
     scheme = scheme_of(url)
     if scheme in ("", "file", "http", "https"):
@@ -157,11 +157,12 @@ def bucket_in(url: str) -> str:
 
 
 def bucket_note(by: object, buckets: Sequence[str]) -> str:
-    """Return the note about buckets that were found in local data and are read with the user's
-    credentials.
+    """Return the note about buckets in local data, which are read with the user's credentials.
+
+    by  the table or file that refers to the buckets
     """
     more = f" and {len(buckets) - MAX_NOTED} more" if len(buckets) > MAX_NOTED else ""
-    return f"{by} names {', '.join(buckets[:MAX_NOTED])}{more}: read with your credentials, if you have any"
+    return f"{by} refers to {', '.join(buckets[:MAX_NOTED])}{more}: read with your credentials, if you have any"
 
 
 # -- streams
@@ -173,8 +174,9 @@ def is_stdin(address: str) -> bool:
 
 
 def is_stream(address: str) -> bool:
-    """Return whether an address from the user is standard input, a descriptor such as /dev/fd/3, or
-    a FIFO.
+    """Return whether an address from the user is a stream.
+
+    A stream is standard input, a descriptor such as /dev/fd/3, or a FIFO.
     """
     if is_stdin(address) or re.fullmatch(_DESCRIPTOR, address):
         return True
@@ -227,8 +229,9 @@ def globbed(address: str, guard: Guard | None = None) -> list[str]:
 
 
 def _local_matches(head: str, parts: Sequence[str]) -> list[str]:
-    """Return the local paths that match a pattern; each path starts with `head` as the user typed
-    it.
+    """Return the local paths that match a pattern.
+
+    head  the path before the first wildcard, as the user typed it; each result starts with it
     """
     whole_path(head)  # raises an error if the working folder was deleted
     lister = _FolderLister()
@@ -260,8 +263,9 @@ class _FolderLister:
         self._count = 0
 
     def entries(self, folder: str) -> Iterator[tuple[str, str, bool]]:
-        """Yield the name and path of each entry, and whether the entry is a folder (not a link to a
-        folder).
+        """Yield the name and path of each entry, and whether the entry is a folder.
+
+        A link to a folder is not a folder.
         """
         try:
             with os.scandir(folder or ".") as entries:
@@ -281,8 +285,11 @@ class _FolderLister:
             ) from None
 
     def below(self, top: str, folders: bool) -> Iterator[str]:
-        """Yield a folder and all non-hidden folders below it, or their non-hidden files if
-        `folders` is False.
+        """Yield a folder and all folders below it, or all files in these folders.
+
+        Hidden files and folders are skipped.
+
+        folders  whether to yield the folders instead of the files
         """
         waiting = [top]
         while waiting:

@@ -108,8 +108,9 @@ def read_ahead(view: memoryview, ranges: Iterable[tuple[int, int]]) -> None:
 
 
 def read_ahead_of_file(fd: int, size: int, ranges: Sequence[tuple[int, int]]) -> None:
-    """Hint that ranges of an open file are about to be read, if they are not in the page cache
-    (fadvise).
+    """Hint that ranges of an open file are about to be read (fadvise).
+
+    Ranges that are already in the page cache need no hint, so a few ranges are tested first.
 
     size  size of the file in bytes; ranges that are not completely in the file are ignored
     """

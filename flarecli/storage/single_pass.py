@@ -1,5 +1,4 @@
-"""Read a local file once, from start to end, to check its structure and hash its bytes in the same
-pass.
+"""Read a local file once, from start to end, and check and hash its bytes in the same pass.
 
 A memory buffer contains a window of the file, and is reused for the next file. The buffer stays in
 the CPU cache while its bytes are hashed and checked.
@@ -32,8 +31,7 @@ _window = threading.local()
 
 @contextlib.contextmanager
 def single_pass(at: Location, size: int, sums: Sums) -> Iterator[Location]:
-    """Yield a Location whose first `size` bytes are read once and hashed by `sums` in the same
-    pass.
+    """Yield a Location whose first `size` bytes are read and hashed in a single pass.
 
     At the end of the `with` block, the remaining bytes are read and hashed. If `read_many` is
     called with a single range, the result is a view of the window. The view is valid until the next

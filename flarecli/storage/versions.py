@@ -41,8 +41,9 @@ class ObjectPin(NamedTuple):
 
     @property
     def version(self) -> str:
-        """The token for the names of cached copies; empty if a change of the object could be
-        missed.
+        """The token in the names of cached copies.
+
+        It is empty if a change of the object could remain undetected.
         """
         return (self.token or self.modified) if self.is_strong else ""
 

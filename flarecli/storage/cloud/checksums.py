@@ -1,8 +1,8 @@
 """Read the checksums that S3 stores for an object, with one HEAD request.
 
     x-amz-checksum-sha256: base64      also -sha1, -crc32, -crc32c, -crc64nvme; big-endian
-    x-amz-checksum-type: FULL_OBJECT   or COMPOSITE, for a checksum of the part checksums (not
-                                       usable)
+    x-amz-checksum-type: FULL_OBJECT   or COMPOSITE, which is a checksum of the checksums of the
+                                       parts of an upload, and which flare cannot use
 
 obstore cannot read these headers, so the request is signed here with AWS Signature Version 4
 (source: Amazon S3 API reference, "Authenticating Requests"). If only the role of the machine grants

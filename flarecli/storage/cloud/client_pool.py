@@ -1,5 +1,4 @@
-"""Client pool for obstore, with a fallback to the next credential source and retries during
-outages.
+"""Clients of obstore, with a fallback to the next credential source, and retries during outages.
 
 Each process opens its clients on first use. Stores with the same configuration share a client and
 its connections, because opening a client takes as long as about a hundred small requests.
@@ -26,7 +25,7 @@ __all__ = ["Clients", "Outage", "outage_of"]
 class Retry(NamedTuple):
     """The retry settings of obstore.
 
-    attempts  number to which a lower limit for retries is raised; a limit of 0 stays 0
+    attempts  minimum number of retries, unless the user disabled retries
     seconds   maximum time from the first attempt to the last
     """
 
@@ -88,7 +87,8 @@ class Clients:
     def use_next_source(self, denied: Any) -> bool:
         """Switch to the next credential source after a client was denied access.
 
-        denied  the client; if another thread has already replaced the client, nothing changes
+        denied  the client that was denied access; if another thread has already replaced this
+                client, nothing changes
         return  False if there are no more sources
         """
         library = fork_safety.compiled()
@@ -125,8 +125,9 @@ class Clients:
         return [source for source, _ in self._open[1]]
 
     def outage_client(self, library: Any) -> Any:
-        """Return a client that itself retries during an outage, for calls that cannot be
-        repeated.
+        """Return a client that itself retries during an outage.
+
+        This client is for calls that flare cannot repeat.
         """
         with fork_safety.opening:
             return self._client_for(library, self.tried[-1], _OUTAGE_RETRY)
@@ -199,8 +200,7 @@ def _client(library: Any, home: str, source: CredentialSource, limits: Limits, r
 
 
 class Outage:
-    """The availability of a service. All threads share this object; races between threads are
-    harmless.
+    """The availability of a service, shared by all threads. Races between threads are harmless.
 
     obstore itself retries for several seconds. After that, `wait` allows more attempts if the
     service has responded before.

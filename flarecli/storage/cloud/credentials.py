@@ -1,9 +1,8 @@
-"""Credential sources for object stores: environment variables, files and roles, each with a name
-for messages.
+"""Credential sources for object stores: environment variables, files and roles.
 
-Without a configured source, a bucket is first read without credentials, because it may be public.
-If access is denied, the role of the machine is used. Messages never contain the values of
-credentials.
+If no source is configured, a bucket is first read without credentials, because it may be public. If
+access is denied, the role of the machine is used. Messages contain the name of a source, and never
+the values of credentials.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _ON = ("1", "true", "yes", "on")
 class CredentialSource:
     """A source of credentials.
 
-    name    name in messages
+    name    name of the source in messages
     config  settings for the client
     probe   host and port that must accept a connection before the source is used, or None
     """
@@ -206,7 +205,7 @@ def _profile(env: Mapping[str, str]) -> dict[str, str]:
         found |= dict(parser[section]) if parser.has_section(section) else {}
     if not found and name != "default":
         raise ReachError(
-            f"the profile {name!r} in AWS_PROFILE does not exist",
+            f"the AWS profile {name!r} does not exist or is empty",
             hint="List the profiles with `aws configure list-profiles`.",
         )
     return {**found, "": name}

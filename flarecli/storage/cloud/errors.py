@@ -134,9 +134,7 @@ def is_overload(error: Exception) -> bool:
 
 
 def is_conflict(error: Exception) -> bool:
-    """Return whether the condition of a write failed because another process has written the
-    object.
-    """
+    """Return whether a conditional write failed, because another process has written the object."""
     status, _, _ = _parsed(error)
     name = type(error).__name__
     return name in ("AlreadyExistsError", "PreconditionError") or status in (409, 412)

@@ -84,8 +84,9 @@ def _copied(module: ModuleType) -> ModuleType:
 
 
 def _loaded_copy(module: ModuleType) -> ModuleType:
-    """Load the library from a copied file, so that the dynamic linker treats the copy as a
-    different library.
+    """Load the library from a copied file.
+
+    The dynamic linker treats the copy as a different library.
     """
     source = str(module.__file__)
     with tempfile.NamedTemporaryFile(prefix="flare-obstore-", suffix=".so") as file:

@@ -1,5 +1,4 @@
-"""Store for S3, GCS and Azure, through obstore's blocking calls, with conditional writes for small
-objects.
+"""Store for S3, GCS and Azure. It uses the blocking calls of obstore.
 
 The first response pins the version of an object by its ETag. Later requests are conditional on the
 ETag, so that reads never mix two versions. If an object changes before any of its data has been
@@ -66,8 +65,9 @@ def _options(pin: ObjectPin | None, start: int, stop: int | None) -> dict[str, A
 
 
 def parse_address(address: str) -> tuple[str, str, str]:
-    """Parse `SCHEME://BUCKET/KEY` without decoding the key; leading and trailing slashes of the key
-    are removed.
+    """Parse `SCHEME://BUCKET/KEY` without decoding the key.
+
+    Leading and trailing slashes of the key are removed.
 
     raises  UsageError for an address without a bucket, or for an address that contains user info
     """
@@ -89,11 +89,11 @@ def parse_address(address: str) -> tuple[str, str, str]:
 
 
 class NoConditionalWrites(UsageError):
-    """The error for a store without conditional writes."""
+    """The store does not support conditional writes."""
 
 
 class AbortedError(Exception):
-    """The exception that ends an upload if the iterator of its parts raises an exception."""
+    """The iterator over the parts of an upload raised an exception, which ends the upload."""
 
 
 UploadQueue: TypeAlias = "Queue[bytes | AbortedError | None]"
@@ -168,17 +168,15 @@ class ObjectStore(Store):
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """The settings of the current client: region, endpoint, and the credentials that flare has
-        read.
-        """
+        """The settings of the current client: region, endpoint and credentials."""
         self._clients.current()
         return self._clients.tried[-1].config
 
     def _call(self, path: str, call: Callable[[Any, Any], T], once: bool = False) -> T:
         """Call the library with a client, and convert its errors.
 
-        once  whether the call can be made only once, because it consumes an iterator; only the
-              library itself retries such a call
+        once  whether the call cannot be repeated, because it consumes an iterator; the library
+              itself retries such a call
         """
         began = time.monotonic()
         while True:
@@ -256,11 +254,12 @@ class ObjectStore(Store):
     def _get(
         self, path: str, pin: ObjectPin | None, span: tuple[int, int | None]
     ) -> tuple[memoryview, ObjectPin]:
-        """Read a range of the pinned version with one request; return the library's buffer and the
-        pin.
+        """Read a range of the pinned version with one request.
 
         The interpreter lock limits the rate of small objects, so this function does as little as
         possible.
+
+        return  the buffer of the library, and the pin
         """
         self._check_key(path)
         start, stop = span
@@ -661,8 +660,9 @@ def _another_writer(where: object) -> BusyError:
 
 
 class Snapshot(NamedTuple):
-    """The bytes and the version of a small object; the version is empty if the store has no
-    versions.
+    """The bytes and the version of a small object.
+
+    The version is empty if the store has no versions.
     """
 
     data: bytes
@@ -670,8 +670,9 @@ class Snapshot(NamedTuple):
 
 
 def snapshot(at: Location) -> Snapshot | None:
-    """Read the current version of a small object, without a pin; return None if the object does not
-    exist.
+    """Read the current version of a small object, without a pin.
+
+    return  None if the object does not exist
     """
     try:
         if isinstance(at.store, ObjectStore):
@@ -682,12 +683,14 @@ def snapshot(at: Location) -> Snapshot | None:
 
 
 def swap(at: Location, data: bytes, old: Snapshot | None) -> Snapshot:
-    """Replace a small object, or create it if `old` is None. Raises BusyError if the object differs
-    from `old`.
+    """Replace a small object, or create it if `old` is None.
 
     Most object stores compare the versions themselves (`If-Match`, `If-None-Match`). In a store
-    without conditional writes, the object is read before and after the write. These reads may not
-    detect that another process writes the object at the same time.
+    without conditional writes, the object is read before and after the write. These reads may fail
+    to detect that another process writes the object at the same time.
+
+    old     the expected state of the object; None if the object must not exist
+    raises  BusyError if the object differs from `old`
     """
     if isinstance(at.store, ObjectStore):
         with contextlib.suppress(NoConditionalWrites):

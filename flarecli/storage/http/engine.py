@@ -1,4 +1,4 @@
-"""Fetch engine, which runs many transfers on one background thread with libcurl's multi interface.
+"""Engine that runs many transfers on one background thread, with libcurl's multi interface.
 
 Each host has its own queue of requests (see `scheduler`). The engine follows redirects itself, and
 checks the address of each redirect.
@@ -63,8 +63,9 @@ _FAILED = _ERR | getattr(select, "POLLNVAL", 0)
 
 
 class _Poll:
-    """The part of `select.poll` that `Sockets` uses, for Windows, which has only `select` (for up
-    to 512 sockets).
+    """Replacement for `select.poll` on Windows, with the methods that `Sockets` uses.
+
+    It uses `select`, which supports up to 512 sockets.
     """
 
     def __init__(self) -> None:
@@ -89,11 +90,11 @@ class _Poll:
 
 
 class Sockets:
-    """The sockets that the engine's thread waits for: the sockets of all pools, and `wakeup`, which
-    ends a wait.
+    """The sockets for which the thread of the engine waits.
 
-    libcurl removes a connection's socket after each transfer, and adds it again for the next
-    transfer. With `poll`, neither step needs a system call.
+    They are the sockets of all pools, and `wakeup`, which other threads use to end a wait. libcurl
+    removes the socket of a connection after each transfer, and adds it again for the next transfer.
+    With `poll`, neither step needs a system call.
     """
 
     def __init__(self, wakeup: int) -> None:
@@ -105,8 +106,9 @@ class Sockets:
         self._released = set[int]()  # libcurl adds most of these sockets again before the next wait
 
     def watcher(self, action: SocketAction) -> Callable[[int, int, Any, Any], None]:
-        """Return the socket callback for a multi handle; `wait` calls `action` if a socket of the
-        handle is ready.
+        """Return the socket callback for a multi handle.
+
+        action  function that `wait` calls if a socket of the handle is ready
         """
         watched, released, number = self._watched, self._released, len(self._actions)
         self._actions += [action] * (pycurl.POLL_REMOVE + 1)
@@ -126,8 +128,8 @@ class Sockets:
     def wait(self, seconds: float | None, active: int) -> bool:
         """Wait until a socket is ready, and call the action of each ready socket.
 
-        If only a few sockets are ready, wait a moment for more sockets, because separate wake-ups
-        cost more than the wait.
+        If only a few sockets are ready, this method waits for _GATHER_S for more sockets, because
+        separate wake-ups cost more than the wait.
 
         active  number of transfers in flight
         return  True if `wakeup` was signaled
@@ -202,8 +204,7 @@ class Pool:
 
 
 class Window:
-    """A limit on the bytes of an engine: bytes in flight, and delivered bytes that the caller has
-    not released.
+    """A limit on the bytes in flight, and on delivered bytes that the caller has not released.
 
     limit   maximum bytes, or None for no limit
     head    order of the request whose data is needed next; this request may exceed the limit
@@ -230,8 +231,9 @@ class Window:
         self._mean += (size - self._mean) / 16
 
     def take(self, handle: Handle, size: int) -> bool:
-        """Add `size` bytes of a transfer to `held` and return True, or pause the transfer and
-        return False.
+        """Add `size` bytes of a transfer to `held`, or pause the transfer.
+
+        return  False if the transfer was paused
         """
         request = handle.request
         if self.held + size > self.limit or request.sink is not None:
@@ -249,8 +251,9 @@ class Window:
         return self.held + size <= self.limit or request.order <= self.head
 
     def resume(self, now: float) -> None:
-        """Resume the paused transfers that the limit now allows, and extend their deadlines by the
-        pause.
+        """Resume the paused transfers that the limit now allows.
+
+        The deadline of each transfer is extended by the duration of its pause.
         """
         for handle in sorted(self.paused, key=lambda one: one.request.order):
             if not self._fits(handle.request, 1):
@@ -266,12 +269,10 @@ class Window:
 
 
 class Engine:
-    """A background thread that runs submitted requests in parallel, and calls each request's
-    `deliver` once.
+    """A background thread that runs requests in parallel, and calls `deliver` of each request once.
 
-    limits       limits for the transfers
-    ahead_bytes  maximum bytes in flight or not yet released by the caller; None for no limit
-
+    limits          limits for the transfers
+    ahead_bytes     maximum bytes in flight or not yet released by the caller; None for no limit
     without_length  number of responses without a length; flare cannot detect that such a response
                     is truncated
     """
@@ -328,8 +329,9 @@ class Engine:
         self._call(self._consume, (request, size))
 
     def take_over(self, request: Request, fault: Fault) -> None:
-        """Redirect or retry a request whose first attempt in `transfer_here` failed, or deliver its
-        fault.
+        """Redirect or retry a request after a failed attempt in `transfer_here`.
+
+        If this is not possible, the fault is delivered.
         """
         self._call(self._continue, (request, fault))
 
@@ -340,7 +342,7 @@ class Engine:
     def close(self) -> None:
         """End the thread and close its connections.
 
-        Wait at most one second. Deliver no further requests.
+        The call takes at most one second. No further requests are delivered.
         """
         if self.pid != os.getpid():
             return  # this process is a forked child, and the connections still belong to the parent
@@ -400,8 +402,9 @@ class Engine:
         self._wakeup.close()
 
     def _turn(self) -> None:
-        """Wait for an event, then handle calls, finished transfers, deadlines, retries and new
-        requests.
+        """Wait for an event and handle it.
+
+        An event is a call, a finished transfer, a deadline, a retry or a new request.
         """
         if self._sockets.wait(self._timeout(), len(self._active)):
             self._wakeup.recv(64)
@@ -589,8 +592,9 @@ class Engine:
             self._failed(request, fault, now)
 
     def _succeeded(self, pool: Pool, handle: Handle, request: Request, now: float) -> None:
-        """Deliver an object; reuse the handle for the next request to the same host if that request
-        may start now.
+        """Deliver an object, and start the next request to the same host with the same handle.
+
+        If no such request may start now, the handle is freed.
         """
         window, active = self._window, len(self._active)
         pool.remove(handle.easy)
@@ -622,8 +626,9 @@ class Engine:
             pool.add(handle.easy)
 
     def _failed(self, request: Request, fault: Fault, now: float) -> None:
-        """Handle an error response or a failed connection: redirect or retry the request, or
-        deliver the fault.
+        """Redirect or retry a failed request, or deliver its fault.
+
+        The request received an error response, or its connection failed.
         """
         response = request.response
         # A response does not always mean that the host responded, because a proxy may have refused
@@ -707,10 +712,11 @@ def shared(limits: Limits) -> Engine:
 
 
 def transfer_here(request: Request, engine: Engine) -> bool:
-    """Run a request in this thread and deliver its outcome. If the transfer fails, pass the request
-    to the engine.
+    """Run a request in this thread and deliver its outcome.
 
-    return  False if the request was not run, and the caller must submit the request to the engine
+    If the transfer fails, the request is passed to the engine.
+
+    return  False if the request was not run, so that the caller must submit it to the engine
     """
     if threading.current_thread() is threading.main_thread() or engine.hosts.is_overloaded(
         request.origin
@@ -758,8 +764,9 @@ def _blocking_handle(limits: Limits, permit: Permit) -> Handle:
 
 
 def _timeout_fault(handle: Handle) -> Fault | None:
-    """Return the fault for a transfer that timed out in libcurl, or None if there was no connection
-    yet.
+    """Return the fault for a transfer that timed out in libcurl.
+
+    The result is None if the timeout occurred before the connection was established.
     """
     if not handle.easy.getinfo(pycurl.PRETRANSFER_TIME):
         return None
@@ -784,8 +791,9 @@ lifetimes.register("http connections", _close_shared)
 
 
 def _forked() -> None:
-    """Drop the engines in a forked child without closing them, because a close would end the
-    parent's connections.
+    """Drop the engines in a forked child without closing them.
+
+    Closing an engine would end the connections of the parent process.
     """
     global _shared_lock
     _inherited.extend(_engines)

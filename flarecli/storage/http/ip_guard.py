@@ -270,8 +270,9 @@ def check_address(origin: str, permit: Permit, ip: str) -> tuple[str, str]:
 
 
 def host_option(host: str, port: int) -> str:
-    """Return the narrowest option that allows a host: `--allow-host HOST`, with the port unless it
-    is 80 or 443.
+    """Return the `--allow-host` option that allows a host, and no other host.
+
+    The option contains the port unless the port is 80 or 443.
     """
     if ":" in host and not host.startswith("["):
         host = f"[{host}]"
@@ -302,10 +303,10 @@ def permits_host(url: str, private: bool, hosts: Iterable[str]) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def reserved(ip: str) -> str:
-    """Return the kind of a non-public IP address, such as `loopback`, or an empty string for a
-    public address.
+    """Return the kind of a non-public IP address, such as `loopback`.
 
-    For an IPv6 address that contains an IPv4 address, the IPv4 address is classified.
+    The result is empty for a public address. For an IPv6 address that contains an IPv4 address, the
+    IPv4 address is classified.
     """
     address = unwrapped(ip)
     if address is None:

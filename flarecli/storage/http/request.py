@@ -1,5 +1,6 @@
-"""HTTP requests and their outcomes: `Request` for one object or a range, `BatchRequest` for many
-whole objects.
+"""HTTP requests and their outcomes.
+
+A `Request` is for one object or a range of an object. A `BatchRequest` is for many whole objects.
 """
 
 from __future__ import annotations
@@ -17,12 +18,11 @@ __all__ = ["BatchRequest", "Page", "Request"]
 
 
 class Request:
-    """A request for an object or a range of an object. The request contains the outcome once `done`
-    is set.
+    """A request for an object or a range of an object, and its outcome once `done` is set.
 
     url, origin, user  fields of the current Address; a redirect replaces these fields
     guard       restrictions on private addresses
-    start,stop  requested range; stop None means the end; if both are 0, only the size of the object
+    start, stop requested range; stop None means the end; if both are 0, only the size of the object
                 is requested
     if_match    ETag that the object must have, or empty
     order       position in the order in which the caller needs the data; a lower order has a higher
@@ -41,7 +41,7 @@ class Request:
     whole       bytes of the whole object, if the server ignored the range and the object is small
     total       size of the whole object in bytes, if known
 
-    batch,index  BatchRequest that contains this request, if any, and the position in it
+    batch, index  the BatchRequest that contains this request, if any, and the position in it
     """
 
     __slots__ = (

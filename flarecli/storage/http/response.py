@@ -1,5 +1,6 @@
-"""Parse the heads of HTTP responses, decode their bodies, and classify faults as transient or
-final, without I/O.
+"""Parse the heads of HTTP responses, decode their bodies, and classify faults.
+
+This module does no I/O.
 """
 
 from __future__ import annotations
@@ -114,10 +115,10 @@ class Fault:
 
 @lru_cache(maxsize=1024)
 def _field(line: bytes) -> tuple[str, str]:
-    """Parse a header line into its lower-case name and its value; the name of a status line is
-    `HTTP`.
+    """Parse a header line into its lower-case name and its value.
 
-    Cached, because most lines are the same in every response.
+    The name of a status line is `HTTP`. Results are cached, because most lines are the same in
+    every response.
     """
     text = line.decode("latin-1")
     if text.startswith("HTTP/"):
@@ -209,8 +210,9 @@ class Response:
         return self.get("last-modified")[:100]
 
     def pin(self, total: int | None) -> ObjectPin:
-        """Return the version of the object in this response; `total` is the object's size in bytes,
-        if known.
+        """Return the version of the object in this response.
+
+        total  size of the object in bytes, or None if unknown
         """
         etag, modified = self.etag, self.modified
         is_strong = bool(etag) or is_settled(modified, self.get("date")[:100])
@@ -283,8 +285,10 @@ def changed_fault() -> Fault:
 
 
 def header_values(lines: Sequence[bytes], name: str) -> list[str]:
-    """Return the values of all headers with a name (in lower case) from the lines of a response
-    head.
+    """Return the values of all headers with a name.
+
+    lines  lines of a response head
+    name   name of the header in lower case
     """
     values: list[str] = []
     for line in lines:
@@ -318,9 +322,10 @@ def curl_fault(code: int) -> Fault:
 
 
 def decode_body(coding: str, parts: Iterable[bytes], limit: int) -> bytes:
-    """Decode gzip or deflate, which some servers send although the request accepts only `identity`.
+    """Decode a body with the content encoding gzip or deflate.
 
-    The limits are checked after each step, because all other transfers wait during the decoding.
+    Some servers send an encoded body although the request accepts only `identity`. The limits are
+    checked after each step, because all other transfers wait during the decoding.
 
     limit   maximum number of decoded bytes
     raises  FormatError for any other encoding, a truncated body, bytes after its end, or a body
@@ -361,23 +366,24 @@ def decode_body(coding: str, parts: Iterable[bytes], limit: int) -> bytes:
 
 
 def robots_names(user_agent: str) -> frozenset[str]:
-    """Return the lower-case client names whose directives apply: flare's names and the words of a
-    User-Agent.
+    """Return the lower-case names of the clients whose directives apply to this User-Agent.
+
+    The names are the names of flare and the words of the User-Agent.
     """
     words = re.split(r"[\s();,]+", user_agent.lower())
     return _ROBOTS_NAMES | {word.partition("/")[0] for word in words} - {""}
 
 
 def robots_directive(values: Iterable[str], names: frozenset[str]) -> str:
-    """Return the first directive that disallows the use, or an empty string. The client name is
-    included, if any.
+    """Return the first directive that disallows the use of an object, or an empty string.
 
     An X-Robots-Tag header is a list of directives, separated by commas. A name with a colon before
     a directive limits this directive and all following directives of the header to the client with
-    this name: `X-Robots-Tag: img2dataset: noai, noimageai`. `noindex`, `noimageindex` and `none`
-    are directives of search engines (source: Google Search Central, "Robots meta tag,
-    data-nosnippet, and X-Robots-Tag specifications"); `noai` and `noimageai` are conventions for
-    the training of models.
+    this name: `X-Robots-Tag: img2dataset: noai, noimageai`. The result includes the name.
+
+    `noindex`, `noimageindex` and `none` are directives of search engines (source: Google Search
+    Central, "Robots meta tag, data-nosnippet, and X-Robots-Tag specifications"). `noai` and
+    `noimageai` are conventions for the training of models.
 
     values  values of the X-Robots-Tag headers of a response
     names   return value of `robots_names`

@@ -1,11 +1,10 @@
-"""Request scheduler: queues per host, retries with exponential backoff and full jitter, and host
-outages.
+"""Request scheduler: a queue per host, and retries with exponential backoff and full jitter.
 
 A slow or overloaded host does not delay other hosts. A retry counts toward the limit of the request
 and toward the retry budget of the run, with two exceptions. Retries to an overloaded host do not
-use the budget, and the host is paused. Retries during an outage use neither the limit nor the
-budget; an outage begins if a host that has responded before becomes unreachable, and the retries
-end if the outage lasts too long.
+count toward the budget, and the host is paused. Retries during an outage count toward neither the
+limit nor the budget. An outage begins if a host that has responded before becomes unreachable. If
+the outage lasts too long, the requests to the host fail.
 """
 
 from __future__ import annotations
@@ -27,11 +26,12 @@ __all__ = ["FIRST_CONTACT_S", "OUTAGE_S", "HostQueues", "RetryQueue", "outage_de
 MIN_PACE_S, MAX_PACE_S = 0.02, 5.0  # delay between two requests to an overloaded host
 PACE_FACTOR = 0.9  # each success multiplies the delay between requests by this factor
 MAX_HOSTS = 1 << 16  # maximum number of hosts whose state (reached, unreachable) is kept
-OVERLOAD_WINDOW_S = 1.0  # refusals within this time count as a single refusal
+OVERLOAD_WINDOW_S = 1.0  # within this time after a pause, a refusal causes no further pause
 
 # Retries per run: the larger of 100 and half the number of requests.
 MIN_RETRY_BUDGET, RETRY_BUDGET_SHARE = 100, 0.5
-BASE_DELAY_S, MAX_DELAY_S = 0.5, 20.0  # delay before retry n: random in [0, BASE_DELAY_S * 2**n]
+# Delay before retry n: random in [0, min(MAX_DELAY_S, BASE_DELAY_S * 2**n)].
+BASE_DELAY_S, MAX_DELAY_S = 0.5, 20.0
 OVERLOAD_SHARE = 0.1  # factor of BASE_DELAY_S after an overload, because the host is also paused
 MAX_RETRY_AFTER_S = 60.0  # upper bound on a server's Retry-After
 OUTAGE_S = 90.0  # retry time for an unreachable host that has responded before
@@ -43,8 +43,7 @@ _Turn: TypeAlias = tuple[int, Request | BatchRequest, int]
 
 
 class _Host:
-    """The state of one origin: queued requests, requests in flight, and the earliest start of the
-    next request.
+    """The queued requests of one origin, the requests in flight, and the pace of new requests.
 
     name  host name without scheme and port
     """
@@ -75,11 +74,11 @@ class HostQueues:
         self._ready: dict[str, _Host] = {}  # hosts with queued requests
 
     def put(self, request: Request, is_retry: bool = False) -> None:
-        """Queue a new request at the end of its host's queue, and a retry before all requests with
-        a higher order.
+        """Add a request to the queue of its host.
 
-        The request with the lowest order must be first, because `pick` compares only the first
-        request of each queue.
+        A new request is added at the end, and a retry before all requests with a higher order. The
+        request with the lowest order must be first, because `pick` compares only the first request
+        of each queue.
         """
         host, turn = self._host(request.origin), (request.order, request, 0)
         if is_retry:
@@ -129,8 +128,9 @@ class HostQueues:
         return request
 
     def follow(self, origin: str, permit: Permit) -> Request | None:
-        """Remove and return the next request for a host, to reuse the connection of a transfer that
-        has just ended.
+        """Remove and return the next request for a host.
+
+        The request reuses the connection of a transfer that has just ended.
 
         permit  permit of the ended transfer
         return  None if another host has queued requests, if this host is overloaded, or if the
@@ -176,10 +176,10 @@ class HostQueues:
         return self._per_host is None or not self._is_full(host_of(origin)[0])
 
     def blocked_host(self, now: float, head: int) -> str | None:
-        """Return the name of a host that delays a request because the host is at its limit, or
-        None.
+        """Return the name of a host that delays a request because the host is at its limit.
 
-        head  maximum order of the delayed request
+        head    maximum order of the delayed request
+        return  None if no host delays such a request
         """
         for host in self._ready.values() if self._per_host is not None else ():
             if host.waiting[0][0] <= head and host.next_at <= now and self._is_full(host.name):
@@ -193,8 +193,8 @@ class HostQueues:
     def slow_down(self, origin: str, now: float, wait: float) -> float:
         """Pause an overloaded host for `wait` seconds; return the end time of the pause.
 
-        Refusals of requests that were in flight at the same time count as one refusal. If the host
-        refused most requests since the last pause, the delay between requests is doubled.
+        Several refusals of requests that were in flight at the same time cause only one pause. If
+        the host refused most requests since the last pause, the delay between requests is doubled.
         Otherwise, the delay is set to MIN_PACE_S.
         """
         host = self._host(origin)
@@ -260,8 +260,9 @@ def _request(turn: _Turn) -> Request:
 
 
 def outage_delay(lasted: float) -> float:
-    """Return the delay in seconds before the next attempt if a host has been unreachable for
-    `lasted` seconds.
+    """Return the delay in seconds before the next attempt to reach a host.
+
+    lasted  time in seconds since the host became unreachable
     """
     shortest, longest = _OUTAGE_DELAYS_S
     return random.uniform(0.5, 1.0) * min(longest, max(shortest, lasted / 2))
@@ -309,9 +310,7 @@ class RetryQueue:
         return True
 
     def _delay_after_response(self, request: Request, fault: Fault, now: float) -> float | None:
-        """Return the delay in seconds after an error response, or None if the request has no
-        attempts left.
-        """
+        """Return the delay in seconds after an error response; None if no attempts are left."""
         base = BASE_DELAY_S * OVERLOAD_SHARE if fault.is_overload else BASE_DELAY_S
         delay = random.random() * min(MAX_DELAY_S, base * 2**request.attempts)
         response = request.response
@@ -328,8 +327,9 @@ class RetryQueue:
         return None if request.attempts > self._max_retries else delay
 
     def _delay_if_unreachable(self, request: Request, now: float, is_outage: bool) -> float | None:
-        """Return the delay in seconds after a failed connection, or None if the outage has lasted
-        too long.
+        """Return the delay in seconds after a failed connection.
+
+        The result is None if no attempts are left, or if the outage has lasted too long.
         """
         since = self._hosts.unreachable(request.origin, now)
         if not self._max_retries:

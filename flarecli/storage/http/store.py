@@ -84,8 +84,9 @@ class HttpStore(Store):
 
     @classmethod
     def named_by_data(cls, url: str, guard: Guard) -> Location:
-        """Return the Location for an address found in data; a private address is accepted only if
-        the guard allows it.
+        """Return the Location for an address found in data.
+
+        A private address is accepted only if the guard allows it.
 
         raises  FormatError for an invalid address; UnsafeError for a scheme other than http(s)
         """
@@ -156,8 +157,9 @@ class HttpStore(Store):
         return b"" if start == stop else self.read_pieces(path, [(start, stop)])[0]
 
     def views(self, path: str, start: int, stop: int) -> list[memoryview]:
-        """Read a range, with parallel requests if it is large, and return its parts in order
-        without a copy.
+        """Read a range and return its parts in order, without copying.
+
+        A large range is read with parallel requests.
         """
         return [memoryview(data) for data in self.read_pieces(path, split(start, stop))]
 
@@ -186,11 +188,10 @@ class HttpStore(Store):
         self._pin(path, self._check(path, [request], pin), [request])
 
     def read_each(self, paths: Sequence[str]) -> Iterator[bytes]:
-        """Yield the content of many files in order, with a read-ahead that depends on their mean
-        size.
+        """Yield the content of many files in order, with read-ahead.
 
-        Requests are submitted in groups, and one wake-up of the caller reports many finished
-        requests.
+        The number of prefetched files depends on their mean size. Requests are submitted in groups,
+        and the caller is woken once for many finished requests.
         """
         jobs, ahead_bytes, engine = (
             self._limits.jobs,

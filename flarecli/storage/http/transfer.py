@@ -1,9 +1,8 @@
-"""A libcurl handle that runs one transfer at a time, checks the response, and stops when all needed
-bytes have arrived.
+"""Handle of libcurl that runs one transfer at a time, and checks the response.
 
-libcurl is configured not to follow redirects, decode content encodings, or read cookie and password
-files. The IP address of each connection is checked when its socket is created, so that DNS cannot
-bypass the check.
+A transfer ends when all needed bytes have arrived. libcurl is configured not to follow redirects,
+decode content encodings, or read cookie and password files. The IP address of each connection is
+checked when its socket is created, so that DNS cannot bypass the check.
 """
 
 from __future__ import annotations
@@ -176,8 +175,9 @@ class Handle:
         return None
 
     def _parse_head(self) -> Fault | None:
-        """Parse the response head and decide which bytes of the body to keep; return a fault or
-        None.
+        """Parse the response head, and determine which bytes of the body to keep.
+
+        return  a fault, or None if the head is valid
         """
         request = self.request
         self.response = request.response = response = Response(self.lines)
@@ -205,9 +205,7 @@ class Handle:
         return self._fault
 
     def _disallowing_directive(self, response: Response) -> str:
-        """Return the directive of X-Robots-Tag that disallows the use of the response, or an empty
-        string.
-        """
+        """Return the X-Robots-Tag directive that disallows the use of the response, or ""."""
         batch = self.request.batch
         if batch is None or not batch.obeys_robots_tag or ROBOTS_HEADER not in response.headers:
             return ""
@@ -243,8 +241,9 @@ class Handle:
         return None
 
     def _read_whole(self, response: Response) -> None:
-        """Set the bytes to keep if the server ignores ranges: all of a small object, or only the
-        requested range.
+        """Set the bytes to keep if the server ignores ranges.
+
+        A small object is kept completely; otherwise, only the requested range is kept.
         """
         request, total = self.request, response.total
         is_probe = request.stop == 0  # only the size is requested
@@ -264,10 +263,9 @@ class Handle:
     # -- the result
 
     def was_stale(self, code: int) -> bool:
-        """Return whether the transfer failed only because the server had closed a reused
-        connection.
+        """Return whether the transfer failed because the server had closed a reused connection.
 
-        Such a request is safe to repeat on a new connection (RFC 9112, section 9.3.1). libcurl
+        Such a request can be repeated safely on a new connection (RFC 9112, section 9.3.1). libcurl
         itself retries a few times, but on other reused connections, which may also be closed.
         """
         return (
@@ -288,8 +286,9 @@ class Handle:
         return Fault("deadline", f"incomplete after {self._limits.deadline_s:g} s")
 
     def finish(self, code: int) -> Fault | None:
-        """Set the data of the request, or return a fault; `code` is libcurl's result code, 0 for
-        success.
+        """Set the data of the request, or return a fault.
+
+        code  result code of libcurl; 0 for success
         """
         request, failed = self.request, code != 0 and not self._has_all
         if failed:
@@ -361,8 +360,9 @@ def _too_large(limit: int, max_bytes: int) -> Fault:
 
 
 def short_fault(size: int | None, stop: int) -> Fault:
-    """Return the fault for an object that ends before byte `stop`; `size` is the object's size, if
-    known.
+    """Return the fault for an object that ends before byte `stop`.
+
+    size  size of the object in bytes, or None if unknown
     """
     message = f"ends before byte {stop}" if size is None else short_message(size, stop)
     return Fault("short", message, hint=SHORT_HINT, error=FormatError)

@@ -80,8 +80,9 @@ def parse(url: str) -> Address:
 
 @functools.lru_cache(maxsize=4096)
 def _server(scheme: str, host: str, port: str | None) -> tuple[str, str]:
-    """Return `scheme://host[:port]` (the default port is omitted), and the origin, which always has
-    a port.
+    """Return the start of a URL, `scheme://host[:port]`, and the origin.
+
+    The start of the URL omits the default port. The origin always contains a port.
     """
     start = f"{scheme}://{_host(host)}"
     number = int(port) if port else DEFAULT_PORTS[scheme]

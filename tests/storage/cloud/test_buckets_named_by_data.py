@@ -59,7 +59,7 @@ def test_a_local_index_reads_buckets_with_credentials_and_a_note_lists_them(clou
     (tmp_path / "index.csv").write_text("key,url\n1,s3://mine/a\n2,s3://yours/b\n3,s3://mine/a\n")
     assert pack(str(tmp_path / "index.csv"), str(tmp_path / "out")) == 0
     err = capfd.readouterr().err
-    assert "the table names s3://mine, s3://yours: read with your credentials, if you" in err
+    assert "the table refers to s3://mine, s3://yours: read with your credentials, if you" in err
     assert signed(cloud, "/mine/a") == signed(cloud, "/yours/b") == {True}
 
 
@@ -75,7 +75,7 @@ def test_a_local_playlist_reads_buckets_with_credentials_and_a_note_lists_them(
     for command in ("cat", "inspect", "verify"):
         assert main([command, str(path)]) == 0
         err = capfd.readouterr().err
-        assert f"{path} names s3://mine: read with your credentials, if you have any" in err
+        assert f"{path} refers to s3://mine: read with your credentials, if you have any" in err
     assert signed(cloud, "/mine/shard.00000.mds") == {True}
 
 

@@ -236,7 +236,7 @@ def test_aws_profiles_are_read(tmp_path):
     assert caught(ReachError, credential_sources, "s3", {**env, "AWS_PROFILE": "sso"}) == expected
     assert (
         caught(ReachError, credential_sources, "s3", {**env, "AWS_PROFILE": "none"})
-        == "the profile 'none' in AWS_PROFILE does not exist"
+        == "the AWS profile 'none' does not exist or is empty"
     )
     expected = "AWS_ACCESS_KEY_ID is set in the environment, but AWS_SECRET_ACCESS_KEY is not set"
     assert (
