@@ -429,7 +429,7 @@ def test_text_that_is_not_utf8_is_reported(here, capfd):
         "pack latin.csv out",
         4,
         "latin.csv: line 2: byte 9 is not UTF-8",
-        "Save the file as UTF-8 text. Or name its encoding, such as --csv encoding=latin-1.",
+        "Save the file as UTF-8 text. Otherwise, set its encoding, such as --csv encoding=latin-1.",
     )
     text = pa.Array.from_buffers(pa.string(), 2, pa.array([b"ok", b"\xff\xfe"]).buffers())
     pq.write_table(pa.Table.from_arrays([text], names=["t"]), "latin.parquet")

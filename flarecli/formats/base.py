@@ -210,8 +210,8 @@ class Format:
     def described(self, streams: Sequence[Stream]) -> Sequence[Stream]:
         """Return the streams of one dataset with the common columns and Arrow types of their files.
 
-        Typed formats override this method. It opens each file whose types are unknown, but reads no
-        rows.
+        Typed formats override this method, and open each file whose types are unknown. No rows are
+        read.
 
         raises  FormatError if the columns of two files differ
         """
@@ -222,7 +222,7 @@ class Format:
         return {}
 
     def shard_facts(self, shard: Shard) -> Mapping[str, int | str]:
-        """Return facts about a shard for the output of `inspect`: name -> fact. Read no rows."""
+        """Return facts about a shard for `inspect`, without reading rows: name -> fact."""
         return {}
 
     def written_by(self, listed_by: str) -> str | None:
@@ -275,14 +275,14 @@ class Format:
     ) -> pa.RecordBatch:
         """Read rows start..stop as typed columns.
 
-        views  if true, text and bytes may be Arrow views into the mapped shard
+        views  whether text and bytes may be Arrow views into the mapped shard
         """
         raise NotImplementedError
 
     def read_columns(
         self, shard: Shard, rows: Sequence[int] | IntArray, columns: Sequence[str] | None = None
     ) -> LocatedRows | None:
-        """Locate stored values in memory; return None if the caller must read them instead."""
+        """Return the locations of stored values in memory; None if the caller must read them."""
         return None
 
     def scan_stream(

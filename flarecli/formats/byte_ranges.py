@@ -230,7 +230,7 @@ class MappedSource:
 
 
 class RangeSource:
-    """Source that reads a file in ranges. After the caller skips bytes, ranges are shorter."""
+    """Source that reads a file in ranges. After the caller skips bytes, the ranges are shorter."""
 
     def __init__(self, at: Location, size: int) -> None:
         self.size = size

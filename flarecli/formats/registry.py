@@ -236,7 +236,7 @@ def _formats_for(columns: Columns) -> list[str]:
 
 
 def facts(name: str | None) -> Format:
-    """Return a format by name; for None or an unknown name, a format with the default facts."""
+    """Return a format by name. For None or an unknown name, its facts are the default values."""
     return find(name) if name and is_known(name) else _UNKNOWN
 
 

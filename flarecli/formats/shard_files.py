@@ -142,9 +142,10 @@ def _hashed(parts: Iterable[Any], sums: Sums) -> Iterator[Any]:
 
 
 def read_optional(at: Location | None, max_bytes: int) -> bytes | None:
-    """Return the bytes of a file; b"" if it is larger than `max_bytes`, None if it cannot be read.
+    """Return the bytes of a file, or None if the file cannot be read.
 
-    at  location of the file; if it is None, the result is None
+    at         location of the file; None if there is no file
+    max_bytes  if the file is larger, the result is b""
     """
     if at is None:
         return None

@@ -20,7 +20,7 @@ from tests.properties import examples
 
 QUOTES = 'Put the whole field in quotes, and double each quote inside it: "5"" pipe".'
 UTF8 = "Save the file as UTF-8 text."
-ENCODING = f"{UTF8} Or name its encoding, such as --csv encoding=latin-1."
+ENCODING = f"{UTF8} Otherwise, set its encoding, such as --csv encoding=latin-1."
 HEADER = "Rename one of the columns, or use --csv header=no if the first line has values."
 SETTING = "the first line is the setting {} of a spreadsheet, not a header"
 REMOVE = "Remove this line; flare detects the delimiter."

@@ -267,7 +267,7 @@ class FFRecord(Format):
         return sorted(listed, key=lambda one: one[1])
 
     def unprotected(self, shard: Shard) -> str:
-        """Return a message if the table has no checksum, otherwise an empty text."""
+        """Return a message if the table has no checksum; otherwise, an empty string."""
         if shard.layout["sum"][0]:
             return ""
         return (

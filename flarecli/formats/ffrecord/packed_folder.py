@@ -4,8 +4,8 @@
     9   pickle  collections.OrderedDict: file name -> record number, folder name -> OrderedDict
 
 Source: files written by `pack_folder` of ffrecord 1.4.0. The ffrecord library unpickles the last
-record, although a pickle can run any code. flare interprets the opcodes of the pickle itself. It
-imports no classes and calls no objects. flare supports only the opcodes of protocols 2 to 5 that
+record, although a pickle can run any code. flare interprets the opcodes of the pickle itself,
+imports no classes and calls no objects. It supports only the opcodes of protocols 2 to 5 that
 nested OrderedDicts of text and integers need.
 """
 

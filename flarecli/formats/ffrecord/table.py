@@ -236,7 +236,7 @@ def read_copies(shard: Shard, rows: Sequence[int], check: bool = True) -> list[m
     faster than one allocation per record. See `read_views` for the arguments.
     """
     table, parts = ready(shard).table, read_views(shard, rows, False)
-    # numpy is faster than a bytearray here, because it allocates large arrays in huge pages
+    # A numpy array is faster than a bytearray here, because numpy uses huge pages for large arrays.
     owned: ByteArray = np.empty(sum(map(len, parts)) or 1, np.uint8)
     buffer = owned.data
     sums, out, start = ready(shard).sums, [], 0
@@ -282,7 +282,7 @@ def read_rows(
 
 
 def ready(shard: Shard) -> Layout:
-    """Return the layout of a shard after preparing it for reads.
+    """Return the layout of a shard, which is prepared on first use.
 
     raises  IntegrityError if the file size changed after the shard was opened
     """

@@ -215,7 +215,7 @@ class _Shard:
                 ):
                     where, hint = (
                         f"{self._at / one.name}.bag[{self.rows + i}]",
-                        "Append the same rows again, or pass replay=False to discard it.",
+                        "Append the same rows again, or pass replay=False to discard the record.",
                     )
                     raise IntegrityError(
                         "the stored record of an incomplete row differs from the new record",

@@ -241,7 +241,7 @@ class Granular(Format):
         )
 
     def verify_shard(self, shard: Shard, values: bool = False) -> Iterator[Finding]:
-        """Check the record numbers of rows. Check that each number has the size of its type.
+        """Check the record numbers of rows, and the sizes of records whose type has a fixed size.
 
         values  also check every record
         """

@@ -74,7 +74,7 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
     number = int.from_bytes(data[at + 1 : at + 1 + width], "big")
     if number >> 63:  # int64 cannot store the number
         raise ValueError
-    return number, at + 1 + width  # the caller checks that the data does not end in the number
+    return number, at + 1 + width  # the caller checks that the data contains the complete number
 
 
 @lru_cache(maxsize=256)

@@ -99,7 +99,7 @@ class LineFormat(MosaicFormat):
     def parse_layout(
         self, columns: Columns, config: Mapping[str, Any], where: object
     ) -> Mapping[str, Any]:
-        """Return the layout of the lines. Its entry `header` is the bytes before the first line."""
+        """Return the layout of the lines. The entry `header` has the bytes before the lines."""
         raise NotImplementedError
 
     def line_writer(self, columns: Columns, settings: Settings) -> LineWriter:

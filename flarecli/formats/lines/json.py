@@ -303,7 +303,8 @@ def places(
     """
     rows = len(starts) - 1
     if (np.diff(starts) < sum(len(before) for _, before, _ in plan.columns) + len(plan.tail)).any():
-        # A config may declare very long names, so this is checked before arrays are allocated.
+        # A config may declare very long names, so the line sizes are checked before arrays are
+        # allocated.
         return None
     quotes = _quotes(data, plan.tail, rows)
     if quotes is None or len(quotes) != rows * plan.quotes:

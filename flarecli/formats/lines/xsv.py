@@ -222,7 +222,7 @@ def _places(shard: Shard, first: int, data: ByteArray, starts: IntArray) -> line
         lengths = [
             [*map(len, _split(shard, first + row, whole[edges[row] : edges[row + 1]])[:-1])]
             for row in range(rows)
-        ]  # the array below is allocated after the check of all lines
+        ]  # all lines are checked before the array below is allocated
         steps = np.array(lengths, np.int64).reshape(rows, each)
         cuts = starts[:-1, None] + np.cumsum(steps + len(separator), axis=1) - len(separator)
     values_start = np.concatenate((starts[:-1, None], cuts + len(separator)), axis=1)
@@ -293,7 +293,7 @@ def _parts(fields: Iterable[pa.Array], separator: bytes, newline: bytes) -> list
 def _suspects(
     data: ByteArray, starts: IntArray, ends: IntArray, text: bytes, each: int
 ) -> IntArray:
-    """Return the rows that contain `text` more than `each` times; overlapping matches count.
+    """Return the rows that contain `text` more than `each` times, including overlapping matches.
 
     If `text` is longer than `_MAX_SEARCH_BYTES`, all rows are returned.
     """

@@ -202,7 +202,7 @@ class _JsonReader:
         return not self._next()
 
     def _skip(self, character: str) -> bool:
-        """Skip a character if it is the next one after whitespace, and return whether it is."""
+        """Skip whitespace and a character; return False if a different character follows."""
         if self._next() != character:
             return False
         self._position += 1
@@ -219,7 +219,7 @@ class _JsonReader:
                 return ""
 
     def _read(self) -> bool:
-        """Read at least as much text as is left, and return whether there was any.
+        """Read more text, at least as much as is unread; return False at the end of the file.
 
         The amount doubles, because `value` parses a large value again after each call.
         """

@@ -31,7 +31,7 @@ class Ready(NamedTuple):
 
     table    memoryview of the sample offsets; indexing returns Python integers
     view     memoryview of the decompressed shard; None if the shard is not in memory
-    source   the mmap or bytes object behind `view`, whose slices are bytes; `view` if there is none
+    source   the mmap or bytes object of `view`, whose slices are bytes; `view` if there is none
     head     function that returns the lengths and the selected values in the head of a sample
     size     size of the head in bytes
     first    number of lengths in the head

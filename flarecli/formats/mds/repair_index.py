@@ -1,7 +1,7 @@
 """Rebuild, merge and write `index.json` files of MosaicML Streaming.
 
-`rebuild` creates a lost index from the configs, row counts, sizes and checksums of the shards. For
-shards that MosaicML Streaming wrote, the result has the same bytes as the lost index.
+`rebuild` recreates a lost index from the configs, row counts, sizes and checksums of the shards.
+For shards that MosaicML Streaming wrote, the new index has the same bytes as the lost index.
 
 `merge` writes one index for the shards of all datasets below a folder, as `merge_index` of MosaicML
 Streaming does. The index lists the shards by their paths relative to the folder. Shards are not
@@ -317,8 +317,9 @@ def _version_entries(at: Location, urls: Sequence[str]) -> Iterator[bytes]:
 def _entries(where: Location, folder: str) -> Iterator[tuple[str, bytes]]:
     """Yield the entries of an index: path of the stored file, and JSON text of the entry.
 
+    If the index does not exist, there are no entries.
+
     folder  folder of the shards, relative to the dataset; empty for the folder of the dataset
-    return  nothing if the index does not exist
     """
     with contextlib.suppress(MissingError):
         for i, (shard, text) in enumerate(scan_shards(where)):

@@ -63,7 +63,7 @@ class Part(ABC):
         return {}
 
     def place(self, start: int) -> str:
-        """Return a message prefix that names a part of the file, such as a row group.
+        """Return a message prefix that identifies a part of the file, such as a row group.
 
         The prefix is empty if the file has no such parts.
 
@@ -255,7 +255,7 @@ def _sizes(array: pa.Array) -> npt.NDArray[np.float64]:
         count = kind.list_size
         items = array.values.slice(array.offset * count, len(array) * count)
         return np.asarray(_sizes(items).reshape(len(array), count).sum(axis=1))
-    if kinds.is_union(kind):  # the values may be in any order, so each may be as large as all
+    if kinds.is_union(kind):  # the order of the values is unknown, so their total size is a bound
         return np.full(len(array), float(array.get_total_buffer_size()))
     if kinds.is_nested(kind):  # a list, a list view or a map
         offsets = array.offsets.to_numpy()

@@ -1,11 +1,11 @@
 """CSV and TSV reader. The default dialect is RFC 4180 with a header.
 
-Errors contain the line number. The first line contains the column names. However, a first line of
-numbers, two of which are equal, contains values. The type of a column is inferred from the first
-4 MB: int64, float64 or bool if every value can be converted without loss, and text otherwise (`007`
-and a 20-digit number stay text). Key columns, link columns and columns that the user encodes as
-text are always read as text. In a number or bool column, an empty field is null. In a text column,
-an empty field is an empty string.
+Errors contain the line number. The first line contains the column names. However, if the first line
+contains only numbers, and two of them are equal, it is the first row. The type of a column is
+inferred from the first 4 MB: int64, float64 or bool if every value can be converted without loss,
+and text otherwise (`007` and a 20-digit number stay text). Key columns, link columns and columns
+that the user encodes as text are always read as text. In a number or bool column, an empty field is
+null. In a text column, an empty field is an empty string.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _LOSSY = {pa.float64(): r"^[+-]?(?:0[0-9]|[0-9]{16,}$)", pa.bool_(): r"^[01]$"}
 class Delimited(TextPart):
     """Reader of a CSV or TSV file. `rows` is 0 if the file has no rows, and None otherwise.
 
-    lacks_header  whether the first record was detected to contain values, not column names
+    lacks_header  whether flare detected that the first record contains values, not column names
     """
 
     at: Blocks
@@ -78,7 +78,7 @@ class Delimited(TextPart):
             for i, name in enumerate(self._names)
         ]
         self.schema = pa.schema(list(zip(self._names, types, strict=True)))
-        # names of text columns whose first values are numbers with a decimal comma
+        # Names of text columns whose first values are numbers with a decimal comma.
         self.decimal_commas = [
             name
             for i, name in enumerate(self._names)
@@ -89,7 +89,8 @@ class Delimited(TextPart):
             and _has_decimal_commas(first[1].column(i))
         ]
 
-        # column that would not be text without the null texts of other programs -> these texts
+        # Text column -> null texts of other programs, such as `NA`. Without these texts, the column
+        # would contain numbers or bools.
         self.null_texts = {
             name: found
             for i, name in enumerate(self._names)
@@ -295,8 +296,9 @@ def _has_decimal_commas(values: pa.ChunkedArray) -> bool:
 
 
 def _null_texts(values: pa.ChunkedArray, dialect: Dialect) -> list[str]:
-    """Return the null texts of other programs in a column, if all other values are numbers or
-    bools; otherwise, the result is empty.
+    """Return the null texts of other programs, such as `NA`, in a column of numbers or bools.
+
+    The result is empty if the column also contains other text.
     """
     if not pc.any(pc.is_in(values, pa.array(_NULL_TEXTS))).as_py():
         return []

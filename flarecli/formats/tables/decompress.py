@@ -72,8 +72,8 @@ class TextFile:
         """Yield the bytes in order, up to 4 MB at a time.
 
         start   offset of the first byte; must be 0 for a compressed file
-        raises  FormatError for invalid or truncated compressed data, a wrong checksum, or an
-                excessive decompressed size
+        raises  FormatError for invalid or truncated compressed data, or a wrong checksum;
+                IntegrityError for an excessive decompressed size
         """
         if self.compression:
             yield from decompressed(self.location.blocks(), self.compression, self.location)
@@ -96,8 +96,8 @@ class TextFile:
 def decompressed(blocks: Iterator[bytes], compression: str, where: object) -> Iterator[bytes]:
     """Yield decompressed data, up to 4 MB at a time.
 
-    raises  FormatError for invalid or truncated data, a wrong checksum, or an excessive
-            decompressed size; the errors that `blocks` raises
+    raises  FormatError for invalid or truncated data, or a wrong checksum; IntegrityError for an
+            excessive decompressed size; any error that `blocks` raises
     """
     source = _BlockFile(blocks)
     size = 0

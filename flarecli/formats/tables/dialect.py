@@ -11,6 +11,9 @@ semicolon, a tab or `|` instead of a comma. Detection checks the first records:
 3. If there is none, and the header has no comma, a delimiter that occurs equally often in the
    header and in most records is used. The other records are later reported as errors.
 4. Otherwise, the comma is the delimiter.
+
+If several delimiters qualify in step 2 or 3, the delimiter that occurs most often in the header is
+used.
 """
 
 from __future__ import annotations
@@ -184,7 +187,7 @@ def first_line(head: bytes) -> bytes:
 def detect_delimiter(head: bytes, quote: str, default: str, strict: bool = False) -> str:
     """Detect the delimiter in the first bytes of a file; return `default` if none matches.
 
-    strict  if true, the delimiter must occur equally often in all records; if false, in most
+    strict  whether the delimiter must occur equally often in all records, or only in most records
     """
     lines: list[bytes] = []
     for _, start, end in records(head, quote):

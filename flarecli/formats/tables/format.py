@@ -143,7 +143,7 @@ class TableFormat(Format):
         return out
 
     def open_shard(self, chunk: Chunk, columns: Columns | None = None) -> Shard:
-        """Open a file, and count its rows if the format does not store their number.
+        """Open a file. If neither the file nor the list contains the number of rows, count them.
 
         raises  FormatError for an invalid file, or a row count that differs from the listed count;
                 IntegrityError if the columns differ from the listed columns
@@ -362,8 +362,9 @@ def _with_dictionaries(schema: pa.Schema, parts: Sequence[Part]) -> dict[str, pa
 
 
 def _columns(schema: pa.Schema, types: Mapping[str, pa.DataType], part: Part) -> Columns:
-    """Return the columns of a table, with encodings from the file's metadata or default
-    encodings.
+    """Return the columns of a table.
+
+    The metadata of the file or the Arrow type determines the encoding of a column.
     """
     out = []
     for field in schema:
@@ -604,7 +605,7 @@ class TextTable(TableFormat):
             return open_kind(kind, chunk.at, (), _dialect(chunk))
         name = chunk.files[0].name if chunk.files else chunk.at.name
         plain, _ = split_compression(name.lower())
-        # `verify` passes decompressed bytes, whose location has no compression suffix
+        # `verify` passes decompressed bytes in a location without a compression suffix.
         _, compression = split_compression(chunk.at.name.lower())
         return open_text(chunk.at, plain, compression, (), _dialect(chunk))
 

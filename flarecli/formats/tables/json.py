@@ -2,8 +2,8 @@
 
 The first character of the file, not its name, determines the layout. Columns and types are inferred
 from the first 4 MB: int64 (uint64 if needed), float64, bool, text, lists and structs. Text that
-looks like a date stays text. A missing member is null. In later rows, a new member is an error, and
-so is a value of another type. An integer that its float64 column cannot represent is also an error.
+looks like a date stays text. A missing member is null. In later rows, a new member is an error. A
+value of another type, and an integer that a float64 column cannot represent, are also errors.
 """
 
 from __future__ import annotations

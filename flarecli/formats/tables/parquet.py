@@ -1,7 +1,7 @@
 """Parquet: read selected columns, one row group after another, and verify page checksums.
 
-A reader needs memory for one batch, and a megabyte per column. The size of files and of row groups
-does not matter.
+A reader needs memory for one batch, and a megabyte per column. The memory use does not depend on
+the size of the file or of its row groups.
 """
 
 from __future__ import annotations
@@ -530,7 +530,7 @@ def _open(
 def _batch_rows(
     reader: pq.ParquetFile, names: Sequence[str], numbers: range, safe_rows: int
 ) -> int:
-    """Return the number of rows per batch: 8,192, or fewer if a batch would exceed 1.9 MB."""
+    """Return the number of rows per batch: _ROWS, or fewer if a batch would exceed _BATCH_BYTES."""
     groups = [reader.metadata.row_group(i) for i in numbers]
     sizes = [group.total_byte_size // max(1, group.num_rows) for group in groups]
     probes = reader.iter_batches(

@@ -35,7 +35,7 @@ _MAGIC = b"PAR1"
 
 
 class PageRun(NamedTuple):
-    """Rows start..stop of a column in a row group. Their values fill one or more complete pages."""
+    """Rows start..stop of a column in a row group; their values are one or more complete pages."""
 
     column: str
     start: int

@@ -105,8 +105,8 @@ def open_text(
         "unknown table suffix",
         where=at,
         hint=f"Use a file with one of the suffixes {', '.join((*_TABLES, *TEXTS, _LIST))}, "
-        "or name the kind of the file with --input; "
-        "--input lines packs the files that a list names.",
+        "or set the kind of the file with --input; "
+        "--input lines packs the files that a list contains.",
     )
 
 

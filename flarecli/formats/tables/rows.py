@@ -168,9 +168,7 @@ class TableRows:
         )
 
     def _paged(self, row: int, stop: int, names: Columns) -> pa.RecordBatch | None:
-        """Read only the pages of rows from `row` to at most `stop`; None if this is not
-        possible.
-        """
+        """Read only the pages of rows from `row` to at most `stop`; None if this is impossible."""
         located = self.part.page_runs(row, stop, names)
         if located is None:
             return None

@@ -8,6 +8,7 @@ integers                 the smallest type for both; none for uint64 and a signe
 floats                   the larger type
 integer, float           float64; reading a value beyond 2^53 is an error
 text or bytes            the large type if either type is large
+fixed-size bytes         bytes of variable size
 decimals                 a type with the digits of both, at most 38
 date32, date64           date64
 timestamps, same zone    the finer unit; reading a value that is out of range is an error

@@ -5,7 +5,7 @@ Invalid UTF-8 and NUL bytes are errors.
 CSV (RFC 4180): a quoted field starts and ends with a quote, and a quote inside the field is
 doubled. So a byte is inside a quoted field if the number of quotes before this byte is odd. This
 rule locates the ends of records and detects misplaced quotes. A parser would accept misplaced
-quotes, and then return wrong columns and too few rows.
+quotes, and return wrong columns and too few rows.
 
 JSON arrays: unescaped quotes open and close strings, brackets outside strings change the depth, and
 a comma at the depth of the array ends a row. This module checks the bytes between the rows; the
@@ -45,7 +45,7 @@ BOM = b"\xef\xbb\xbf"
 _QUOTE, _BACKSLASH, _LF, _CR = ord('"'), ord("\\"), ord("\n"), ord("\r")
 _QUOTE_HINT = 'Put the whole field in quotes, and double each quote inside it: "5"" pipe".'
 _UTF8_HINT = "Save the file as UTF-8 text."
-_ENCODING_HINT = "Or name its encoding, such as --csv encoding=latin-1."
+_ENCODING_HINT = "Otherwise, set its encoding, such as --csv encoding=latin-1."
 _BRACKETS = np.zeros(256, np.int8)  # change of nesting depth for each byte value; 2 marks a comma
 _BRACKETS[list(b"{[")], _BRACKETS[list(b"}]")], _BRACKETS[ord(",")] = 1, -1, 2
 _BLANKS = b" \t\r\n"

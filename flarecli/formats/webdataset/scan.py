@@ -122,7 +122,7 @@ class _Column:
 
 
 class _Builder:
-    """Groups members into samples as they are added. The last sample may still be incomplete."""
+    """Builder that groups members into samples. The last sample may be incomplete."""
 
     def __init__(self) -> None:
         self.columns: dict[str, _Column] = {}
@@ -261,7 +261,7 @@ def read_stream(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the samples in a stream as typed batches, in order.
 
-    The memory use is at most one batch and its largest member.
+    At most one batch and its largest member are in memory.
 
     blocks   bytes of a tar, plain or compressed with gzip, bzip2 or zstd, in blocks of any length
     columns  columns of the batches; None to use the key and the extensions in the first batch

@@ -152,9 +152,7 @@ def _check_key(key: str | None, where: Place) -> None:
 
 
 def _check_extensions(columns: Columns, batch: pa.RecordBatch) -> None:
-    """Raise ValueFitError for the first row with an extension that would be read back
-    differently.
-    """
+    """Raise ValueFitError for the first row whose extension would be read back differently."""
     members = member_columns(columns)
     fixed = {extension.lower() for extension in extensions_of(columns)}
     for one in members:
@@ -256,7 +254,7 @@ def _names(keys: pa.Array, extension: str | pa.Array) -> pa.Array:
 def _all_names(keys: pa.Array, extensions: Sequence[str | pa.Array]) -> pa.Array:
     """Return the names of all members in row order: large_string [rows * members]."""
     rows, members = len(keys), len(extensions)
-    of_members = [  # for the first column, the extension in each row; then for the second column
+    of_members = [  # for each column, the extension in each row
         pa.repeat(pa.scalar(one, encodings.TEXT), rows)
         if isinstance(one, str)
         else one.cast(encodings.TEXT)
