@@ -77,7 +77,7 @@ _MAX_DAMAGED_NAMES = 1 << 12  # maximum number of copies with a damage count
 # Maximum space reserved at a time for small copies: in bytes, and as a fraction of the limit.
 _RESERVE_BYTES, _RESERVE_SHARE = 64 << 20, 64
 _LOCK_S, _OTHERS_S = 2.0, 30.0  # maximum wait for the folder's lock, and for another process
-_RETRY_S = 30.0  # delay after an error before the folder is used again
+_RETRY_S = 30.0  # delay after an error before copies are added again
 _number = itertools.count()
 _warned: set[str] = set()
 T = TypeVar("T", str, int)

@@ -103,7 +103,7 @@ def encode(encoding: Encoding, value: Any) -> Any:
     if name == "pkl":
         raise UnsafeError(
             "cannot store the value as pkl, because reading a pickle runs code",
-            hint="Pass a pickle as bytes, or use json.",
+            hint="Pass the pickle as bytes, or use the encoding json.",
         )
     raise ValueFitError(f"{type(value).__name__} cannot be stored as {name}")
 

@@ -22,7 +22,7 @@ class TableOptions(Options):
             group="Rows",
             metavar="KIND",
             choices=tuple(INPUTS),
-            help="Kind of SOURCE (default: detected): {choices}. A list of addresses is `lines`.",
+            help="Kind of SOURCE (default: detected): {choices}. Use `lines` for a list of addresses.",
         ),
     )
     csv: Sequence[str] = option(
@@ -47,7 +47,7 @@ class TableOptions(Options):
             raise UsageError(f"--input {self.input} contradicts --format {format}")
         if found is None:
             raise UsageError(
-                f"--input {self.input}: the source of this command is not a list of addresses",
+                f"--input {self.input}: this command does not read lists of addresses",
                 hint="Use `flare pack` or `flare unpack --fetch`.",
             )
         return found

@@ -227,7 +227,7 @@ def _check_steps(steps: Sequence[str]) -> None:
     if reads > 1:
         raise UsageError(
             "--where reads the rows more than once",
-            hint="Start with WITH d AS MATERIALIZED (SELECT * FROM dataframe), and use d.",
+            hint="Start with WITH d AS MATERIALIZED (SELECT * FROM dataframe), and read from d.",
         )
     if reads == 0 and "EMPTY_RESULT" not in steps:
         raise UsageError(

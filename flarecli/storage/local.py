@@ -814,9 +814,8 @@ def _rename_new(part: str, name: str, scratch: OpenFolder, folder: OpenFolder) -
     """
     if isinstance(scratch, str) or isinstance(folder, str):
         source, _ = descriptors.in_folder(scratch, part)
-        os.rename(
-            source, descriptors.in_folder(folder, name)[0]
-        )  # on Windows, never replaces a file
+        # On Windows, `os.rename` never replaces a file.
+        os.rename(source, descriptors.in_folder(folder, name)[0])
         return
     try:
         os.link(part, name, src_dir_fd=scratch, dst_dir_fd=folder, follow_symlinks=False)

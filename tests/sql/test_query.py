@@ -270,7 +270,7 @@ def test_an_interrupt_in_the_source_is_an_interrupt():
         (
             "n > (SELECT avg(n) FROM dataframe)",
             "--where reads the rows more than once",
-            "Start with WITH d AS MATERIALIZED (SELECT * FROM dataframe), and use d.",
+            "Start with WITH d AS MATERIALIZED (SELECT * FROM dataframe), and read from d.",
         ),
     ],
 )

@@ -79,7 +79,7 @@ class Appender:
             raise UsageError(
                 f"appending would invalidate the checksums in {_PLAYLIST}",
                 where=at,
-                hint="Move the playlist away, and create a new one after appending.",
+                hint="Delete the playlist, and create a new playlist after appending.",
             )
         if (self._at / (SPEC if shard_rows is not None else f"{shard_folder(0)}/{SPEC}")).exists():
             raise UsageError(

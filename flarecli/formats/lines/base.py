@@ -163,7 +163,7 @@ class LineFormat(MosaicFormat):
                 the first row that a line cannot store
         """
         writer = self.line_writer(columns, settings)
-        # Sizes come first: a row that is too large is rejected without a check of its values.
+        # Row sizes are checked first, so that the values of too large rows are not checked.
         sizes = weights(columns, batch, writer.fixed_bytes, 0, self.name)
         first = 0
         for piece in pieces(batch):

@@ -197,7 +197,7 @@ def _entry(
     ):
         raise FormatError(
             f"config has compression {declared!r:.60}; "
-            f"file names have {' and '.join(sorted(zipped))!r}",
+            f"the suffixes of the files are {' and '.join(map(repr, sorted(zipped)))}",
             where=chunk.at,
         )
     hashes = config["hashes"]

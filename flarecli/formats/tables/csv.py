@@ -36,7 +36,7 @@ _ROWS = 8192
 _NUMBER = r"(?a)[+-]?\d{1,40}(?:\.\d{1,40})?"
 _DECIMAL_COMMA = r"^[+-]?[0-9]+,[0-9]+$"
 _THOUSANDS = r"^[+-]?[0-9]{1,3},[0-9]{3}$"
-# A spreadsheet program reads and writes the delimiter as a line before the header.
+# Some spreadsheet programs write the delimiter in a line before the header.
 _SPREADSHEET_SETTING = re.compile(rb'(?i)"?sep=[,;|\t]?"?')
 _EXPECTED = {pa.int64(): "integers", pa.float64(): "numbers", pa.bool_(): "true or false"}
 _NULL_TEXTS = ("NA", "N/A", "n/a", "#N/A", "NULL", "null", "None", "\\N")

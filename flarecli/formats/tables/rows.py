@@ -28,7 +28,7 @@ MAX_CACHED_BYTES = 128 << 20  # maximum total size of decoded batches in the pro
 # maximum number of rows that are decoded only to reach a requested row; for a greater distance, the
 # pages of the requested row are read
 NEAR_ROWS = 8192
-MAX_OPEN_READERS = 2  # maximum number of open readers per table; each has other columns
+MAX_OPEN_READERS = 2  # maximum number of open readers per table; each reads different columns
 Columns = tuple[str, ...]
 # cache key: number of the table; column names of a batch, or column name of a page run; first row
 _Key = tuple[int, Columns | str, int]

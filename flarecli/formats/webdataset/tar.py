@@ -215,7 +215,7 @@ def members(
         else:
             seen.skipped[_skipped(kind, size, where, start - BLOCK)] += 1
     if own:
-        raise FormatError(f"the PAX or GNU header before byte {pos} has no member", where=where)
+        raise FormatError(f"no member follows the PAX or GNU header before byte {pos}", where=where)
     _check_end(source, view[at:], pos, where, seen)
 
 

@@ -603,7 +603,7 @@ def upload(
         result_interruptibly(task)
     except BaseException:
         _abort(queue)
-        wait([task], _ABORT_S)  # until the upload has deleted the pieces that it wrote
+        wait([task], _ABORT_S)  # the upload deletes the pieces that it wrote
         raise
 
 

@@ -121,18 +121,18 @@ ZIPPED = gzip.compress(mds(compression="gz"))
         ),
         (
             {"shard.00000.mds.gz": gzip.compress(mds())},
-            "/shard.00000.mds.gz: config has compression None; file names have 'gz'",
+            "/shard.00000.mds.gz: config has compression None; the suffixes of the files are 'gz'",
         ),
         (
             {"shard.00000.mds.gz": gzip.compress(mds(compression="br:5"))},
-            "/shard.00000.mds.gz: config has compression 'br:5'; file names have 'gz'",
+            "/shard.00000.mds.gz: config has compression 'br:5'; the suffixes of the files are 'gz'",
         ),
         (
             {
                 "shard.00000.json": b"",
                 "shard.00000.json.meta.gz": gzip.compress(meta(compression="gz")),
             },
-            "/shard.00000.json: config has compression 'gz'; file names have ' and gz'",
+            "/shard.00000.json: config has compression 'gz'; the suffixes of the files are '' and 'gz'",
         ),
         ({"shard.00000.json": b""}, "/shard.00000.json.meta: no such file or folder"),
         (

@@ -352,7 +352,7 @@ def test_input_and_csv_serve_the_reading_commands(tmp_path):
         ({"csv": ["x=1"]}, "--csv: unknown key 'x'"),
         (
             {"input": "lines"},
-            "--input lines: the source of this command is not a list of addresses",
+            "--input lines: this command does not read lists of addresses",
         ),
     ],
 )

@@ -354,7 +354,7 @@ def test_pax_records_above_the_maximum_size_are_not_read():
 
 def test_pax_records_without_a_member_are_refused():
     data = LONG[:1024] + tar.END
-    assert message(data) == "t.tar: the PAX or GNU header before byte 1024 has no member"
+    assert message(data) == "t.tar: no member follows the PAX or GNU header before byte 1024"
 
 
 def test_one_block_of_zeros_is_an_end_marker():

@@ -332,7 +332,7 @@ class Stream:
         """Read a remote file and check it."""
         if not self.is_copied:
             at = self._local_file(stored.basename)
-            data = at.read(0, at.size())  # raises if the file is missing
+            data = at.read(0, at.size())  # raises an error if the file is missing
         else:
             at = self._remote_file(stored.basename)
             data = at.read(0, stored.bytes or at.size())
