@@ -110,7 +110,7 @@ def test_the_repr_of_objects_describes_them(place):
     assert list(found) == []
     assert (
         repr(found)
-        == "<Verification: 3 files, 1 shards, 3 rows, 0 findings; iterate it for the findings>"
+        == "<Verification: 3 files, 1 shards, 3 rows, 0 findings; iterate over it to receive the findings>"
     )
 
 

@@ -116,7 +116,11 @@ def test_colliding_names_are_refused_before_the_first_file_is_written(
         (["a", "b", "a."], 2, "'a.' is also the name of selected row 0"),
         (["A. .", "b", "a"], 2, "'a' is also the name of selected row 0"),
         (["x/a", "X /A"], 1, "'X /A' is also the name of selected row 0"),
-        (["a", "A./b"], 1, "'A./b' is in a folder whose name is that of selected row 0"),
+        (
+            ["a", "A./b"],
+            1,
+            "'A./b' is in a folder with the same name as the file of selected row 0",
+        ),
         ([".FLARE"], 0, "'.FLARE' is reserved by flare"),
         (["Index.jsonl"], 0, "'Index.jsonl' is reserved by flare"),
     ],

@@ -49,7 +49,7 @@ def cat(options: CatOptions) -> Iterator[pa.RecordBatch]:
     progress = options.progress or Progress()
     where, limit, head, tail = options.where, options.limit, options.head, options.tail
     exact = (options.exact or options.stored) and where is None
-    option = "--raw" if options.stored else "--columns"  # only --raw requires stored values
+    option = "--raw" if options.stored else "--columns"  # named in messages
     table = options.table_headers()
     guard = options.guard(sources)
     opened = open_streams(sources, options.input, options.stdin)
@@ -94,7 +94,7 @@ def cat(options: CatOptions) -> Iterator[pa.RecordBatch]:
     read = columns_to_read(data.schema.names, columns, where)
     schema = pa.schema([(data.exact if exact else data.schema).field(name) for name in read])
     values = ValueLimit(data, parts, guard.limits.max_bytes)
-    # a condition may use every column, so with a condition all values are read
+    # a condition may use the value of any column, so no value may be replaced with zero bytes
     large = values.reader(read, exact) if where is None else None
     row_bytes = average_row_bytes(parts, len(data))
     pairs = read_rows(data, order, first, last, read, row_bytes, exact, large)
@@ -123,14 +123,14 @@ def _limited(
 
 
 def _reported(batches: Iterator[pa.RecordBatch], progress: Progress) -> Iterator[pa.RecordBatch]:
-    """Yield the batches unchanged, and report the rows that are read as progress."""
+    """Yield the batches unchanged, and report their rows as progress."""
     for batch in batches:
         progress.advance(batch.num_rows, batch.nbytes)
         yield batch
 
 
 def _at_least_one(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield batches with rows, or one empty batch, so that the schema is known."""
+    """Yield the batches that have rows, or one empty batch with the schema if there are none."""
     is_empty = True
     for batch in batches:
         if batch.num_rows:

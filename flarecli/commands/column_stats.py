@@ -54,6 +54,7 @@ def statistics(
     - the numbers of rows, nulls and distinct values,
     - the minimum and the maximum of numbers, text lengths, byte lengths and list lengths,
     - `unfit`, the number of text values that are invalid numbers,
+    - the total size of text and bytes,
     - the number of images, and the widths and heights of the smallest, the median and the largest
       image by pixels.
 
@@ -61,7 +62,7 @@ def statistics(
     row_bytes  estimated size of a row in bytes
     limit      maximum size of a value
     seed       random seed for the sample of rows whose bytes are read
-    progress   progress to which the rows are reported when they are read
+    progress   receives the number of rows and bytes that were read
     raises     ReachError for a value above the limit; the errors of reading a dataset
     """
     small = [field.name for field in data.schema if not encodings.is_binary(field.type)]

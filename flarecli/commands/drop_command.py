@@ -40,7 +40,7 @@ from flarecli.write.versions import Version, open_for_change
 
 __all__ = ["Changed", "compact", "drop"]
 
-_BATCH_ROWS = 1 << 14  # keys of erased rows that are read together
+_BATCH_ROWS = 1 << 14  # number of rows whose keys are read together
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,8 @@ def drop(options: DropOptions) -> Changed:
     The rows are selected by a condition, by number, or by the values of a key column in a file.
     With `erase`, the replaced files and the versions that list them are deleted.
 
-    raises  UsageError unless exactly one option selects rows or a column, and if a pin lists a file
-            to erase; the errors of `rewrite`
+    raises  UsageError if no option or more than one option selects rows or a column, or if a pin
+            lists a file to erase; the errors of `rewrite`
     """
     out, progress = address_text(options.out), options.progress or Progress()
     guard = options.guard([out])
@@ -226,7 +226,7 @@ def _column(name: str, base: Version) -> _Selection:
 
 
 def _replaced_files(base: Version, selection: _Selection) -> list[str]:
-    """Return the names of the files that the new version no longer lists."""
+    """Return the names of the files of replaced shards, which the new version does not list."""
     names = list[str]()
     for number, stream in enumerate(base.streams):
         if stream.name == selection.stream:
@@ -267,8 +267,8 @@ def _planned_erasure(
 ) -> _Erasure:
     """Find the keys to erase, and the files that contain the removed rows or these keys.
 
-    raises  UsageError if a pin lists a file to erase, unless `break_pins` is set; the error of a
-            shard in an earlier version or a pin that cannot be read
+    raises  UsageError if a pin lists a file to erase, and `break_pins` is not set; the errors of
+            reading the earlier versions, the pins and their shards
     """
     earlier = [(pin.number, pin) for pin in versions.pins(at).values()]
     for number in versions.numbers(at):
@@ -362,7 +362,7 @@ def _erase(
 ) -> None:
     """Delete files, and all playlists that list one of these files.
 
-    keys  keys to record before the deletion; None if they were recorded before
+    keys  keys to record before the deletion; None if they are already recorded
     """
     with CommitLock(at) as lock:
         number = versions.newest(at).number
@@ -376,7 +376,7 @@ def _erase(
     for name in busy:
         progress.note(
             f"{name}: not erased, because another process is writing this fragment, which may contain "
-            "the rows; run `flare prune` after this process has ended"
+            "the rows; run `flare prune` after the other process has ended"
         )
     if count:
         versions_of_objects = "" if at.is_local else ", earlier versions of objects in the bucket,"

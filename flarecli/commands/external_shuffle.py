@@ -22,7 +22,7 @@ from flarecli.storage.local import temporary_file_error
 __all__ = ["shuffled"]
 
 _MEMORY_BYTES = 32 << 20  # maximum size of rows sorted in memory
-_PART_BITS, _KEY_BITS = 8, 62  # first bits of a sort key, which select the part; all bits
+_PART_BITS, _KEY_BITS = 8, 62  # leading bits, which select the part; bits of a sort key
 _BATCH_ROWS = 8192
 _SORT_KEY = "place in the order"  # name of the last column, which contains the sort keys
 
@@ -101,7 +101,7 @@ class _SortFile:
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
-        # for each `write`: the start of each segment and the end of the last: int64 [parts + 1]
+        # one array per `write`: starts of its segments, and the end of the last: int64 [parts + 1]
         self._offsets: list[IntArray] = []
         try:
             self._file = tempfile.TemporaryFile(prefix="flare-")  # noqa: SIM115 - closed by `close`
@@ -129,7 +129,7 @@ class _SortFile:
     def parts(self) -> Iterator[list[pa.RecordBatch]]:
         """Yield the batches of each part.
 
-        After the first part was read, `write` must not be called.
+        `write` must not be called after the first part was read.
         """
         for number in range(1 << _PART_BITS):
             batches: list[pa.RecordBatch] = []
@@ -146,5 +146,5 @@ class _SortFile:
 
     def close(self) -> None:
         """Remove the file."""
-        with contextlib.suppress(OSError):  # the failed write has already raised this error
+        with contextlib.suppress(OSError):  # the failed `write` has already raised the error
             self._file.close()

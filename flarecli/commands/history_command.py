@@ -66,10 +66,11 @@ class Restore(versions.Change):
 def log(options: LogOptions) -> tuple[VersionInfo, ...]:
     """Return the versions of a dataset, the oldest first.
 
-    `pin` first copies the newest playlist to `playlist.PIN.yaml`, and `restore` first creates a
-    version with the shards of an earlier version.
+    `restore` first creates a version with the shards of an earlier version. `pin` then copies the
+    newest playlist to `playlist.PIN.yaml`.
 
-    raises  UsageError for an invalid or existing name of a pin, or an unknown version
+    raises  UsageError for an invalid name of a pin, for a name that pins another version, and for
+            an unknown version
     """
     out = address_text(options.out)
     changes = options.restore is not None or options.pin is not None
@@ -141,7 +142,7 @@ class Pruned:
     versions   numbers of the removed versions
     files      number of removed files
     bytes      total size of the removed files in bytes
-    busy       fragments that were kept, because another process is writing them
+    busy       names of the fragments that were kept because another process is writing them
     """
 
     versions: tuple[int, ...]
@@ -160,7 +161,7 @@ def prune(options: PruneOptions) -> Pruned:
     """Remove old versions of a dataset, and the files that no remaining version lists.
 
     Files that a pin lists are kept. In a dry run, nothing is removed, and the result contains the
-    versions and files that a run without `dry_run` would remove.
+    versions and the number of files that a run without `dry_run` would remove.
 
     raises  UsageError without `keep`; FormatError if a playlist cannot be read, before any file is
             removed

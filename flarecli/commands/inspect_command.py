@@ -174,15 +174,15 @@ def inspect(options: InspectOptions) -> Inspection:
     """Describe datasets: format, rows, shards, bytes, columns, compression, checksums, gaps.
 
     Only playlists, indexes and shard headers are read. For a remote dataset with a playlist or an
-    index, only this file is read. A compressed shard that is not listed is read completely, because
-    its header is compressed too. A sample has at most 10,000 rows and about 256 MiB;
-    `Inspection.asked` is the requested number of rows. `columns` selects the columns to describe.
-    `rows`, `where` and `limit` are applied in this order; they select the rows of the sample and of
-    the statistics, and `Inspection.selected` counts these rows. A value larger than `max_object`
-    that is read is an error. If local shards are missing, `missing` contains their addresses, and
-    the sample and the statistics describe the other shards. Raises UsageError for an unknown stream
-    or column, or if `format` is not the listed format; UnsafeError for `urls` if a listed address
-    is not allowed; and the errors of `resolve`.
+    index, only this file is read. A compressed shard whose row count is not listed is read
+    completely, because its header is also compressed. A sample has at most 10,000 rows and about
+    256 MiB; `Inspection.asked` is the requested number of rows. `columns` selects the columns to
+    describe. `rows`, `where` and `limit` are applied in this order; they select the rows of the
+    sample and of the statistics, and `Inspection.selected` counts these rows. If a value that is
+    read is larger than `max_object`, an error is raised. If local shards are missing, `missing`
+    contains their addresses, and the sample and the statistics describe the other shards. Raises
+    UsageError for an unknown stream or column, or if `format` is not the listed format; UnsafeError
+    for `urls` if a listed address is not allowed; and the errors of `resolve`.
     """
     sources = address_texts(options.sources)
     guard = options.guard(sources)
@@ -214,7 +214,7 @@ def inspect(options: InspectOptions) -> Inspection:
     if options.columns is not None:
         infos = _with_columns(infos, name_list(options.columns))
     if stats or sample is not None or has_selection:
-        # imported only here, because they load Arrow
+        # imported only here, because these modules load Arrow
         from flarecli.commands.column_stats import statistics
         from flarecli.commands.large_values import ValueLimit
         from flarecli.commands.row_order import average_row_bytes, read_rows

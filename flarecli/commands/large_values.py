@@ -68,7 +68,7 @@ class ValueLimit:
 def small_batches(
     batches: Iterable[pa.RecordBatch], max_bytes: int, address: str
 ) -> Iterator[pa.RecordBatch]:
-    """Yield batches whose row numbers are unknown.
+    """Yield the rows before the first large value, from batches without row numbers.
 
     address  address of the source
     raises   ReachError at the first row with a value of more than `max_bytes`

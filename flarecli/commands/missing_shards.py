@@ -17,7 +17,7 @@ __all__ = ["holes", "missing_shards", "writer_of"]
 
 _MAX_CHECKED = 100_000  # maximum number of shards whose files are checked
 _MISSING = "missing"
-# A shard number. Shorter numbers may be parts of words, and longer numbers may be checksums.
+# matches a shard number; shorter numbers may be parts of words, and longer numbers checksums
 _NUMBER = re.compile(r"\d{3,18}", re.ASCII)
 
 
@@ -32,7 +32,7 @@ def writer_of(stream: Stream, of: Playlist) -> str | None:
 
 
 class _Missing(NamedTuple):
-    """Consecutive shards of a stream, `first` to `last`, that cannot be read for one reason."""
+    """Shards `first` to `last` of a stream, which cannot be read for the same reason."""
 
     first: int
     last: int
@@ -45,7 +45,8 @@ def holes(parts: Sequence[Stream], is_changed: bool = False) -> tuple[str, ...]:
     Only local files are checked, because each remote file would require a request.
 
     parts       parts of a stream, with known rows
-    is_changed  whether a change created the list: gaps are then shards that the change removed
+    is_changed  whether a change created the list; if so, gaps are not reported, because the change
+                may have removed these shards
     """
     first, out = 0, list[str]()
     for stream in parts:

@@ -47,9 +47,9 @@ _ESCAPES = {"\\t": "\t", "\\n": "\n", "\\r": "\r", "\\\\": "\\"}
 
 
 def _pairs(items: Iterable[str], form: str) -> dict[str, str]:
-    """Parse options of the form NAME=VALUE. Raises UsageError for any other text.
+    """Parse texts of the form NAME=VALUE. Raises UsageError for any other text.
 
-    form  the form in the help of the option
+    form  the form as shown in the help of the option, for messages
     """
     pairs: dict[str, str] = {}
     for item in items:
@@ -447,7 +447,7 @@ class PackOptions(_DownloadOptions, TableOptions, _WriteOptions, _StreamOptions)
         False,
         Option(
             group="Rows",
-            help="Use null if a column is missing in one of several tables, for a key of a folder, or in appended rows.",
+            help="Use null if a column is missing in one of several tables, in appended rows, or for one of the keys in a folder of files.",
         ),
     )
     folder_column: str | None = option(

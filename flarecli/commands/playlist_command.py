@@ -81,12 +81,10 @@ def playlist(options: PlaylistOptions) -> str:
 
 
 def _check_is_playlist(at: Location) -> None:
-    """Raise UsageError if a file exists and is not a playlist, so that replacing it would lose
-    data.
-    """
+    """Raise UsageError if a file that is not a playlist would be replaced."""
     try:
         at.size()
-    except FlareError:  # no readable file; the write reports other errors
+    except FlareError:  # nothing to replace, or the write reports the error
         return
     try:
         parse(stored(at), at)

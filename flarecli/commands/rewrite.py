@@ -70,6 +70,7 @@ class Rewrite(versions.Change):
 
     runs     index of a stream -> its runs, in the order of its shards
     columns  index of a stream -> its new columns, if they change; all its shards are then replaced
+    keeps_rows  whether all rows and their order remain the same
     """
 
     at: Location
@@ -105,7 +106,7 @@ class Rewrite(versions.Change):
             if sum(map(len, pieces)) != sum(map(len, new)):
                 raise _changed(base)
             pieces = [_with_columns(versions.sliced(stream, 0, 0), self.columns[number]), *new]
-        # keep the other files of a fragment in the list while one of its shards is listed
+        # the other files of a fragment remain listed while at least one of its shards is listed
         return versions.without_unused_files(versions.concatenated(self.at, pieces))
 
 
@@ -268,7 +269,7 @@ def _shards(group: Group) -> Iterator[tuple[int, IntArray | None]]:
 
 
 def settings_of(stream: Stream, shard_bytes: int | None = None) -> Settings:
-    """Return settings with the compression, the hashes and the separators of a stream."""
+    """Return settings with the compression, the newline and the separator of a stream."""
     compression = stream.headers.get("compression")
     settings = Settings(
         compression if isinstance(compression, str) else None, (), shard_bytes, None

@@ -102,7 +102,10 @@ class Order:
         return list(map(range, self.starts.tolist(), stops.tolist()))
 
     def first(self, rows: int) -> Order:
-        """Return the first rows of an order without a sample, a shuffle and a rank."""
+        """Return the order of the first rows.
+
+        The order must have no sample, no shuffle and no rank.
+        """
         kept = self.firsts < rows
         return replace(
             self,
@@ -113,7 +116,7 @@ class Order:
         )
 
     def sampled(self, sample: int | float, seed: int) -> Order:
-        """Return a random sample of an order without a shuffle; the sample is in the same order.
+        """Return a random sample of the rows, in the same order. The order must have no shuffle.
 
         sample  number of rows, or a share of the rows as a float
         """

@@ -143,7 +143,7 @@ def run_line(place, monkeypatch, capfd):
         ),
         (
             "unpack out new --name ../{key}.{ext}",
-            "--name '../{key}.{ext}': it leaves the folder",
+            "--name '../{key}.{ext}': the file name leaves the folder",
             "Use a pattern like '{key}.{ext}' or 'a/{key}.{ext}'.",
         ),
         (

@@ -67,8 +67,9 @@ class AddColumn(versions.Change):
 def add_column(task: PackTask, progress: Progress) -> Packed:
     """Pack a column of the source as a new stream of an existing dataset, and commit a new version.
 
-    raises  UsageError if the dataset has the column, or the source lacks it; FormatError if the
-            source does not have exactly one value for each row
+    raises  UsageError if the source lacks the column, or if the dataset has the column and
+            `replace` is not set; FormatError if the source does not have exactly one value for each
+            row
     """
     options, name = task.options, task.options.add_column or ""
     at, base = open_for_change(task.out, task.guard, options.dry_run)
@@ -145,7 +146,7 @@ def _pack(task: PackTask, plan: Plan, at: Location, base: Version, name: str) ->
 def _matched(task: PackTask, base: Version, name: str, folder: str, progress: Progress) -> PackTask:
     """Return a task whose source is a file with the rows in the order of the dataset.
 
-    raises  FormatError for a key that is missing in the source, or that occurs there twice
+    raises  FormatError for a key that is missing in the source, or that occurs twice in the source
     """
     plan = planned(task, progress)
     key = task.key or ""
@@ -168,8 +169,9 @@ def _matched(task: PackTask, base: Version, name: str, folder: str, progress: Pr
 
 
 def _save(plan: Plan, path: str, key: str, keys: Keys) -> int:
-    """Write all columns of the source except the key column to a file, and add the keys to
-    `keys`.
+    """Write the source without the key column to a file; return the number of rows.
+
+    The keys are added to `keys`.
     """
     count = 0
     writer = None

@@ -116,9 +116,7 @@ class Append(versions.Change):
         )
 
     def _check_keys(self, key: str, base: Version) -> None:
-        """Raise BusyError if a shard that was added after version `since` has a key of the new
-        rows.
-        """
+        """Raise BusyError if a shard added after version `since` contains a key of the new rows."""
         number = self._stream_with(key)
         known, stream = set(self.since.streams[number].urls), base.streams[number]
         arrived = [i for i, url in enumerate(stream.urls) if url not in known]
@@ -169,7 +167,7 @@ class Replace(versions.Change):
         return self.append.source
 
     def apply(self, base: Version) -> tuple[Stream, ...]:
-        self.append.apply(base)  # checks the streams and the keys
+        self.append.apply(base)  # raises if the streams or the keys do not match
         return self.append.added_to(self.rewrite.apply(base))
 
 
@@ -222,7 +220,7 @@ def append_rows(task: PackTask, progress: Progress) -> Packed:
         if (done := _appended(task, at, base, record)) is not None:
             progress.note(f"version {done.version} already contains these rows")
             return done
-        if task.key is None or _replaces(plan):  # otherwise, compare keys with the newest version
+        if task.key is None or _replaces(plan):  # otherwise compare with the newest keys
             options = _recorded_options(_stream_task(task, base, 0))
             base = unfinished_base(at, base, {"source": task.source_digest, "options": options})
     try:
@@ -349,7 +347,7 @@ def _commit_replacing(
     """
     at, base = change.at, versions.newest(change.at)
     change = replace(change, since=base)
-    change.apply(base)  # checks the streams
+    change.apply(base)  # raises if the streams do not match
     rows = _rows_with_keys(change.keys(change.key or ""), base.dataset, change.key or "")
     groups = _groups_without(base, rows)
     removed.rows, removed.bytes = len(rows), total_size(base, groups)[1]
@@ -417,8 +415,8 @@ def _for_dataset(task: PackTask, base: Version) -> PackTask:
     for name, encoding in (options.encode or {}).items():
         if chosen.get(name) != encoding:
             raise UsageError(
-                f"--encode {name}={encoding} differs from the encoding in the dataset, "
-                f"{chosen.get(name, 'which has no such column')}",
+                f"--encode {name}={encoding} does not match the dataset, which has "
+                + (f"the encoding {chosen[name]}" if name in chosen else "no such column"),
                 where=base.at,
             )
     data = base.dataset
@@ -505,7 +503,7 @@ def _type_hint(name: str, kind: pa.DataType, expected: pa.DataType) -> str:
 
 
 def _fits(kind: pa.DataType, expected: pa.DataType) -> bool:
-    """Return whether values of a type can be converted to another type without a change."""
+    """Return whether any value of one type can be converted to another type without a change."""
     one = encodings.value_type(encodings.without_variants(kind))
     other = encodings.value_type(encodings.without_variants(expected))
     common = common_type(one, other)

@@ -21,7 +21,7 @@ from flarecli.units import format_list
 __all__ = ["NullValues"]
 
 FAIL, FILL = "fail", "fill"
-_FORMS = (  # check of a type, and a value of the type as text
+_FORMS = (  # (function that checks a type, example of a value as text)
     (kinds.is_date, "2024-01-31"),
     (kinds.is_timestamp, "2024-01-31T12:00:00"),
     (kinds.is_time, "12:00:00"),

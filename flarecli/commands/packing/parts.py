@@ -430,7 +430,10 @@ def _part_number(options: PackOptions) -> tuple[int, int]:
 
 
 def _divided(plan: Plan, count: int) -> _Division:
-    """Divide the selected rows into N parts of the same size. The last parts may be smaller."""
+    """Divide the selected rows into N parts of the same size.
+
+    The last part that has rows may be smaller, and the parts after it are empty.
+    """
     options = plan.options
     is_selection = options.where is not None or options.shuffle is not None
     if options.where is None:
@@ -619,7 +622,7 @@ def _common_task(
     )
     if task.encodings is not None:
         # The keys of all rows were compared before, so a part reads no keys of the dataset. A task
-        # without the dataset is small, also if the dataset lists a million shards.
+        # without the dataset is small even if the dataset lists a million shards.
         return replace(common, options=replace(options, on_duplicate="keep"), existing=None)
     return replace(
         common,
@@ -681,7 +684,7 @@ class _Totals:
 
 
 def check_division(plan: Plan) -> None:
-    """Raise UsageError for options that need rows of several parts."""
+    """Raise UsageError for options that need rows of several parts, and for input streams."""
     options = plan.options
     if options.part_rows is not None:
         _check_source_rows(plan)
@@ -725,7 +728,7 @@ def _count(plan: Plan) -> int:
 
 def _sample(plan: Plan) -> Estimate:
     """Infer the columns from the first rows of the source, so that all parts have equal columns."""
-    # Discard the notes here, because the parts report the same notes.
+    # discard the notes of this run, because the parts report the same notes
     sample = estimate(Plan(plan.task, plan.source, Progress()))
     note_addresses(sample.addresses, plan.progress)
     for note in reader_notes(plan.task.format, sample.columns, sample.types):

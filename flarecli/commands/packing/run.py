@@ -81,7 +81,7 @@ __all__ = [
 ]
 
 _SAMPLE_ROWS, _SAMPLE_LINKS = 1024, 32  # rows that a dry run converts, without and with links
-MAX_SHARDS = 100_000  # a pack with more shards is reported
+MAX_SHARDS = 100_000  # a note is reported if a pack has more shards
 _MIN_SHARDS = 1000  # finished shards after which the total is estimated
 _LARGE_ROW = (
     f"some rows are larger than the default --shard-size of {DEFAULT_SHARD_SIZE}; "
@@ -709,7 +709,7 @@ def note_addresses(names: Sequence[str], progress: Progress) -> None:
 
 
 class ShardNotes:
-    """Reporter of notes. Each note is reported at most once.
+    """Notes about too many shards and about large rows. Each note is reported at most once.
 
     total  number of rows (or parts) to pack; None if unknown
     texts  all notes that may be reported

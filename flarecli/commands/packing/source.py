@@ -99,7 +99,7 @@ class Source:
         raise NotImplementedError
 
     def sum(self) -> str:
-        """Return the xxh3_128 of the bytes of an index, or of the lists of a dataset."""
+        """Return the xxh3_128 of an index, or of the lists and input streams of a dataset."""
         raise NotImplementedError
 
     def place(self, row: int) -> tuple[str, int]:
@@ -183,9 +183,7 @@ class _ObjectSource(_IndexSource):
     """
 
     def keep(self, columns: StoredColumns) -> None:
-        """Use the given encodings and types, because the temporary file of the rows contains
-        neither.
-        """
+        """Use these encodings and types, which the temporary file of the rows does not contain."""
         self.schema = pa.schema(
             [
                 field.with_metadata(columns.schema.field(field.name).metadata)
@@ -247,7 +245,7 @@ class _DatasetSource(Source):
             yield batch
 
     def _numbered(self, request: RowRequest) -> Iterator[tuple[IntArray, pa.RecordBatch]]:
-        """Return an iterator over row numbers and batches."""
+        """Return an iterator over the requested rows, as row numbers and batches."""
         data, exact, start = self._data, self._exact, request.start
         rows = len(data) if self._order is None else len(self._order)
         stop = rows if request.stop is None else min(request.stop, rows)
@@ -485,9 +483,7 @@ def _hints_on_kind(kind: str | None, kinds: Collection[str]) -> Iterator[None]:
 def _expanded(
     sources: Sequence[str | ingest.Spool], guard: Guard
 ) -> tuple[list[str | ingest.Spool], list[str]]:
-    """Expand wildcards; return the streams, the matching data files, and notes about other
-    files.
-    """
+    """Expand wildcards. Return streams and matching data files, and notes about skipped files."""
     expanded, notes = list[str | ingest.Spool](), list[str]()
     for address in sources:
         if isinstance(address, ingest.Spool):

@@ -77,12 +77,12 @@ class Unpacked:
 def unpack(options: UnpackOptions) -> Unpacked:
     """Write the values of a dataset, or the downloads of a table, as files, and list the files.
 
-    Byte columns, and columns that were packed from files, become files. Other columns with numbers
-    or text are written to the index. If all columns are text, they become files. All file names are
-    checked before the first file is written; for remote rows, the file names of each batch are
-    checked before this batch is written. `out` is a folder that is empty or does not exist, or `-`
-    for a tar archive on `stream` (default: stdout). Raises UsageError, ReachError, FormatError or
-    UnsafeError, each of which has an exit code.
+    Byte columns, and columns that were packed from files, become files. If there are no such
+    columns, the text columns except the key become files. All other columns are written to the
+    index. All file names are checked before the first file is written; for remote rows, the file
+    names of each batch are checked before this batch is written. `out` is a folder that is empty or
+    does not exist, or `-` for a tar archive on `stream` (default: stdout). Raises UsageError,
+    ReachError, FormatError or UnsafeError, each of which has an exit code.
     """
     sources, out = address_texts(options.sources), address_text(options.out)
     guard, progress = options.guard(sources), options.progress or Progress()

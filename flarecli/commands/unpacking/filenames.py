@@ -140,7 +140,7 @@ class NamePattern:
         example = "".join(text + "x" * (field is not None) for text, field, _, _ in parsed)
         if reason := name_fault(example):
             hint = "Use a pattern like '{key}.{ext}' or 'a/{key}.{ext}'."
-            raise UsageError(f"--name {self.pattern!r}: it {reason}", hint=hint)
+            raise UsageError(f"--name {self.pattern!r}: the file name {reason}", hint=hint)
         if len(files) > 1 and "column" not in fields and len(self._extensions) < len(files):
             message = f"--name has the same result for the {len(files)} files of a row"
             raise UsageError(message, hint="Add {column} to the pattern.")
@@ -350,7 +350,7 @@ class UsedNames:
                 wrong.append(
                     (
                         i,
-                        f"is in a folder whose name is that of selected row {first // self._files}",
+                        f"is in a folder with the same name as the file of selected row {first // self._files}",
                     )
                 )
         if wrong:

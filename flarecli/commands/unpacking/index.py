@@ -46,7 +46,8 @@ def write_index(
     names = [field.name for field in fields]
     if kind == "csv":
         yield _csv([names])
-    encode = json.JSONEncoder(ensure_ascii=False).encode  # `json.dumps` creates one per call
+    # one encoder for all rows, because `json.dumps` creates an encoder in each call
+    encode = json.JSONEncoder(ensure_ascii=False).encode
     for some in _blocks(rows):
         if kind == "csv":
             yield _csv(

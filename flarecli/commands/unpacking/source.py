@@ -39,7 +39,7 @@ __all__ = ["RowAddress", "RowSource", "open_source"]
 _FILE_SCHEMA = pa.schema([encodings.field(column) for column in COLUMNS])
 _ROW_FIELD = pa.field(ROW, pa.int64())
 _UNNAMED = SourceName("")
-_FILES_AT_ONCE = 16  # files of a packed folder that are read together
+_FILES_AT_ONCE = 16  # number of files of a packed folder that are read together
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,10 @@ def open_source(
     text_columns: Collection[str],
     progress: Progress,
 ) -> RowSource:
-    """Open an index if all addresses have the suffix of an index, and a dataset otherwise.
+    """Open the rows of an index, a dataset or a tar stream.
+
+    The source is an index if --input names a kind of index, or if every address is an input stream
+    or has the suffix of an index.
 
     text_columns  CSV columns that are read as text, such as keys and links
     raises        UsageError if `rows` is set for an index; the errors of opening a source

@@ -43,7 +43,7 @@ __all__ = ["FinishedFolder", "Folder", "Output", "Tar"]
 
 INDEXES = tuple(f"index.{kind}" for kind in KINDS if kind != "none")
 _TAR_BLOCK = 512
-_COPIED_BYTES = 1 << 20  # at once
+_COPIED_BYTES = 1 << 20  # bytes that are copied at a time
 _JOURNAL, _BEGUN = f"{SCRATCH}/journal", f"{SCRATCH}/begun"
 _MOVE_HINT = "Move this file elsewhere first."
 _NOT_SAME = "Name another folder. Without an index, the folder must contain exactly the files of the unpack."
@@ -214,9 +214,12 @@ class Folder(Output):
         self._write = self._batch.enter_context(self._store.writes())
 
     def write(self, name: str, data: memoryview) -> None:
-        """Create a file, or keep a file from an interrupted run if its size matches.
+        """Create a file. A resumed unpack keeps an existing file in two cases.
 
-        raises  UsageError if another process created a file with this name
+        A file that the interrupted run wrote is kept if its size matches. A file that another
+        process created is kept if its bytes are the same.
+
+        raises  UsageError if another process created a different file with this name
         """
         is_own = self._is_resumed and self._begun.is_own(name)
         at = self._at / name

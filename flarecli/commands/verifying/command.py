@@ -113,13 +113,11 @@ class Verification:
         self._results: Iterator[Finding] = self._limit(plans, unreadable)
 
     def __repr__(self) -> str:
-        return f"<Verification: {self.files} files, {self.shards} shards, {self.rows} rows, {self.findings} findings; iterate it for the findings>"
+        return f"<Verification: {self.files} files, {self.shards} shards, {self.rows} rows, {self.findings} findings; iterate over it to receive the findings>"
 
     @property
     def resume_hint(self) -> str:
-        """Return a hint about the work that an interrupted check keeps; empty without a state
-        file.
-        """
+        """Return a hint about resuming an interrupted check; empty without a state file."""
         state = self._settings.state
         if state is None:
             return ""
@@ -127,7 +125,7 @@ class Verification:
         return f"run the same command again: the state file {kept}, and all other files are checked"
 
     def __iter__(self) -> Iterator[Finding]:
-        # keep no reference, so that the iterator is closed when the caller's loop ends
+        # keep no reference to the iterator, so that it is closed when the caller's loop ends
         results, self._results = self._results, iter(())
         return results
 

@@ -16,7 +16,7 @@ from flarecli.units import format_size
 
 __all__ = ["HINT", "decode_values"]
 
-_ROWS = 64  # read together
+_ROWS = 64  # number of rows that are read together
 # minimum size of values that are reported together, because one call per number would be slow
 _REPORT_BYTES = 1 << 16
 _PICKLES = ("pkl", "pkl[]")

@@ -116,9 +116,9 @@ def _derived_index(playlist: Playlist, stream: Stream) -> str:
 class OtherList:
     """A list other than the list in use.
 
-    must_match     whether this list must contain the same shards; true for the list of --against,
-                   for a list that the list in use names or was merged from, and if no list is in
-                   use
+    must_match     whether this list must contain the same shards. This applies to the list of
+                   --against, to a list that the list in use names or was merged from, and to all
+                   lists if no list is in use
     is_against     whether this is the list of --against; shards in a different folder match by name
     index_entries  entries of an `index.json`, one per shard; may be empty
     """
@@ -189,7 +189,7 @@ class OtherLists:
             except FlareError as error:
                 self.findings.append(finding_of(error, playlist.at))
         self._derived_index = _derived_index(playlist, stream)
-        self._without_checksums: dict[bool, list[Location]] = {}  # True: playlists
+        self._without_checksums: dict[bool, list[Location]] = {}  # is_playlist -> lists
         self._checked: set[str] = set()  # paths of lists whose checksums are in another list
         self._by_folder: dict[str, list[OtherList]] = {}  # the key "" is for the --against list
 
@@ -406,8 +406,9 @@ def _index_names(stream: Stream) -> tuple[str, ...]:
 def _usual_locations(
     playlist: Playlist, stream: Stream, quick: bool, only: Collection[int] | None
 ) -> Iterator[tuple[Location, bool]]:
-    """Yield each usual location of a list, and whether the list in use was merged from this
-    list.
+    """Yield (location, is_part) for each usual location of a list.
+
+    `is_part` is whether the list at this location was merged into the list in use.
     """
     top, names = stream.at, _index_names(stream)
     if not top.is_local and (quick or (playlist.at is not None and not is_index(playlist))):

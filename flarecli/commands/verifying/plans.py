@@ -269,7 +269,7 @@ def _key(plan: Plan, guard: Guard) -> str:
 
 
 def _with_folders(plans: Sequence[Plan], guard: Guard) -> list[Plan]:
-    """Add a plan for a folder if it has no list and the given plans contain all of its shards."""
+    """Add a plan for each folder without a list whose shards are all in the given plans."""
     extended = list[Plan]()
     named = {place for plan in plans if not plan.is_list for place in plan.places()}
     seen = {str(plan.streams[0].at) for plan in plans if plan.is_folder}
@@ -430,9 +430,7 @@ def _with_lists_of_files(
 
 
 def _is_of_files(plan: Plan) -> bool:
-    """Return True if the plan is for files that the user named, or for a folder that is one
-    shard.
-    """
+    """Return whether a plan is for named files, or for a folder that is a single shard."""
     if plan.playlist is None or plan.list_at is not None or len(plan.streams) != 1:
         return False
     (stream,) = plan.streams
@@ -601,8 +599,8 @@ class Choice:
     """A reproducible selection of shards.
 
     part    (k, n): shards k, k+n, k+2n, …, counted from 0; parts 0 to n-1 contain each shard once
-    sample  number of shards as an int, or a share of the shards as a float, at least one shard;
-            with `part`, a sample of this part
+    sample  number of shards as an int, or a share of the shards as a float, rounded up; with
+            `part`, a sample of this part
     """
 
     part: tuple[int, int] | None = None
@@ -628,7 +626,7 @@ class Choice:
         shards = range(k, count, n)
         if self.sample is None:
             return shards
-        import random  # loads numpy
+        import random  # only samples need this module
 
         size = sample_size(self.sample, len(shards), math.ceil)
         return frozenset(random.Random(int(self.seed)).sample(shards, min(size, len(shards))))

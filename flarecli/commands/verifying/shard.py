@@ -423,7 +423,7 @@ def _hash_chunk(
 
 def _read(at: Location, size: int, sums: Sums) -> memoryview:
     """Read and hash a file. A local file is read in pieces into a buffer that the thread reuses."""
-    if not isinstance(at.store, LocalStore):  # a single request
+    if not isinstance(at.store, LocalStore):  # read the whole file in one request
         data = at.read(0, size)
         sums.update(data)
         count_bytes(len(data))
@@ -435,7 +435,7 @@ def _read(at: Location, size: int, sums: Sums) -> memoryview:
 def _decompress(
     chunk: Chunk, size: int, entries: Sequence[ListEntry], compression: str, sums: Sums
 ) -> bytearray:
-    """Read, hash and decompress a file, to at most its listed size."""
+    """Read, hash and decompress a file, to at most its listed decompressed size."""
     raw_size = next(
         (entry.file.raw_size for entry in entries if entry.file.raw_size is not None), None
     )

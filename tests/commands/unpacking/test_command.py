@@ -215,11 +215,11 @@ def test_invalid_names_are_refused_before_the_first_file(
     [
         (
             ["a", "b", "A.txt/c"],
-            "d/shard.00000.mds[2]: file name 'A.txt/c.txt' is in a folder whose name is that of selected row 0",
+            "d/shard.00000.mds[2]: file name 'A.txt/c.txt' is in a folder with the same name as the file of selected row 0",
         ),
         (
             ["a.txt/b/c", "a"],
-            "d/shard.00000.mds[0]: file name 'a.txt/b/c.txt' is in a folder whose name is that of selected row 1",
+            "d/shard.00000.mds[0]: file name 'a.txt/b/c.txt' is in a folder with the same name as the file of selected row 1",
         ),
     ],
 )
