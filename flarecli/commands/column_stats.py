@@ -31,8 +31,8 @@ _TABLE_COLUMNS = (
     "nulls",
     "unfit",
     "distinct",
-    "least",
-    "most",
+    "min",
+    "max",
     "total bytes",
     "images",
 )
@@ -229,7 +229,7 @@ def _table_row(facts: Mapping[str, Any]) -> dict[str, str]:
         row["distinct"] = f"{facts['distinct']:,}"
     elif "distinct_over" in facts:
         row["distinct"] = f"over {facts['distinct_over']:,}"
-    for name, end in (("least", "min"), ("most", "max")):
+    for end in ("min", "max"):
         parts = []
         if end in facts:
             parts.append(_number(facts[end]))
@@ -239,7 +239,7 @@ def _table_row(facts: Mapping[str, Any]) -> dict[str, str]:
             parts.append(format_size(facts[f"{end}_bytes"]))
         if f"{end}_items" in facts:
             parts.append(format_count(facts[f"{end}_items"], "item"))
-        row[name] = ", ".join(parts)
+        row[end] = ", ".join(parts)
     if "bytes" in facts:
         row["total bytes"] = format_size(facts["bytes"])
     if "pictures" in facts:

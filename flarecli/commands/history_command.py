@@ -122,11 +122,11 @@ def _restore(at: Location, number: int) -> None:
     try:
         version = versions.read_version(at, number)
     except MissingError:
-        known = versions.numbers(at)
-        span = f"{known[0]} to {known[-1]}" if known else "1"
-        raise UsageError(
-            f"no version {number}", where=at, hint=f"Choose one of the versions {span}."
-        ) from None
+        known = versions.numbers(at) or [1]
+        hint = f"Choose one of the versions {known[0]} to {known[-1]}."
+        if len(known) == 1:
+            hint = f"The only version is {known[0]}."
+        raise UsageError(f"no version {number}", where=at, hint=hint) from None
     if _shards(version) != _shards(base):
         versions.commit(at, Restore(at, version), base)
 

@@ -1661,6 +1661,20 @@ def test_erased_rows_are_in_no_earlier_copy_of_a_shard(out, tmp_path):
         assert list(flare.verify(str(out / name))) == []
 
 
+def test_an_unknown_version_is_an_error_with_the_existing_versions(out, tmp_path):
+    def hint():
+        with pytest.raises(UsageError) as caught:
+            flare.log(out, restore=9)
+        assert str(caught.value) == f"{out}: no version 9"
+        return caught.value.hint
+
+    assert hint() == "The only version is 1."
+    flare.pack(table(rows(10, 2), tmp_path / "more.parquet"), out, append=True)
+    assert hint() == "Choose one of the versions 1 to 2."
+    flare.prune(out, keep=1)
+    assert hint() == "The only version is 2."
+
+
 def test_an_erasure_that_another_change_followed_is_completed(out, tmp_path, monkeypatch):
     more = table(rows(10, 2), tmp_path / "more.parquet")
 

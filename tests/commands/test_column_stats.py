@@ -38,7 +38,7 @@ def test_the_table_has_the_statistics_of_each_column():
             },
         }
     )
-    assert names == ["rows", "nulls", "distinct", "least", "most", "total bytes", "images"]
+    assert names == ["rows", "nulls", "distinct", "min", "max", "total bytes", "images"]
     assert rows == [
         ["12,000", "3", "over 10,000", "0", "1" + "0" * 38 + "…", "", ""],
         ["2", "0", "2", "-1.98172", "inf", "", ""],
