@@ -339,7 +339,8 @@ def _next(chunk: Chunk, head: memoryview, at: int, size: int, row: int) -> int:
 def _records(shard: Shard, rows: Sequence[int]) -> list[memoryview]:
     """Return the data of the given records, without lengths and checksums.
 
-    raises  IntegrityError with the row whose checksum is wrong
+    raises  FormatError with the row whose length differs from the index; IntegrityError with the
+            row whose checksum is wrong
     """
     starts = shard.layout["starts"]
     out = []

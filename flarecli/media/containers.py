@@ -85,7 +85,7 @@ def jpeg_segments(data: bytes) -> Iterator[tuple[int, int]]:
 
 
 def png_chunks(data: bytes) -> Iterator[Chunk]:
-    """Yield PNG chunks up to IEND. A truncated chunk is yielded before the error."""
+    """Yield PNG chunks up to IEND. A truncated chunk is yielded before the error is raised."""
     at = 8
     for _ in range(MAX_PARTS):
         size, name = struct.unpack_from(">I4s", data, at)
@@ -142,7 +142,10 @@ def tiff_directories(data: bytes) -> Iterator[dict[int, int]]:
 
 
 def riff_chunks(data: bytes) -> Iterator[Chunk]:
-    """Yield RIFF chunks. The available bytes of a truncated chunk are yielded before the error."""
+    """Yield RIFF chunks.
+
+    The available bytes of a truncated chunk are yielded before the error is raised.
+    """
     at = 12
     for _ in range(MAX_PARTS):
         if len(data) - at < 8:
@@ -194,7 +197,7 @@ def ebml_elements(data: bytes, start: int, stop: int) -> Iterator[tuple[int, int
     """Yield (id, payload start, payload end) for each EBML element in data[start:stop].
 
     An element of unknown size extends to `stop`. The available bytes of a truncated element are
-    yielded before the error.
+    yielded before the error is raised.
     """
     for _ in range(MAX_PARTS):
         if start >= stop:

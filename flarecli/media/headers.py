@@ -451,7 +451,7 @@ def ffprobe(data: bytes, use_ffmpeg: bool) -> MediaInfo:
 def _claimed_samples(data: bytes) -> int:
     """Return the sum of all sample counts in an MP4.
 
-    The sample counts of a compressed header are unknown, so the result is larger than any limit.
+    If the header is compressed, the counts are unknown, and the result is larger than any limit.
     """
     return sum(
         1 << 40 if match[2] else int.from_bytes(match[1]) for match in _SAMPLE_COUNTS.finditer(data)

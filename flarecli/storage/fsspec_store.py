@@ -137,7 +137,10 @@ class FsspecStore(Store):
         return Location(store, store.file_system_class()._strip_protocol(store.address).strip("/"))
 
     def file_system_class(self) -> Any:
-        """Return fsspec's file system class for the scheme."""
+        """Return fsspec's file system class for the scheme.
+
+        Raises MissingLibraryError if the library for the scheme is not installed.
+        """
         packages = " ".join(("fsspec", LIBRARIES[self.scheme])).strip()
         try:
             return importlib.import_module("fsspec").get_filesystem_class(self.scheme)
@@ -251,7 +254,7 @@ class FsspecStore(Store):
     def _request_version(self, path: str, pin: ObjectPin | None = None) -> ObjectPin:
         """Request the version of a file.
 
-        Raises IntegrityError if the version differs from the pin.
+        raises  FormatError for a folder; IntegrityError if the version differs from the pin
         """
         info = self._call(path, lambda files, name: files.info(name))
         if info.get("type") == "directory" or info.get("size") is None:
@@ -363,7 +366,8 @@ class FsspecStore(Store):
     ) -> Written:
         """Write a file.
 
-        The bytes are buffered on the local disk, so that an incomplete file is never uploaded.
+        The bytes are buffered on the local disk, so that an incomplete file is never uploaded. A
+        failed write to the buffer raises a ReachError.
         """
         sums = Sums(hashes)
         with contextlib.ExitStack() as stack:

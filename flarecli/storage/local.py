@@ -151,7 +151,7 @@ class LocalStore(Store):
         """Return the Location for a path that the user typed.
 
         If the path is a folder, the folder is the root of the store. Otherwise, the root is the
-        parent folder.
+        parent folder. Raises UsageError if the path contains a NUL byte.
         """
         if "\0" in path:
             raise UsageError("the path contains a NUL byte", where=path.replace("\0", "\\0"))
@@ -854,7 +854,10 @@ def sync_folder(path: str) -> None:
 
 
 def made_folder(path: str, store: LocalStore) -> None:
-    """Create and sync a folder and its missing parents."""
+    """Create and sync a folder and its missing parents.
+
+    Raises ReachError if a part of the path is a file, or if the folder cannot be created.
+    """
     if os.path.isdir(path):
         return
     try:

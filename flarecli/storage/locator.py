@@ -265,7 +265,8 @@ class _FolderLister:
     def entries(self, folder: str) -> Iterator[tuple[str, str, bool]]:
         """Yield the name and path of each entry, and whether the entry is a folder.
 
-        A link to a folder is not a folder.
+        A link to a folder does not count as a folder. Raises ReachError if the folder cannot be
+        listed.
         """
         try:
             with os.scandir(folder or ".") as entries:

@@ -31,7 +31,7 @@ _window = threading.local()
 
 @contextlib.contextmanager
 def single_pass(at: Location, size: int, sums: Sums) -> Iterator[Location]:
-    """Yield a Location whose first `size` bytes are read and hashed in a single pass.
+    """Yield a Location of a local file whose first `size` bytes are read and hashed in one pass.
 
     At the end of the `with` block, the remaining bytes are read and hashed. If `read_many` is
     called with a single range, the result is a view of the window. The view is valid until the next

@@ -53,6 +53,8 @@ def tensors(batch: Mapping[str, Any]) -> dict[str, Any]:
 
     Pass this function as `collate_fn` to a DataLoader with `batch_size=None`. The default function
     of torch is slower, because it processes each item of each list.
+
+    raises  UsageError if the batch is not a dict
     """
     if isinstance(batch, _Sent):
         return batch

@@ -224,7 +224,7 @@ def pack_folder(
 ) -> None:
     """Write the files of a folder and its subfolders as one FFRecord file; follow symbolic links.
 
-    verbose  accepted without effect
+    verbose  ignored; accepted for compatibility
     raises   UsageError for a name that does not end in `.ffr`, or for a link cycle; MissingError
              for a dangling link
     """

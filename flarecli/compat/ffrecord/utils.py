@@ -17,7 +17,7 @@ def dump(
     """Write an indexable dataset of bytes as one file, or as files `PART_00000.ffr`, … in a folder.
 
     nfiles   maximum number of files; all files except the last have the same number of records
-    verbose  accepted without effect
+    verbose  ignored; accepted for compatibility
     raises   FormatError if the dataset is empty and `nfiles` is above 1
     """
     rows, out = len(dataset), os.fspath(fname)

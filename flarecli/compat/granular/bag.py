@@ -147,7 +147,7 @@ class BagReader(Closeable):
     bag_source  a path, an address, an object with the methods of a Path, bytes, or a SharedBuffer
     idx_source  the table in one of these forms; None means `NAME.idx` next to the bag, if present,
                 else the table in the bag
-    cache_index, cache_data, single_file  accepted without effect; the table is always in memory
+    cache_index, cache_data, single_file  ignored; the table is always in memory
     raises      MissingError for a missing file; FormatError for an invalid table
     """
 

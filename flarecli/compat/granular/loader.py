@@ -26,7 +26,7 @@ class Loader:
     workers   number of threads; if `mp` is set, number of processes
     mp        multiprocessing context for worker processes; None means threads
     shard_id, num_shards  index of this loader, and number of loaders that divide the steps
-    recycle_after  accepted without effect
+    recycle_after  ignored; accepted for compatibility
     """
 
     def __init__(

@@ -185,7 +185,7 @@ class _Reader(Closeable):
 class DatasetReader(_Reader):
     """Reader of one dataset: a folder with a spec.json.
 
-    cache_index, parallel, pool_name  accepted without effect; the tables are always in memory
+    cache_index, parallel, pool_name  ignored; the tables are always in memory
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class DatasetReader(_Reader):
 class ShardedDatasetReader(_Reader):
     """Reader of a sharded dataset: every `shardstep`-th shard from `shardstart` on.
 
-    cache_index, parallel  accepted without effect; the tables are always in memory
+    cache_index, parallel  ignored; the tables are always in memory
     """
 
     def __init__(

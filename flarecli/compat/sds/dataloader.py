@@ -319,6 +319,7 @@ class MultiStreamDataLoader:
         """Divide a number of workers in proportion to ratios whose sum is 1.
 
         Each stream with a ratio above 0 receives at least one worker if there are enough workers.
+        Raises UsageError if the sum of the ratios is too small.
         """
         portions = [math.ceil(total * ratio) for ratio in ratios]
         if sum(portions) < total:
@@ -329,7 +330,7 @@ class MultiStreamDataLoader:
 
     @property
     def main_stream(self) -> Stream:
-        """The stream with `is_main`, or else the first stream with the largest ratio."""
+        """The stream with `is_main`; otherwise, the first stream with the largest ratio."""
         return max(self.streams, key=lambda stream: (stream.opts.is_main, stream.opts.ratio))
 
     def state_dict(self) -> dict[str, Any]:

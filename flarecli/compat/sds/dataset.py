@@ -66,7 +66,7 @@ class StreamingDataset:
     allow_private        allow addresses in private networks
     allow_local          allow local paths outside the folder of the index, `file://` and links
     resolution, num_random_access_retries, print_…, lazy_index_…, min_num_pending_tasks_thresh
-                         accepted without effect
+                         ignored; accepted for compatibility
     failed               number of rows that were skipped because of an error; the log reports each
                          row
     raises               UsageError for invalid options; MissingError or FormatError for a missing

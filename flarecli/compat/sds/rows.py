@@ -195,7 +195,7 @@ class Rows:
     """The rows of an index or of a folder of files. The files of a row are fetched on request.
 
     key     column whose values are used in file names; if the default `index` is not a column, the
-            key column of the source is used, or else the row number
+            key column of the source is used; without a key column, the row number is used
     raises  UsageError for a missing column or a duplicate key
     """
 

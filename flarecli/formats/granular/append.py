@@ -117,7 +117,8 @@ class Appender:
     def append(self, batch: pa.RecordBatch) -> None:
         """Append rows of typed columns. After an error, some rows may already be on disk.
 
-        raises  IntegrityError for a row that differs from a stored record; ValueFitError for a null
+        raises  IntegrityError for a row that differs from a stored record; ValueFitError for a
+                null; UsageError after an earlier append has failed
         """
         if self._failed:
             raise UsageError(

@@ -144,6 +144,8 @@ class JSONShards(LineFormat):
         """Check that every line is an object with the shard's columns.
 
         values  also check every value
+        raises  FormatError with the row of an invalid line; ValueFitError with the row of an
+                invalid value
         """
         batch = self.read_batch(shard, start, stop)
         if not values:

@@ -182,7 +182,7 @@ class Parquet(Part):
     def _reader(self, groups: int) -> tuple[LocationFile, pq.ParquetFile]:
         """Open the file again. Raises FormatError if its footer changed.
 
-        groups  number of row groups that the file must have or exceed
+        groups  minimum number of row groups in the file
         """
         file = LocationFile(self.at)
         with _parquet_errors(self.at, file):

@@ -90,8 +90,9 @@ def belongs_to(extension: str, name: str) -> bool:
 
 
 def extension_of(one: Column) -> str:
-    """Return the extension of a column's members; a default if the extensions are in a column.
+    """Return the extension of a column's members.
 
+    If the extensions are in an extension column, the result is a default extension.
     Characters that are invalid in a file name are escaped, for example as `%2f`.
     """
     if one.extension and not column_of(one.extension) and _is_allowed(one.extension.lower()):

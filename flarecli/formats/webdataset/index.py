@@ -152,7 +152,10 @@ def parse(data: bytes, size: int) -> Table | None:
 
 
 def _is_possible(table: Table, rows: int, size: int) -> bool:
-    """Return whether all keys are valid, and the members in order, aligned and within the tar."""
+    """Return whether all keys are valid, and whether the members are in order and inside the tar.
+
+    Each member must start at a multiple of the block size, after its header.
+    """
     ends = table.ends
     if len(ends) != rows or len({*table.extensions, KEY}) != len(table.extensions) + 1:
         return False

@@ -132,7 +132,10 @@ class _Builder:
         self.row, self.count = -1, 0
 
     def add(self, members: Iterable[tuple[bytes, int, int]]) -> None:
-        """Add members, each a tuple of name, data offset and size."""
+        """Add members, each a tuple of name, data offset and size.
+
+        raises  FormatError for a duplicate member of a sample, or too many extensions
+        """
         for name, start, size in members:
             self.count += 1
             slash = name.rfind(b"/") + 1
@@ -197,7 +200,10 @@ def read_table(source: byte_ranges.Source, where: object, seen: tar.Seen | None 
 
 
 def _text(extension: bytes, error: type[FlareError] = UnsafeError) -> str:
-    """Return an extension as text. Raises `error` if it is not UTF-8."""
+    """Return an extension as text.
+
+    Raises `error` if it is not UTF-8, and FormatError for the reserved extension `__key__`.
+    """
     try:
         text = extension.decode()
     except UnicodeDecodeError:

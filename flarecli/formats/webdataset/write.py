@@ -312,9 +312,9 @@ def _table(
 def _by_extension(
     columns: Columns, batches: Sequence[pa.RecordBatch], starts: IntArray, sizes: IntArray
 ) -> tuple[tuple[str, ...], IntArray, IntArray]:
-    """Return the extensions of all members, and the starts and sizes by extension.
+    """Return the extensions of all members, and the starts and sizes of the members by extension.
 
-    starts, sizes  by column: int64 [columns, rows]
+    starts, sizes  start and size of each member, by column: int64 [columns, rows]
     """
     extensions, out = list[str](), list[tuple[IntArray, IntArray]]()
     named = zip(member_columns(columns), extensions_of(columns), strict=True)

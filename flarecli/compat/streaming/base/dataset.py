@@ -65,7 +65,7 @@ class StreamingDataset(Array):
     stream_config  additional arguments for the Stream of `remote` and `local`
     num_canonical_nodes  an epoch is padded with repeated samples to a multiple of this number; the
                   number does not change the order
-    partition_algo  accepted without effect
+    partition_algo  ignored; an unknown algorithm is an error
     stream_name   name of a class in `streams_registry`, for `remote`, `local` and `stream_config`
     raises        UsageError for invalid options; MissingError or FormatError for a missing or
                   invalid index; UnsafeError for pickles, unless `allow_unsafe_types` is set
@@ -246,7 +246,11 @@ class StreamingDataset(Array):
         return -(-steps // self._ranks()[1])
 
     def get_item(self, sample_id: int, retry: int = 7) -> Sample:
-        """Return one sample by its position; fetch its shard first if the shard is missing."""
+        """Return one sample by its position; fetch its shard first if the shard is missing.
+
+        retry   number of retries if another process evicts the shard before the sample is read
+        raises  MissingError if the shard is missing in the last attempt
+        """
         k = bisect_right(self._first_samples, sample_id) - 1
         shard, row = self._parts[k].find(sample_id - self._first_samples[k])
         for retries in range(retry, -1, -1):

@@ -14,7 +14,7 @@ class Spanner:
     """Mapping from a sample number to a shard and a position in this shard.
 
     shard_sizes  number of samples of each shard: int64 [shards]
-    span_size    accepted without effect
+    span_size    ignored; accepted for compatibility
     """
 
     def __init__(self, shard_sizes: IntArray, span_size: int = 1 << 10) -> None:

@@ -129,7 +129,10 @@ class Stream:
 
     @property
     def local(self) -> str:
-        """Folder for the shards; by default a private temporary folder named after the address."""
+        """Folder for the shards; by default a private temporary folder named after the address.
+
+        Raises UnsafeError if the temporary folder belongs to another user.
+        """
         if self._local is None:
             key = digest(f"{self.remote}\0{self.split or ''}".encode(), "sha256")[:24]
             # On Windows, each user has a temporary folder, so the name needs no user id.

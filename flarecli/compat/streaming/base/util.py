@@ -27,7 +27,7 @@ def merge_index(
     Call `merge_index(out)` or `merge_index(index_file_urls, out)`.
 
     index_file_urls  the `index.json` of each dataset, in order; default: all indexes below `out`
-    keep_local, download_timeout  accepted without effect, because indexes are not copied
+    keep_local, download_timeout  ignored, because indexes are not copied
     raises           UsageError for a remote `out`; UnsafeError, MissingError, FormatError; see
                      `flarecli.merge_index`
     """

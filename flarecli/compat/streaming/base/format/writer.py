@@ -41,7 +41,7 @@ class Writer(Closeable):
     keep_local  if `out` is (folder, address), keep the files in the folder
     size_limit  bytes per shard: a number below 2**32, or text such as `67mb`; None means no limit
     exist_ok    replace the dataset in `out`
-    progress_bar, max_workers, retry  accepted without effect
+    progress_bar, max_workers, retry  ignored; accepted for compatibility
     raises      UsageError (a ValueError) for invalid settings; OccupiedError (a FileExistsError)
                 for a folder that is not empty
     """
