@@ -50,20 +50,19 @@ from flarecli.suggest import choose
 __all__ = ["Dataset", "open"]
 
 MAX_HTML_ROWS = 5
-_MAX_VERSIONS = 100  # maximum number of versions among which that of a saved position is searched
+_MAX_VERSIONS = 100  # maximum number of versions that `version_with` searches
 ReadSample: TypeAlias = "Callable[[int], Sample | None]"
 
 
 class Dataset(Data):
-    """A dataset whose rows are read by number: `data[i]`, `data[a:b]`, `data[[7, 3]]`,
-    `data.rows(…)`.
+    """A dataset whose rows are read by number: `data[i]`, `data[a:b]` or `data[[7, 3]]`.
 
-    Samples contain the values of the table that was packed. For example, a timestamp that is stored
-    as text is returned as a datetime, and a boolean that is stored as a number is returned as True
-    or False.
+    Samples contain the values of the packed table. For example, a timestamp that is stored as text
+    is returned as a datetime, and a boolean that is stored as a number is returned as True or
+    False.
 
-    columns   name and encoding of each column. The order is that of the table that was packed if
-              the playlist lists this order, otherwise the order of the format
+    columns   name and encoding of each column, in the order of the packed table if the playlist
+              lists this order, otherwise in the order of the format
     schema    Arrow schema of the batches. The types are stored by the format or listed in the
               playlist; without such types, numbers that are stored as text have numeric types
     exact     Arrow schema of the stored columns, without conversion: numbers that are stored as
@@ -110,8 +109,8 @@ class Dataset(Data):
 
     def _set_schema(self) -> None:
         """Derive the batch schema from the schema of the stored columns."""
-        # column to convert -> encoding after the conversion, and type of the column in the table
-        # that was packed (None if this type is not restored)
+        # column to convert -> encoding after the conversion, and type of the column in the packed
+        # table (None if this type is not restored)
         self._conversions: dict[str, tuple[encodings.Encoding, pa.DataType | None]] = {}
         fields = []
         for field in self.exact:
@@ -588,7 +587,7 @@ class Dataset(Data):
         with contextlib.suppress(FlareError):  # a folder on a web server cannot be listed
             numbers = sorted(filter(None, map(version_number, at.folder.names())), reverse=True)
             for where in (at.folder / version_name(number) for number in numbers[:_MAX_VERSIONS]):
-                with contextlib.suppress(FlareError):  # pruned, or invalid
+                with contextlib.suppress(FlareError):  # the playlist was pruned or is invalid
                     streams = playlists.read(where).streams
                     found = Dataset([[one] for one in streams]).stream_checksums
                     if self._table.checksum_with(found) == checksum:
@@ -597,9 +596,7 @@ class Dataset(Data):
 
     @property
     def edges(self) -> IntArray:
-        """The first row of each chunk in the first stream, then the row count: int64 [chunks +
-        1].
-        """
+        """The first row of each chunk in stream 0, and the row count: int64 [chunks + 1]."""
         return self._table.edges
 
     # -- selections
@@ -634,7 +631,7 @@ class Dataset(Data):
 
         raises  UsageError if the condition is invalid or fails on a row
         """
-        # the name of the row-number column is longer than all other names, so it is unique
+        # longer than all other column names, so the name is unique
         number = "row number".ljust(1 + max(map(len, self.schema.names), default=0))
         names = sql.columns_of(condition, self.schema.names) or self.schema.names[:1]
         fields = [self.schema.field(name) for name in names]
@@ -742,7 +739,7 @@ class Dataset(Data):
         return pa.Table.from_batches(list(self.scan(columns)), schema)
 
     def to_pandas(self, columns: Sequence[str] | None = None) -> Any:
-        """Return all rows as a pandas DataFrame, in memory. Raises MissingLibraryError."""
+        """Return all rows as a pandas DataFrame. Raises MissingLibraryError without pandas."""
         try:
             return self.to_arrow(columns).to_pandas()
         except ModuleNotFoundError:

@@ -32,7 +32,7 @@ DecodeRule: TypeAlias = "Callable[[bytes], Any] | bool"
 
 
 class DecodeFailure(Exception):
-    """The error for a value in a list that cannot be decoded; `index` is the value's position."""
+    """The error for an invalid value in a list of values; `index` is its position in the list."""
 
     def __init__(self, index: int, error: FlareError) -> None:
         super().__init__(str(error))
@@ -154,7 +154,7 @@ class Decoder:
                 return None
             is_valid = len(joined) == size * len(data) and not set(map(len, data)) - {size}
             array = np.frombuffer(joined, dtype) if is_valid else None
-        # if the size of a value is invalid, the caller decodes values one by one to find the value
+        # if the size of a value is invalid, the caller decodes the values one by one to find it
         if array is not None and self.kind is not None:  # the numbers represent booleans
             return array.astype(bool)
         return None if array is None else array.reshape(len(data), *encoding.shape)

@@ -21,9 +21,7 @@ _NO_PROTOCOLS = {"protocol_whitelist": "none"}
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A decoder from image files to uint8 [height, width, channels], or [height, width] in mode
-    L.
-    """
+    """A decoder from images to uint8 [height, width, channels], or [height, width] in mode L."""
 
     size: tuple[int, int] | None
     mode: str
@@ -52,7 +50,7 @@ class Image:
             raise ValueFitError(f"invalid image: {error}") from error
 
     def _in_mode(self, picture: Any) -> Any:
-        # `convert` is slow: it copies all pixels while it holds the interpreter lock
+        # `convert` is slow, because it copies all pixels while it holds the interpreter lock
         return picture if picture.mode == self.mode else picture.convert(self.mode)
 
     def _draft_size(self, size: tuple[int, int]) -> tuple[int, int]:
@@ -75,6 +73,8 @@ class Image:
 @checked
 def image(size: int | tuple[int, int] | None = None, mode: str = "RGB", crop: bool = True) -> Image:
     """Return a decoder from images to uint8 [height, width, channels].
+
+    In mode `L`, the result is [height, width].
 
     size  pixels: one number or (width, height); None keeps the size of each image
     mode  a Pillow mode: `RGB`, `L`, …

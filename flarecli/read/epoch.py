@@ -98,7 +98,8 @@ def check_cursor(data: Rows, rows: int, cursor: Cursor) -> None:
 
     Only the step is checked if the cursor has neither a row count nor a checksum, because such a
     cursor was created by a user. With order `sequential`, a cursor remains valid after rows are
-    appended to the data. With order `sequential` or `shuffle`, it remains valid after a compaction.
+    appended to the data. With order `sequential` or `shuffle`, a cursor remains valid after a
+    compaction.
 
     rows  number of rows in the epoch
     """
@@ -140,7 +141,7 @@ def check_cursor(data: Rows, rows: int, cursor: Cursor) -> None:
 
 
 class Data(Closable):
-    """The base class of Dataset and Mix. Both of these classes implement `Rows`."""
+    """The base class of Dataset and Mix. Both classes implement `Rows`."""
 
     # Members for other modules of this package. Tab completion and the API reference omit them.
     INTERNAL: ClassVar[frozenset[str]] = frozenset(

@@ -317,7 +317,7 @@ class Loader(Closable):
     def _next_batch(
         self, maker: BatchMaker, pending: deque[_Pending], start: Cursor, steps: int
     ) -> Any:
-        """Make a batch from the first samples in `pending`, and move the position behind them."""
+        """Make a batch from the first samples in `pending`, and set the position after them."""
         taken = [pending.popleft() for _ in range(min(self.batch, len(pending)))]
         batch = maker.collate([item.sample for item in taken])
         self._move(start, taken[-1].rows, taken[-1].skip, steps)

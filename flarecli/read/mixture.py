@@ -113,9 +113,7 @@ class Mix(Data):
 
     @property
     def checksum(self) -> str:
-        """One checksum of the checksums of all datasets, the number of rows that each dataset
-        contributes, and the number of steps per epoch.
-        """
+        """One checksum of all dataset checksums, the quotas and the number of steps per epoch."""
         numbers = np.asarray([self.rows, *self.quotas.tolist()], "<i8").tobytes()
         return checksum_of([*(part.checksum.encode() for part in self.parts), numbers])
 
@@ -288,7 +286,7 @@ def _quotas(weights: Any) -> IntArray:
     """Return integers of at least 1 whose sum is BLOCK, in the ratio of the weights."""
     if len(weights) > BLOCK:
         raise UsageError(f"cannot mix {len(weights)} datasets: the limit is {BLOCK}")
-    shares = weights / weights.max()  # the sum of large weights may overflow
+    shares = weights / weights.max()  # first, because the sum of large weights may overflow
     shares = shares / shares.sum()
     exact = shares * (BLOCK - len(weights)) + 1 if (shares * BLOCK < 1).any() else shares * BLOCK
     out: IntArray = np.floor(exact + 1e-9).astype(np.int64)

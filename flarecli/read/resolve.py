@@ -1,8 +1,9 @@
 """Resolve addresses to playlists.
 
 A folder is searched for `playlist.yaml`, `index.json`, `spec.json`, `000000/spec.json`, `*.ffr`,
-`*.tar`, tables and plain files, in this order, and the first match is used. If the match is
-damaged, resolving fails, because a fallback could return an incomplete dataset without an error.
+`*.tar`, `*.tfrecord`, tables, files of a third-party format and plain files, in this order. The
+first match is used. If the match is damaged, resolving fails, because a fallback could return an
+incomplete dataset without an error.
 """
 
 from __future__ import annotations
@@ -293,8 +294,8 @@ def _of_folder(at: Location, format: str | None) -> Playlist:
         _refuse_unfinished(at)
     if (at / playlists.PLAYLIST).exists():
         return _formatted(playlists.read(at / playlists.PLAYLIST), format)
-    # In a bucket, an old playlist remains valid while a pack replaces the dataset. Therefore, the
-    # search for a playlist is first.
+    # In a bucket, an old playlist remains valid while a pack replaces the dataset. Therefore, an
+    # unfinished pack is an error only without a playlist.
     if not at.is_local:
         _refuse_unfinished(at)
     if (at / INDEX).exists():
@@ -441,8 +442,8 @@ def _has_files(at: Location) -> bool:
 def _formatted(playlist: Playlist, format: str | None) -> Playlist:
     """Return a playlist in which every stream has a format.
 
-    format  format for streams without a known format; None: a stream without a format has the
-            format that belongs to the name of its first shard
+    format  format for streams without a known format; None: a stream without a format gets the
+            format that belongs to the file name of its first shard
     raises  FormatError if a format is unknown, or if no format belongs to the name
     """
     if format is not None:
@@ -511,7 +512,7 @@ def select_streams(found: Sequence[Playlist], names: Sequence[str] = ()) -> list
     if len(selected) == 1:
         return [[stream] for stream in selected[0]]
     refuse_repeats(found, selected)
-    if all(len(streams) == 1 for streams in selected):  # concatenated even if their names differ
+    if all(len(streams) == 1 for streams in selected):  # concatenate even if the names differ
         return [[streams[0] for streams in selected]]
     first = [stream.name for stream in selected[0]]
     by_name = [{stream.name: stream for stream in streams} for streams in selected]

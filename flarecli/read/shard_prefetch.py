@@ -76,7 +76,7 @@ class Prefetch:
             while self._fetched and self._fetched[0][0] <= step:
                 ended.append(heapq.heappop(self._fetched))
                 self._bytes -= ended[-1][3]
-            if ended or is_next_window:  # the threads may now download more shards
+            if ended or is_next_window:  # the threads may download more shards
                 self._wake.notify_all()
         for _, start, stop, _ in ended:
             self._shards.release(start, stop)
@@ -122,7 +122,7 @@ class Prefetch:
     def close(self) -> None:
         """End the threads, and release all shards that the run keeps in memory.
 
-        `close` waits at most one second. A thread that is still downloading then ends after its
+        `close` waits at most one second. A thread that is still downloading ends after its
         download.
         """
         if not self.is_active:

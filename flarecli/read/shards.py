@@ -125,8 +125,8 @@ class Series:
     def schema(self) -> Mapping[str, Any]:
         """The Arrow type of each column, as listed in the playlist header `schema`.
 
-        The types and the order of columns are those of the table that was packed. The mapping is
-        empty if no types are listed, or if the streams list different types.
+        The types and the order of the columns are those of the packed table. The mapping is empty
+        if no types are listed, or if the streams list different types.
         """
         listed = [stream.headers.get(playlists.SCHEMA) for stream in self.streams if len(stream)]
         first: Any = listed[0] if listed else None
@@ -202,9 +202,7 @@ class Series:
 
     @property
     def stored(self) -> int:
-        """The total listed size of all chunks in bytes; -1 if the size of any chunk is not
-        listed.
-        """
+        """The total listed size of all chunks in bytes; -1 if any size is not listed."""
         out = 0
         for stream in self.streams:
             sizes = stream.stored
@@ -245,7 +243,7 @@ class Series:
         with self._lock:
             expected = 0 if i in self._advised else self._expected
             self._advised.update((i,) if expected else ())
-        if expected:  # before `open_shard` reads the map, which would allocate small pages
+        if expected:  # before `open_shard`, because reading the map would allocate small pages
             with contextlib.suppress(FlareError):  # `open_shard` raises the same error
                 _advise(chunk, expected)
         keep_freed()
@@ -563,7 +561,7 @@ def _value_ranges(source: Any, column: Any, size: int) -> Iterable[tuple[Any, in
 
 
 def _values(column: Any) -> list[bytes]:
-    """Return a column as a list of bytes. The column is an array of dtype void, or such a list."""
+    """Return a column, which is an array of dtype void or a list of bytes, as a list of bytes."""
     values: list[bytes] = column.tolist() if isinstance(column, np.ndarray) else column
     return values
 
@@ -622,8 +620,8 @@ def keep_freed() -> None:
 def _forked() -> None:
     """Replace the locks in a forked child process.
 
-    A thread of the parent process may hold a lock. It does not exist in the child, and would never
-    release the lock there.
+    A thread of the parent process may hold a lock. The child process has no such thread, so the
+    lock would never be released.
     """
     global _registry_lock
     _registry_lock = threading.Lock()

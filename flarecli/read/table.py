@@ -81,8 +81,8 @@ class Table:
     """The rows of one or several series, whose columns are joined. A Table can be pickled.
 
     columns  the columns of all series, in the order of the formats
-    order    the names of all columns. The columns of a series are in the order of the table that
-             was packed if the playlist lists this order
+    order    the names of all columns. The columns of a series are in the order of the packed table
+             if the playlist lists this order, otherwise in the order of the format
     raises   UsageError if the row counts differ, or if two columns have the same name
     """
 
@@ -176,9 +176,7 @@ class Table:
 
     @property
     def edges(self) -> IntArray:
-        """The first row of each chunk in the first stream, then the row count: int64 [chunks +
-        1].
-        """
+        """The first row of each chunk in stream 0, and the row count: int64 [chunks + 1]."""
         starts = self.series[0].starts
         return starts if self._selected is None else np.searchsorted(self._selected, starts)
 
@@ -264,7 +262,7 @@ class Table:
         if selected is None:
             yield from self._scan(names, start, stop, size, views)
             return
-        while start < stop:  # read a range of consecutive rows, and select rows from this range
+        while start < stop:  # read consecutive rows, and select the requested rows from them
             rows = selected[start : min(stop, start + size)]
             first = int(rows[0])
             batch = next(self._scan(names, first, int(rows[-1]) + 1, size, False))

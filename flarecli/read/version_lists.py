@@ -99,7 +99,7 @@ def file_names(stream: Stream) -> Iterator[tuple[str, int | None]]:
 def listed_files(at: Location, name: str) -> dict[str, int | None]:
     """Return the size of each file that the playlist `name` lists in the folder `at`.
 
-    The size is None if it is not listed.
+    The size is None if the playlist does not list it.
 
     raises  FormatError for an invalid playlist
     """

@@ -157,8 +157,7 @@ class Lease:
             self._last = _now()
 
     def check(self, now: bool = False) -> None:
-        """Raise BusyError if another process has the lock, or ReachError if the lock cannot be
-        read.
+        """Raise BusyError if the lock is lost, or ReachError if the bucket cannot be reached.
 
         now  True: renew the lock first; False: only if the last renewal is not recent
         """
@@ -209,7 +208,7 @@ def _parsed(data: bytes) -> dict[str, Any]:
 
 
 def _now() -> float:
-    """Return a monotonic time in seconds. On Linux, it includes the time of machine sleep."""
+    """Return a monotonic time in seconds. On Linux, this includes periods of system suspend."""
     if sys.platform == "win32":
         return time.monotonic()
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
@@ -234,7 +233,7 @@ def _is_alive(pid: object, ticks: object) -> bool | None:
     if os.path.exists(f"/proc/{pid}"):
         return _start_ticks(pid) == ticks
     try:
-        os.kill(pid, 0)  # succeeds for a process that /proc hides from this user
+        os.kill(pid, 0)  # no such process, or /proc hides the process from this user
     except ProcessLookupError:
         return False
     except OSError:
@@ -265,7 +264,7 @@ class BucketTarget(Target):
             try:
                 self._admit(resume, overwrite)
             except UsageError:
-                # a pack may have started after the first check; `Lease` then reports that pack
+                # if a pack started after the first check, `Lease` reports this pack
                 if not _has_objects(out / SCRATCH):
                     raise
             if self.is_done:
@@ -312,7 +311,7 @@ class BucketTarget(Target):
             if self._done.exists():
                 self._clear()
             elif (self._new / PLAYLIST).exists() and self._is_new_complete():
-                # an interrupted `_replace` deleted the old playlist; the check passed before that
+                # without the old playlist, an interrupted `_replace` has already passed this check
                 if (self._out / PLAYLIST).exists():
                     self._check_replaceable()
                 self._replace()
@@ -360,8 +359,7 @@ class BucketTarget(Target):
     def _clear(self) -> None:
         """Delete all scratch objects except the lock.
 
-        `done` is deleted last: if the deletion is interrupted, it shows that the deletion may
-        continue.
+        `done` is deleted last, so that the next process completes an interrupted deletion.
         """
         inside = self._out / SCRATCH
         with contextlib.suppress(MissingError):
@@ -414,7 +412,7 @@ class BucketTarget(Target):
             self.release()
 
     def run_finalizer(self, call: Callable[[], None]) -> None:
-        """Run `call` in a thread: its requests may need a lock that the interrupted code holds.
+        """Run `call` in a thread, because its requests may need a lock of the interrupted code.
 
         If no thread can be started, stop the renewals, so that the lease expires.
         """

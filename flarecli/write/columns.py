@@ -102,7 +102,7 @@ def source_types(
 
     chosen  column -> encoding
     encode  columns whose encoding the user chose; these columns get the type of the encoding
-    types   column -> type to prefer to the type in the schema: a dictionary type, or a type in the
+    types   column -> type that replaces the type in the schema: a dictionary type, or a type in the
             playlist of the source dataset
     """
     out = {}

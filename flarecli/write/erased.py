@@ -54,7 +54,7 @@ _KEY_BYTES, _HASH_BYTES = 32, 16
 
 @dataclass(frozen=True)
 class ErasedKeys:
-    """The keys of erased rows. The object is false if no key was erased.
+    """The keys of erased rows. An object without keys is falsy.
 
     key     random secret of the hash function; empty before the first erasure
     hashes  column -> hashes of the erased keys in this column
@@ -112,7 +112,7 @@ class ErasedKeys:
     def added(self, name: str, keys: Sequence[pa.Array]) -> ErasedKeys:
         """Return a copy that also contains the given keys of a column. Empty keys are ignored.
 
-        keys  in a floating array, -0.0 and 0.0 are the same key
+        keys  arrays of keys; in an array of floats, -0.0 and 0.0 are the same key
         """
         if not keys:
             return self
@@ -122,7 +122,7 @@ class ErasedKeys:
             known = batch.filter(pa.array(~is_empty_key(batch)))
             values = erasable_bytes(known, batch.type).to_pylist()
             found.update(map(own._hash, values))
-            # `failed.jsonl` lists keys as text
+            # also add the keys as text, because `failed.jsonl` lists keys as text
             found.update(own._hash(key_text(key).encode()) for key in known)
             if pa.types.is_floating(batch.type) and b"0" in values:
                 found.update(map(own._hash, (b"0.0", b"-0.0")))
@@ -162,7 +162,7 @@ def failed_names(names: Iterable[str]) -> set[str]:
 def failures_without(
     at: Location, names: Iterable[str], erased: ErasedKeys
 ) -> dict[str, list[bytes]]:
-    """Find the `failed.jsonl` files that list erased keys: name -> the lines without erased keys.
+    """Return the `failed.jsonl` files that list erased keys: name -> the lines without these keys.
 
     names   names of files in the folder `at`; missing files are ignored
     raises  FormatError for an invalid line
@@ -200,8 +200,7 @@ def files_with_keys(
     found   versions to search
     name    key column
     known   names of shards whose files are not returned
-    raises  FormatError if the keys of a shard cannot be determined; the error of a shard that
-            cannot be read
+    raises  FormatError if the keys of a shard cannot be determined; the errors of reading a shard
     """
     out, rows = set[str](), dict[str, IntArray]()
     searched, unknown = set(known), dict[str, Version]()
@@ -219,7 +218,8 @@ def files_with_keys(
         stream = keyed[0]
         starts = _starts(stream)
         for shard, url in enumerate(stream.urls):
-            # without new rows, a change may have replaced the shards of another stream
+            # if there are several streams, a known shard is also read, because a change may have
+            # replaced only the shards of another stream
             if is_url(url) or (len(streams) == 1 and url in known):
                 continue
             if url not in rows:

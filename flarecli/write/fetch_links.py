@@ -79,7 +79,7 @@ class Fetched:
                 it, as data or as failures
     extensions  column -> file extension in the link of the first row, in lower case; empty if that
                 link has no extension
-    names       column -> link of each row, in the form of the index
+    names       column -> link of each row, as written in the index
     """
 
     batch: pa.RecordBatch
@@ -356,7 +356,7 @@ class _Fetcher:
             yield from self._yield(last)
 
     def _yield(self, fetched: Fetched) -> Iterator[Fetched]:
-        """Yield a batch. Keep it for the spool until the spool reports that the Writer has it."""
+        """Yield a batch. Keep the batch for the spool until the Writer has received its rows."""
         if self._spool is not None:
             self._yielded.append(fetched)
         self._taken_rows = []
@@ -631,8 +631,8 @@ def _failure(row: int, key: str, column: str, failure: LinkFailure) -> Failure:
 class BytesColumnBuilder:
     """Builder for large_binary columns. It is not thread-safe.
 
-    It copies each value once, to a buffer from Arrow's allocator. Unlike `bytearray`, that
-    allocator does not clear memory, and keeps freed memory for the next column.
+    It copies each value once, to a buffer from Arrow's allocator. Unlike the memory of a
+    `bytearray`, this buffer is not filled with zeros, and its memory is reused for the next column.
 
     max_bytes  size of the buffer; in a larger column, the values are copied twice
     """

@@ -86,7 +86,7 @@ class FolderTarget(Target):
         if overwrite:
             self.hint = f"Name another folder: --overwrite replaces only output of `flare {noun}`."
         final = Location(LocalStore(self.final, self.shown, maps=False))
-        is_begun = self._is_begun()  # unfinished output is not replaced, but removed after locking
+        is_begun = self._is_begun()  # unfinished output is removed after locking
         self._replaces = (
             overwrite
             and not is_begun
@@ -166,8 +166,8 @@ class FolderTarget(Target):
     def _make_scratch(self, path: str) -> None:
         """Create the scratch folder.
 
-        `flare prune` may remove the folder of a fragment before the scratch folder is in it. Both
-        folders are then created again.
+        `flare prune` may remove the folder of a fragment before the scratch folder is created in
+        it. In this case, both folders are created again.
         """
         for _ in range(_MAX_ATTEMPTS - 1):
             with contextlib.suppress(MissingError):
@@ -211,13 +211,13 @@ class FolderTarget(Target):
     def _has_files(self) -> bool:
         """Return whether the folder contains files but no scratch folder.
 
-        The caller found no scratch folder. If one exists now, another process has created it since,
-        and has written the files after that. If only a scratch folder is listed, another process
-        may remove it before the second check.
+        The caller found no scratch folder. If a scratch folder exists now, another process has
+        created it in the meantime, and the files are the output of that process. The scratch folder
+        does not count as a file, because another process may remove it before the second check.
         """
         try:
             names = os.listdir(self.folder)
-        except (FileNotFoundError, NotADirectoryError):  # for a file, `made_folder` raises an error
+        except (FileNotFoundError, NotADirectoryError):  # `made_folder` reports a file
             return False
         has_others = any(name != SCRATCH for name in names)
         return has_others and not os.path.isdir(os.path.join(self.folder, SCRATCH))

@@ -286,7 +286,7 @@ def key_bytes(keys: pa.Array) -> pa.Array:
 def erasable_bytes(keys: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return the `key_bytes` of keys to compare with erased keys: large_binary [rows].
 
-    kind  type of the key column; if it is floating, -0.0 and 0.0 become the same key
+    kind  type of the key column; if it is a floating-point type, -0.0 and 0.0 become the same key
     """
     found = key_bytes(keys)
     if not pa.types.is_floating(kind):
@@ -368,7 +368,7 @@ class Keys:
         hashes, values = _hashed(keys)
         order = np.argsort(hashes)
         if len(order) and (np.diff(hashes[order]) == 0).any():
-            order = np.argsort(hashes, kind="stable")  # slower
+            order = np.argsort(hashes, kind="stable")  # slower, so only if hashes are equal
         hashes, at = hashes[order], at[order]
         values = None if values is None else values[order]
         firsts = _first_positions(hashes, values)

@@ -175,8 +175,8 @@ class ObjectReader:
 def _size(at: Location) -> int:
     """Return the size in bytes of a file or a bucket object.
 
-    If the HEAD request for a bucket object fails, a GET request for one byte is sent: unlike the
-    response to a HEAD request, its response contains the reason of the failure.
+    If the HEAD request for a bucket object fails, a GET request for one byte is sent, because only
+    the response to a GET request contains the reason of the failure.
     """
     try:
         return at.size()

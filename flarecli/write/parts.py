@@ -117,7 +117,7 @@ class _Shards:
     def add(self, name: str, part: Stream) -> None:
         """Append the shards of a part.
 
-        raises  FormatError if the columns, format or hashes differ from those of earlier parts
+        raises  FormatError if the columns, the format or the hashes differ from earlier parts
         """
         if self._first is None or not self._urls:
             self._first, self._hashes = part, {key: [] for key in part.hashes}
@@ -238,8 +238,8 @@ def rows_of_first(at: Location, joined: Stream) -> int:
 class _Failures:
     """The failed rows of all parts.
 
-    The failure of a row without a source file lists the row's position in the part. In the joined
-    dataset, it lists the position in the whole selection.
+    The failure of a row without a source file lists the row's position in the part. The joined
+    dataset lists the position in the whole selection instead.
     """
 
     def __init__(self, at: Location) -> None:

@@ -75,8 +75,7 @@ class Removal:
 def plan_removal(at: Location, lists: Sequence[str]) -> Removal:
     """Plan the removal of playlists, and of the files that only these playlists list.
 
-    raises  the error of a remaining playlist that cannot be read: its files must be kept, but are
-            unknown
+    raises  the errors of reading a remaining playlist, because its files must be kept
     """
     kept = listed_in_versions(at, lists)
     named: dict[str, int | None] = {}
@@ -104,7 +103,7 @@ def lists_of(at: Location, files: Collection[str], newest: int) -> tuple[list[st
 
 
 def refuse_pins(at: Location, files: Collection[str], newest: int) -> None:
-    """Raise UsageError if a pin lists any of the files; the arguments are those of `lists_of`."""
+    """Raise UsageError if a pin lists any of the files. The arguments are as in `lists_of`."""
     _, pins = lists_of(at, files, newest)
     if pins:
         raise UsageError(
@@ -115,9 +114,7 @@ def refuse_pins(at: Location, files: Collection[str], newest: int) -> None:
 
 
 def refuse_listed(at: Location, files: Collection[str], newest: int) -> None:
-    """Raise BusyError if the newest version lists any of the files, with the arguments of
-    `erase`.
-    """
+    """Raise BusyError if the newest version lists any of the files; see `erase`."""
     at = confined(at)
     if files and not listed_files(at, version_name(newest)).keys().isdisjoint(files):
         raise BusyError(
@@ -128,7 +125,7 @@ def refuse_listed(at: Location, files: Collection[str], newest: int) -> None:
 
 
 def copies(at: Location, lists: Sequence[str], files: Collection[str]) -> set[str]:
-    """Return `files` and all files to which or from which their rows may have been copied.
+    """Return the files, and all files that may contain copies or originals of their rows.
 
     A change may copy rows from any file that it removes to any file that it adds. The removed files
     are only in the playlist before the change, and the added files only in the playlist after it.
@@ -182,7 +179,7 @@ def erase(
 def remove(at: Location, removal: Removal, lock: CommitLock) -> list[str]:
     """Delete the playlists and files of a removal; return the result of `finish_removal`."""
     at = confined(at)
-    # include the files of an interrupted removal, because its playlists may be deleted already
+    # include the files of an interrupted removal, because its playlists may already be deleted
     names = dict.fromkeys((*files_to_remove(at), *(name for name, _ in removal.files)))
     if removal.files:
         (at / REMOVAL).write([(json.dumps(name) + "\n").encode() for name in names])
@@ -196,8 +193,9 @@ def finish_removal(at: Location, lock: CommitLock) -> list[str]:
     """Delete the files in `.flare-removal`, and all fragments that no playlist lists.
 
     return  names of the fragments that another process is writing; these fragments are kept
-    raises  the error of a playlist that cannot be read; in this case, no file is deleted. BusyError
-            if this process has lost the commit lock, because another process may now list a file
+    raises  the errors of reading a playlist, before any file is deleted; BusyError if this process
+            has lost the commit lock, because another process may have committed a version that
+            lists a file
     """
     at = confined(at)
     lists = list_names(at)
@@ -251,7 +249,7 @@ def _delete_fragment(at: Location) -> None:
 
 @contextlib.contextmanager
 def _lock(at: Location) -> Iterator[None]:
-    """Hold the lock that a pack holds on a fragment while it writes.
+    """Lock a fragment in the `with` block, as a pack does while it writes the fragment.
 
     raises  BusyError if another process holds the lock
     """

@@ -33,8 +33,8 @@ class ShardQueue:
 
     `add` and `close` call `record` for each written shard, in order, with the shard and the
     position of the next shard's first row. `record` is a method of the Writer. The queue does not
-    store it, because a reference to the Writer would prevent the garbage collection of an unused
-    Writer.
+    store `record`, because a reference to the Writer would prevent the garbage collection of an
+    unused Writer.
 
     After a shard has failed, all later calls raise an error, so that no dataset is finished without
     the rows of that shard.

@@ -7,7 +7,7 @@ of the line and the data blocks in hexadecimal digits:
 
     {"kind": "rows", "first": …, "next": …, "source": …, "failures": […], "batches": [[[row, …],
     size], …]}
-        rows of the selection from `first` to before `next`, one Arrow IPC message per batch
+        the rows of the selection from `first` to `next` - 1, one Arrow IPC message per batch
     {"kind": "links", "links": [[row, column, digest of the address, is a page, size], …]}
         downloads of later rows
 
@@ -90,7 +90,8 @@ class Spool:
     kept       (row, link) -> download of an interrupted pack; the fetcher removes used downloads
     arrived    function that returns the downloads of the rows that the Writer has not received yet
     until      position in the selection; all rows before it have failed or are in the Writer
-    is_remote  True if a link is remote; without remote links, rows are saved only with failures
+    is_remote  True if a link is remote; without remote links, rows are saved only if many rows have
+               failed
     """
 
     def __init__(self, writer: Writer) -> None:
@@ -144,7 +145,7 @@ class Spool:
             batches = list(_batches(self._writer, head["batches"], body, first, stop))
             failures = [Failure(**one) for one in head["failures"]]
         except (FlareError, pa.ArrowException, ValueError, KeyError, TypeError, IndexError):
-            return 0  # a damaged file, or a file of another version of flare
+            return 0  # the file is damaged, or another version of flare wrote it
         if not (first <= self.until < stop and self._writer.source_matches(head["source"])):
             return 0
         rows = 0

@@ -319,7 +319,6 @@ def _listed(at: Location) -> set[str]:
     with contextlib.suppress(FlareError):
         names.update(listed_in_versions(at))
     folders = {name.rpartition("/")[0] for name in names} - {""}
-    names.update(
-        [f"{folder}/{INDEX}" for folder in folders]
-    )  # a part or fragment has its own index
+    # each part and each fragment has its own index
+    names.update([f"{folder}/{INDEX}" for folder in folders])
     return names

@@ -189,8 +189,8 @@ class Change(ABC):
     fragments  names of the folders with the new rows; empty if the change adds no rows
     source     description of the source of the new rows, for the playlist; None without a source
     erases     names of the files to delete after the commit
-    copied     number of rows in the new shards that were copied from removed shards; None: as many
-               as both sets of shards can have in common
+    copied     number of rows in the new shards that were copied from removed shards; None: the
+               smaller of the numbers of rows in the new and in the removed shards
     keeps_rows True if all rows and their order remain the same
     """
 
@@ -291,7 +291,7 @@ def newest(at: Location) -> Version:
             again = numbers(at)
             if again == found:
                 raise
-            found = again  # another process has added a version, and pruned the one to read
+            found = again  # another process has added a version, and pruned the version to read
     where = at / PLAYLIST
     try:
         return Version(where, 1, playlists.stored(where))
@@ -341,9 +341,8 @@ def open_for_change(out: str, guard: Guard, dry_run: bool = False) -> tuple[Loca
             publish(at, base)
     for name in base.fragments:
         if (at / f"{name}/{SCRATCH}/journal").exists():
-            with contextlib.suppress(
-                BusyError
-            ):  # the process that committed this fragment is still running
+            # after BusyError, the process that committed this fragment is still running
+            with contextlib.suppress(BusyError):
                 target = claim(f"{out.rstrip('/')}/{name}", resume=True, guard=guard)
                 if not target.is_done:
                     target.finish()
@@ -373,7 +372,7 @@ class CommitLock:
             except BusyError:
                 if time.monotonic() > stop:
                     raise
-            # jitter: processes that wait must not retry at the same time
+            # jitter, so that waiting processes do not retry at the same time
             time.sleep(wait * (0.5 + random.random()))
             wait = min(wait * 1.5, _POLL_S[1])
 
@@ -437,8 +436,8 @@ class CommitLock:
 def commit(at: Location, change: Change, base: Version) -> Version:
     """Apply a change to the newest version, and return the version that the change created.
 
-    If an interrupted commit has already created this version, it is returned. It is found by the
-    fragments of the change.
+    If an interrupted commit of this change has already created a version, that version is returned.
+    Such a version lists the fragments of the change.
 
     base    the version from which the change was computed
     raises  the errors of `Change.apply` and `CommitLock`
@@ -475,7 +474,9 @@ def _next_version(at: Location, change: Change, base: Version) -> Version:
     if len({int(one.rows.sum()) for one in streams if one.rows is not None}) > 1:
         # another process has added a stream, for which the change has no rows
         raise BusyError(
-            "the dataset was changed meanwhile", where=at, hint="Run the same command again."
+            "another process has changed the dataset",
+            where=at,
+            hint="Run the same command again.",
         )
     number = base.number + 1
     if number > MAX_VERSION:
@@ -614,9 +615,10 @@ def is_published(at: Location, version: Version) -> bool:
 
 
 def publish(at: Location, version: Version, before: Version | None = None) -> None:
-    """Write the format's index and `playlist.yaml` of a version, unless those of a later one exist.
+    """Write the index and `playlist.yaml` of a version, unless a later version is published.
 
-    before  the previous version; if `playlist.yaml` is still a copy of it, no playlist is parsed
+    before  the previous version; if `playlist.yaml` is still a copy of that version, no playlist is
+            parsed
     """
     for _ in range(_MAX_ATTEMPTS):
         current = _stored(at / PLAYLIST)
@@ -626,9 +628,8 @@ def publish(at: Location, version: Version, before: Version | None = None) -> No
             number = version_of(playlists.parse(current, at / PLAYLIST))
             if number is not None and number > version.number:
                 return
-        for stream in version.streams[
-            :1
-        ]:  # an index covers one stream; MosaicML cannot join streams
+        # an index covers one stream, because MosaicML cannot join streams
+        for stream in version.streams[:1]:
             if stream.format is not None:
                 find(stream.format).write_version_index(_fresh(at), stream)
         try:
@@ -777,7 +778,6 @@ def unfinished_fragments(at: Location, base: Version) -> list[str]:
 def _has_journal(at: Location) -> bool:
     try:
         return (at / f"{SCRATCH}/journal").exists()
-    except (
-        UnsafeError
-    ):  # a symbolic link; `check_fragment` reports it before a write to the fragment
+    except UnsafeError:
+        # a symbolic link, which `check_fragment` reports before a write to the fragment
         return False

@@ -71,7 +71,7 @@ class Writer:
     settings   shard limits, compression and checksums
     head       source and options; to resume, a later Writer must be called with an equal `head`
     source_checksum  checksum that is computed while the source is read; see `Journal`
-    guard      limits of requests to a remote target
+    guard      access rules, and limits of requests to a remote target
     jobs       maximum number of compressed shards to write in parallel; if a shard cannot be
                written, a later call raises the error
     playlist   True: write `playlist.yaml`; False: the format's own index marks the dataset as
@@ -149,7 +149,7 @@ class Writer:
         self._ended = self.target.is_done
         self._writes_playlist, self._progress = playlist, progress or Progress()
         self._is_abandoned = self.has_large_row = False
-        # True during updates of several fields: after an interrupt, rows may be lost or repeated
+        # True while several fields are updated; after an interrupt, rows may be lost or repeated
         self._is_inconsistent = False
         self.rows = self.next = 0
         self.written_bytes = 0  # size of the rows that this Writer wrote, before compression
@@ -174,7 +174,7 @@ class Writer:
         self._dropped = weakref.finalize(
             self, _drop, os.getpid(), self.target, self.failed, self._journal
         )
-        self._dropped.atexit = False  # not needed: the lock ends with the process
+        self._dropped.atexit = False  # not needed, because the lock ends with the process
 
     def _begin(self, head: dict[str, Any], source_checksum: SourceChecksum | None) -> None:
         self._journal = Journal(self.target.at, head, source_checksum)
@@ -350,7 +350,7 @@ class Writer:
 
         Columns are matched by name. If the Writer has no columns yet, it infers them from the first
         batch. If a value cannot be stored, no row of the table is written. A stream is written
-        batch by batch: if a value cannot be stored, the batches before it remain written.
+        batch by batch. If a value cannot be stored, the earlier batches remain written.
 
         batch   a pyarrow RecordBatch or Table, or a stream: any other object with the method
                 `__arrow_c_stream__` or `__arrow_c_array__`, such as a pandas or Polars DataFrame, a

@@ -250,7 +250,7 @@ class Swap(versions.Change):
     def apply(self, base):
         (one,) = base.streams
         if self.old not in one.urls:
-            raise BusyError("the dataset was changed meanwhile", where=base.at)
+            raise BusyError("another process has changed the dataset", where=base.at)
         new = f"{self.fragments[0]}/shard"
         return (replace(one, urls=[new if url == self.old else url for url in one.urls]),)
 
@@ -314,7 +314,7 @@ def check_end(world):
             assert (
                 "lost the lock" in process.result
                 or "has the lock" in process.result
-                or ("changed meanwhile" in process.result)
+                or ("has changed the dataset" in process.result)
             ), process.result
 
 
