@@ -89,7 +89,7 @@ def holder(fd: int) -> str:
 
 
 class Turns:
-    """One lock per key, shared by all threads of this process and all processes with the folder."""
+    """One lock per key, for all threads of this process and all processes that use the folder."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

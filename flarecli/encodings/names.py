@@ -219,7 +219,7 @@ CUSTOM: dict[str, CustomEncoding] = {}  # the custom encodings of this process
 def register(name: str, encode: Callable[[Any], bytes], decode: Callable[[bytes], Any]) -> None:
     """Register a custom encoding in this process. Columns can then use `NAME` and `NAME[]`.
 
-    Any thread may call the two functions.
+    `encode` and `decode` must be thread-safe, because several threads may call them.
 
     encode  function that converts a value to bytes
     decode  function that converts bytes to a value

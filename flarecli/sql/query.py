@@ -1,4 +1,6 @@
-"""SQL over batches with DuckDB: conditions and SELECT statements. Rows keep their order.
+"""SQL over batches with DuckDB: conditions and SELECT statements.
+
+Rows keep their order unless a SELECT changes the order.
 
 User expressions have no access to files, the network or extensions.
 

@@ -262,8 +262,10 @@ def _collect(
 class PackedFolder:
     """Reader that finds the files in a packed folder by name.
 
-    raises  FormatError if the file is not a packed folder; UnsafeError if the pickle of the file
-            names would run code, or if a name refers to a file outside the folder
+    ffr_file    path of the packed folder, which is an FFRecord file
+    check_data  check the CRC-32 of each table and record
+    raises      FormatError if the file is not a packed folder; UnsafeError if the pickle of the
+                file names would run code, or if a name refers to a file outside the folder
     """
 
     def __init__(self, ffr_file: str | os.PathLike[str], check_data: bool = True) -> None:

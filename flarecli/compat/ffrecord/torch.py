@@ -119,6 +119,8 @@ class DataLoader(torch.utils.data.DataLoader):  # type: ignore[misc, type-arg, u
     """torch's DataLoader with forked workers; `set_step(k)` skips the first k batches.
 
     skippable  False disables `set_step`
+
+    All other arguments are the arguments of torch's DataLoader.
     """
 
     def __init__(

@@ -185,6 +185,9 @@ class _Reader(Closeable):
 class DatasetReader(_Reader):
     """Reader of one dataset: a folder with a spec.json.
 
+    directory   a path, an address, or an object with the methods of a Path
+    decoders    type -> function from bytes to a value; None means that values remain bytes
+    cache_keys  keys whose records are read at the start and kept in memory
     cache_index, parallel, pool_name  ignored; the tables are always in memory
     """
 
@@ -203,6 +206,7 @@ class DatasetReader(_Reader):
 class ShardedDatasetReader(_Reader):
     """Reader of a sharded dataset: every `shardstep`-th shard from `shardstart` on.
 
+    directory, decoders, cache_keys  as in `DatasetReader`
     cache_index, parallel  ignored; the tables are always in memory
     """
 

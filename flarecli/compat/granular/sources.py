@@ -30,7 +30,8 @@ def _called(source: Any) -> Callable[[int], Any]:
 class Epochs:
     """Endless repetition of a source; with `shuffle`, each repetition has a new random order.
 
-    seed  seed of the random orders; granular ignores `seed` and always uses 0
+    length  number of datapoints in each repetition; None means all datapoints of the source
+    seed    seed of the random orders; granular ignores `seed` and always uses 0
     """
 
     def __init__(

@@ -112,6 +112,7 @@ class Batch(dict[str, Any]):
 class StreamOptions:
     """Options of one dataset in a mix.
 
+    name              name of the stream, as in `Batch.stream_name`
     ratio             share of the batches; 0 means that the dataset is unused
     mixing_group_id   group of the dataset; for each batch, all ranks use the same group, and each
                       rank draws one dataset of this group
@@ -249,10 +250,13 @@ class MultiStreamDataLoader:
     datasets          StreamingDatasets
     stream_opts       options of each dataset; datasets with ratio 0 are unused
     num_workers       total number of processes, or a list with the number for each stream
+    shuffle_seed      random seed of the schedule; None is the same as 0
     schedule          see `ScheduleType`
     counts_precision  number of decimals of the ratios that determine the schedule
     reweight_workers  True divides a total number of processes among the streams by ratio; False
                       divides it evenly, and is required for a list
+    persistent_workers  keep the processes alive between epochs
+    common_dataloader_kwargs  additional arguments for torch's DataLoader, for all datasets
     raises            UsageError for contradictory options
     """
 

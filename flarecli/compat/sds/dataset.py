@@ -50,11 +50,21 @@ class StreamingDataset:
     src                  address of an index (Parquet, CSV, JSON), a wildcard for several indexes,
                          a `.txt` file that lists indexes, or a folder of files
     dst                  folder for fetched files, with a subfolder per dataset
+    name                 name of the subfolder; default: the file name of the index, up to its first
+                         dot
     data_type            `image`, `video`, `audio` or `text`, with or without the suffix `_latent`;
-                         added to each sample
+                         added to each sample as `__data_type__`
     columns_to_download  columns of addresses, also called `columns_to_load`
+    index_cols_to_keep   other columns in the samples; None means all columns
     index_col_name       column whose values name the files
+    max_size             maximum number of rows
+    sql_query            SELECT statement that selects rows from the table `dataframe`
+    allow_missing_columns  fill columns that some indexes do not have with nulls
+    none_to_empty_str    replace nulls in samples with empty text
     num_downloading_workers  number of parallel transfers
+    num_downloading_retries  maximum number of retries per file
+    prefetch             number of rows whose files are fetched together in advance; at least twice
+                         the number of transfers is used
     shuffle_seed         seed of the epoch order; None keeps the order of the index, and -1 draws a
                          random seed
     cache_limit          maximum total bytes of files on this machine; None means unlimited; the
@@ -64,6 +74,7 @@ class StreamingDataset:
     unaligned_worker_index  let each worker of each rank read all samples, in different orders
     infinite_iteration   start another epoch at the end of each epoch
     allow_private        allow addresses in private networks
+    allow_host           hosts or networks to allow, as for `--allow-host`
     allow_local          allow local paths outside the folder of the index, `file://` and links
     resolution, num_random_access_retries, print_…, lazy_index_…, min_num_pending_tasks_thresh
                          ignored; accepted for compatibility

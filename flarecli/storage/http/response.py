@@ -132,6 +132,9 @@ class Response:
 
     lines    lines of the head as received, with their line ends
 
+    Attributes:
+
+    version  HTTP version in the status line, such as `1.1`; empty if missing
     status   HTTP status code; 0 if invalid
     headers  lower-case name -> value; the last header replaces earlier headers with the same name
     length   bytes of the body as sent, or None if unknown

@@ -48,7 +48,8 @@ class StreamingDataset(Array):
     A loop yields only the samples of this rank and this DataLoader worker.
 
     streams       the Streams of several datasets; replaces `remote` and `local`
-    download_retry, download_timeout, validate_hash, keep_zip  defaults for all streams
+    remote, local  address of a dataset, and folder for copies of its shards; see `Stream`
+    split, download_retry, download_timeout, validate_hash, keep_zip  defaults for all streams
     epoch_size    samples per epoch, such as 10000 or `10k`; divided among the streams by their
                   proportions or sizes
     predownload   number of samples for which shards are fetched in advance
@@ -59,6 +60,7 @@ class StreamingDataset(Array):
                   at a time, so that the DataLoader returns the samples in order
     shuffle       shuffle the samples; `shuffle_algo="naive"` shuffles all samples; any other value
                   shuffles the samples of a few shards at a time
+    shuffle_block_size  approximate number of samples that are shuffled together
     shuffle_seed  random seed of the order
     batching_method  `random` mixes all streams; for the other methods, see `Batching`
     replication   number of consecutive ranks that receive the same samples
@@ -67,6 +69,7 @@ class StreamingDataset(Array):
                   number does not change the order
     partition_algo  ignored; an unknown algorithm is an error
     stream_name   name of a class in `streams_registry`, for `remote`, `local` and `stream_config`
+    allow_unsafe_types  True decodes `pkl` columns; a pickle can run code
     raises        UsageError for invalid options; MissingError or FormatError for a missing or
                   invalid index; UnsafeError for pickles, unless `allow_unsafe_types` is set
     """

@@ -11,6 +11,7 @@ __all__ = ["LocalDataset"]
 class LocalDataset(Array):
     """Map-style dataset of the shards in a local folder.
 
+    split               subfolder of `local` with the shards
     allow_unsafe_types  True decodes `pkl` columns; a pickle can run code
     """
 

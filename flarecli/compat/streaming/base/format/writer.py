@@ -40,6 +40,9 @@ class Writer(Closeable):
                 copies the files to the address
     keep_local  if `out` is (folder, address), keep the files in the folder
     size_limit  bytes per shard: a number below 2**32, or text such as `67mb`; None means no limit
+    compression  compression of the shards, such as `zstd` or `zstd:7`; None means no compression
+    hashes      names of hashes to list in the index, in sorted order
+    newline, separator  line end and separator of text formats; a format may have a fixed separator
     exist_ok    replace the dataset in `out`
     progress_bar, max_workers, retry  ignored; accepted for compatibility
     raises      UsageError (a ValueError) for invalid settings; OccupiedError (a FileExistsError)
