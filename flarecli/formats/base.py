@@ -288,7 +288,7 @@ class Format:
     def scan_stream(
         self, blocks: Iterable[bytes], columns: Columns | None = None, where: object = "-"
     ) -> Iterator[pa.RecordBatch]:
-        """Read batches from a stream that cannot seek, in bounded memory.
+        """Yield batches from a stream that cannot seek, in bounded memory.
 
         raises  UsageError if the format does not support streams
         """
@@ -397,7 +397,10 @@ class Format:
     # -- checking and repairing
 
     def verify_shard(self, shard: Shard, values: bool = False) -> Iterator[Finding]:
-        """Check the structure of a shard and, with `values`, every value."""
+        """Check the structure of a shard; yield a finding for each fault.
+
+        values  also check every value
+        """
         raise NotImplementedError
 
     def unprotected(self, shard: Shard) -> str:

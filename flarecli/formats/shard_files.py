@@ -114,6 +114,8 @@ def write_file(
     """Write a file of `size` bytes; compress it if the settings name a compression.
 
     The name of a compressed file ends with the suffix of its compression.
+
+    return  location of the written file, and its sizes and hashes
     """
     hashes = {DEFAULT, *settings.hashes}
     if settings.compression is None:

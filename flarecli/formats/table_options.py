@@ -38,7 +38,9 @@ class TableOptions(Options):
     def source_format(self, format: str | None) -> str | None:
         """Return the format of the source according to --format and --input, for reading commands.
 
-        raises  UsageError if the options contradict each other
+        The result is None if neither option is set.
+
+        raises  UsageError if the options contradict each other, or for a list of addresses
         """
         if self.input is None:
             return format

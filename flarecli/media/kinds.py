@@ -161,7 +161,10 @@ def is_image(kind: str | None) -> bool:
 
 
 def extension_of(kind: str) -> str | None:
-    """Return the extension that flare writes for a file type, such as `jpg` for `jpeg`."""
+    """Return the extension that flare writes for a file type, such as `jpg` for `jpeg`.
+
+    The result is None for an unknown type.
+    """
     return _EXTENSIONS[kind][0] if kind in _EXTENSIONS else None
 
 

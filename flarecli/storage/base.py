@@ -318,7 +318,7 @@ class Store(ABC):
     def write(
         self, path: str, parts: Iterable[Buffer], hashes: Iterable[str] = (), replace: bool = True
     ) -> Written:
-        """Write a file atomically, and hash it in the same pass."""
+        """Write a file atomically, and hash it in the same pass; return its size and hashes."""
 
     @abstractmethod
     def list(self, path: str) -> Iterator[Entry]:
@@ -532,7 +532,9 @@ class Location:
     def write(
         self, parts: Iterable[Buffer], hashes: Iterable[str] = (), replace: bool = True
     ) -> Written:
-        """Write the file atomically and durably, and hash it in the same pass.
+        """Write the file atomically, and hash it in the same pass; return its size and hashes.
+
+        In a durable store, the complete file survives a power loss after this call.
 
         raises  UsageError if `replace` is False and the file exists; ReachError if the write fails
         """

@@ -390,7 +390,11 @@ def _endless(loader: Iterable[Any], name: str) -> Iterator[Any]:
 
 
 def _batch_size(opts: StreamOptions) -> int | None:
-    """Return the number of samples per batch and rank for a stream."""
+    """Return the number of samples per batch and rank for a stream; None without batches.
+
+    raises  UsageError for a size or number of rounds below 1, or a different `batch_size` in
+            `dataloader_kwargs`
+    """
     size = opts.batch_gpu
     if size is None and opts.batch_size is not None:
         _, size, _ = StreamOptions.infer_batch_info(opts.batch_size)

@@ -315,7 +315,7 @@ class StreamingDataset:
     def _submit(
         self, blocks: Iterator[list[int]], in_flight: deque[int]
     ) -> Future[list[FetchedRow]] | None:
-        """Start to fetch the files of the next rows.
+        """Start to fetch the files of the next rows; return None if there are no more rows.
 
         The use counts of the rows are increased first, so that the cache keeps the files.
         """

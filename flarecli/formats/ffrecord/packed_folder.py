@@ -213,12 +213,12 @@ class _Machine:
 
 
 def files(tree: Folder, where: object = "") -> Iterator[tuple[str, int]]:
-    """Return (path, row) of every file, depth first. Raises UnsafeError for an unsafe name."""
+    """Yield (path, row) of every file, depth first. Raises UnsafeError for an unsafe name."""
     return ((path, entry) for path, entry in _walk(tree, where) if not isinstance(entry, dict))
 
 
 def folders(tree: Folder, where: object = "") -> Iterator[str]:
-    """Return the paths of all folders, including empty folders. Parents precede subfolders."""
+    """Yield the paths of all folders, including empty folders. Parents precede subfolders."""
     return (path for path, entry in _walk(tree, where) if isinstance(entry, dict))
 
 

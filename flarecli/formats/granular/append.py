@@ -278,7 +278,10 @@ def repair_table(bag: Location, idx: Location) -> IntArray:
 
 
 def _cut(bag: Location, idx: Location, starts: IntArray, rows: int) -> IntArray:
-    """Remove the records after the last complete row from a bag and its index."""
+    """Remove the records after the last complete row from a bag and its index.
+
+    return  the start of each remaining record, and the end of the last record: int64 [rows + 1]
+    """
     if len(starts) > rows + 1:
         idx.cut(8 * rows)
         bag.cut(int(starts[rows]))

@@ -115,7 +115,11 @@ class Granular(Format):
         return self.layout
 
     def row_span(self, shard: Shard, row: int, column: str | None = None) -> Span | None:
-        """Return the bag of a column, and the byte range of a row's records in the bag."""
+        """Return the bag of a column, and the byte range of a row's records in the bag.
+
+        If the record numbers of the row are damaged, the byte range is (None, None). Without a
+        column that has a bag, the result is None.
+        """
         names = [one.name for one in shard.columns]
         bag = next(
             (at for at in (shard.chunk.at, *shard.chunk.companions) if at.name == f"{column}.bag"),

@@ -95,7 +95,7 @@ class MosaicFormat(Format):
     repair_index = staticmethod(repair_index.rebuild)
 
     def written_by(self, listed_by: str) -> str | None:
-        """Return the version of MDS if an `index.json` lists the dataset."""
+        """Return the version of MDS if an `index.json` lists the dataset; otherwise None."""
         return "MDS version 2" if listed_by == INDEX else None
 
     def row_span(self, shard: Shard, row: int, column: str | None = None) -> Span:

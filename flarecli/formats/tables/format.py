@@ -485,7 +485,10 @@ class ParquetFormat(TableFormat):
         return Parquet(chunk.at)
 
     def row_span(self, shard: Shard, row: int, column: str | None = None) -> Span | None:
-        """Return the byte range of the row group that contains a row, or of one of its columns."""
+        """Return the byte range of the row group that contains a row, or of one of its columns.
+
+        The result is None if the file is not a Parquet file, or does not list the column.
+        """
         part = self._rows(shard).part
         span = part.span(row, column) if isinstance(part, Parquet) else None
         return None if span is None else (shard.chunk.at, *span)

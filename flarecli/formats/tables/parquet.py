@@ -265,7 +265,10 @@ class Parquet(Part):
         return f"row group {number} (rows {first} to {stop - 1}): "
 
     def span(self, row: int, column: str | None) -> tuple[int, int] | None:
-        """Return the byte range of the row group that contains a row, or of one of its columns."""
+        """Return the byte range of the row group that contains a row, or of one of its columns.
+
+        The result is None if the footer does not list the column.
+        """
         number = bisect_right(self._group_starts, row) - 1
         chunks = self._chunks[number] if number < len(self._chunks) else []
         chosen = [one for one in chunks if column is None or one.column == column]

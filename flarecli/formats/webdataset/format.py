@@ -388,7 +388,7 @@ def _places(columns: Columns) -> dict[str, int]:
 
 
 def _extension(shard: Shard, place: int, row: int) -> bytes | None:
-    """Return the value of an extension column."""
+    """Return the value of an extension column; None if the member is missing."""
     number = int(shard.layout["spelled"][-2 - place][row])
     return None if number < 0 else shard.layout["spellings"][number]
 

@@ -286,7 +286,7 @@ class Handle:
         return Fault("deadline", f"incomplete after {self._limits.deadline_s:g} s")
 
     def finish(self, code: int) -> Fault | None:
-        """Set the data of the request, or return a fault.
+        """Set the data of the request; return a fault if the transfer failed, otherwise None.
 
         code  result code of libcurl; 0 for success
         """
@@ -316,7 +316,10 @@ class Handle:
         return self._cut(body)
 
     def _cut(self, body: bytes) -> Fault | None:
-        """Set the data of a range request from a response that contains the whole object."""
+        """Set the data of a range request from a response that contains the whole object.
+
+        Return a fault if the object ends before the end of the range, otherwise None.
+        """
         request = self.request
         if not self._has_all and (self._first or request.sink is not None):
             request.total = self.got
