@@ -28,12 +28,11 @@ from flarecli.commands.unpacking.filenames import (
     NamePattern,
     UsedNames,
     default_key,
-    value_views,
 )
 from flarecli.commands.unpacking.index import plain
 from flarecli.commands.unpacking.source import RowAddress, RowSource, open_source
 from flarecli.commands.unpacking.target import FinishedFolder, Folder, Output, Tar
-from flarecli.encodings import is_binary, is_text
+from flarecli.encodings import is_binary, is_text, raw_values
 from flarecli.errors import FlareError, FormatError, UsageError
 from flarecli.formats import facts
 from flarecli.hashes import DEFAULT
@@ -323,7 +322,7 @@ class _Unpacking:
         errors = self.pattern.invalid_rows(batch, self.where)
         if not errors:
             return batch, {}
-        return batch.filter(pa.array([i not in errors for i in range(batch.num_rows)])), errors
+        return drop_rows(batch, np.arange(batch.num_rows), errors)[0], errors
 
     def _write(self, part: _Part, output: Output) -> None:
         """Write the files of some rows, and record the failed rows."""
@@ -347,7 +346,7 @@ class _Unpacking:
             self.used_names.add(batch, self.where)
         index_rows = self._index_rows(batch)
         columns = [
-            (column, list(zip(own, value_views(batch.column(column)), strict=True)))
+            (column, list(zip(own, raw_values(batch.column(column)), strict=True)))
             for column, own in zip(self.files, names, strict=False)  # an empty batch has no names
         ]
         output.start_batch(

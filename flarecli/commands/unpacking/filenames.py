@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from flarecli.encodings import encoding_of, is_binary, is_text
+from flarecli.encodings import encoding_of, is_binary, is_text, raw_values
 from flarecli.errors import FlareError, FormatError, UnsafeError, UsageError, ValueFitError
 from flarecli.media import extension_of, kind_of, sniff
 from flarecli.model import IntArray, column_of
@@ -35,7 +35,7 @@ from flarecli.names import (
 from flarecli.suggest import choose
 from flarecli.write import Keys
 
-__all__ = ["ADDRESS", "ROW", "UsedNames", "NamePattern", "Where", "default_key", "value_views"]
+__all__ = ["ADDRESS", "ROW", "UsedNames", "NamePattern", "Where", "default_key"]
 
 Where: TypeAlias = Callable[[int], object]  # row number -> address, formatted only when printed
 
@@ -65,18 +65,6 @@ def default_key(schema: pa.Schema) -> str | None:
             if pa.types.is_integer(kind) or is_text(kind):
                 return name
     return None
-
-
-def value_views(array: pa.Array) -> list[memoryview | None]:
-    """Return the bytes of each value of a binary or text column, as views; None for a null."""
-    array = array.cast(pa.large_binary())
-    offsets = memoryview(array.buffers()[1]).cast("q")[array.offset : array.offset + len(array) + 1]
-    data = memoryview(array.buffers()[2] or b"")
-    valid = array.is_valid().to_pylist() if array.null_count else [True] * len(array)
-    return [
-        data[start:stop] if is_valid else None
-        for start, stop, is_valid in zip(offsets, offsets[1:], valid, strict=False)
-    ]
 
 
 class NamePattern:
@@ -276,7 +264,7 @@ def _extensions(batch: pa.RecordBatch, name: str) -> list[str]:
     if ADDRESS + name in batch.schema.names:
         addresses = batch.column(ADDRESS + name).to_pylist()
     out = []
-    for data, address in zip(value_views(batch.column(name)), addresses, strict=True):
+    for data, address in zip(raw_values(batch.column(name)), addresses, strict=True):
         kind = sniff(bytes(data[:512])) if data is not None else None
         kind = kind or (kind_of(address) if address else None)
         out.append((extension_of(kind) if kind else None) or "bin")

@@ -23,7 +23,7 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import IO, Any
 
 import pyarrow as pa
@@ -70,7 +70,7 @@ class Output(ABC):
 
     @abstractmethod
     def write(self, name: str, data: memoryview) -> None:
-        """Write a file."""
+        """Write a file. The caller must check the name with `check_name`."""
 
     @abstractmethod
     def add_failure(self, failure: Failure) -> None:
@@ -222,17 +222,11 @@ class Folder(Output):
         raises  UsageError if another process created a different file with this name
         """
         is_own = self._is_resumed and self._begun.is_own(name)
-        at = self._at / name
-        has_same_size = self._is_resumed and self._has(name, len(data))
-        if not (has_same_size and (is_own or b"".join(at.blocks()) == data)):
-            with self._disowns(name):
-                self._write(at.path, [data], (), is_own)
-
-    @contextmanager
-    def _disowns(self, name: str) -> Iterator[None]:
-        """If the block raises UsageError, record that another process created the file."""
+        is_same_size = self._is_resumed and self._has(name, len(data))
+        if is_same_size and (is_own or b"".join((self._at / name).blocks()) == data):
+            return
         try:
-            yield
+            self._write(name, [data], (), is_own)
         except UsageError:
             self._begun.disown(name)
             raise
@@ -252,8 +246,11 @@ class Folder(Output):
             self._begun.add(self.next, [name])
             rows = _index_rows(line.entry for line in self._log.entries())
             is_own = self._is_resumed and self._begun.is_own(name)
-            with self._disowns(name):
+            try:
                 (self._target.at / name).write(write_index(kind, fields, rows), replace=is_own)
+            except UsageError:
+                self._begun.disown(name)
+                raise
             self.index = f"{self.shown.rstrip('/')}/{name}"
         self._close()
         self._target.finish()
