@@ -67,12 +67,18 @@ _SCRATCH = f"{SCRATCH}/"
 
 
 class Skipped:
-    """For each reason to skip files: the number of skipped files, and some of their names."""
+    """For each reason to skip files: the number of skipped files, and some of their names.
+
+    metadata  names of all skipped metadata files
+    """
 
     def __init__(self) -> None:
         self.counts, self.names = Counter[str](), dict[str, list[str]]()
+        self.metadata = list[str]()
 
     def add(self, reason: str, name: str) -> None:
+        if reason == _METADATA:
+            self.metadata.append(name)
         self.counts[reason] += 1
         names = self.names.setdefault(reason, [])
         if len(names) <= MAX_SHOWN:
@@ -143,12 +149,14 @@ def groups(
     rules: Rules = _FIRST_RULES,
     skipped: Skipped | None = None,
     where: object = "",
+    candidates: CompoundExtensions | None = None,
 ) -> Iterator[Group]:
     """Group files by key.
 
-    entries  files of a folder in bytewise order of their names, so that memory use is small
-    skipped  object to which files that are not data are added
-    raises   FormatError for two files with the same key and extension
+    entries     files of a folder in bytewise order of their names, so that memory use is small
+    skipped     object to which files that are not data are added
+    candidates  object to which the names of data files are added, if `rules` has no compounds
+    raises      FormatError for two files with the same key and extension
     """
     # Several groups may be incomplete: `a.d/x.jpg` is listed between `a.c` and `a.jpg`.
     open_groups: list[Group] = []
@@ -164,6 +172,8 @@ def groups(
                 skipped.add(reason, name)
             continue
         key, extension = _split_name(name, rules.compounds)
+        if candidates is not None:
+            candidates.add(name, key, extension)
         if not extension or not (name.isascii() or _is_text(name)):
             yield Group(_shown(name), {})
             continue
@@ -214,7 +224,7 @@ def _compounds(name: str) -> list[tuple[str, str]]:
     return found[::-1]
 
 
-class _Candidates:
+class CompoundExtensions:
     """Detector that finds the compound extensions in a folder, such as `meta.json`.
 
     Most keys with a compound extension must also have a file with a plain extension.
@@ -226,11 +236,13 @@ class _Candidates:
         # key -> its plain extensions and its compound extensions
         self._open: dict[str, tuple[list[str], list[str]]] = {}
 
-    def add(self, name: str) -> None:
-        """Count a name. Names must be added in bytewise order."""
-        for key in [key for key in self._open if not name.startswith(f"{key}.")]:
-            self._close(key)
-        key, plain = _split_name(name, frozenset())
+    def add(self, name: str, key: str, plain: str) -> None:
+        """Count a name. Names must be added in bytewise order.
+
+        key, plain  the name before and after its last dot
+        """
+        for earlier in [one for one in self._open if not name.startswith(f"{one}.")]:
+            self._close(earlier)
         if plain:
             self._open.setdefault(key, ([], []))[0].append(plain)
         for key, extension in _compounds(name):
@@ -305,22 +317,26 @@ class _CheckedEntries:
 class _Survey:
     """Statistics about the files in a folder, from one listing.
 
-    skipped       files that are not data
-    metadata      files that may be metadata files
+    skipped       files that are not data, which include all files that may be metadata files
     combinations  set of extensions -> number of keys with exactly these extensions
     names         set of extensions -> first keys with exactly these extensions
     spellings     extension -> its spelling in all file names; empty if the spellings differ
     checksum      checksum of the listing
-    compounds     compound extensions
     """
 
-    def __init__(self, at: Location, listing: Iterable[Entry], rules: Rules) -> None:
-        self.at, self.skipped, self.metadata = at, Skipped(), list[str]()
+    def __init__(
+        self,
+        at: Location,
+        listing: Iterable[Entry],
+        rules: Rules,
+        candidates: CompoundExtensions | None = None,
+    ) -> None:
+        self.at, self.skipped = at, Skipped()
         self.combinations = Counter[frozenset[str]]()
         self.names: dict[frozenset[str], list[str]] = {}
         self.spellings: dict[str, str] = {}
-        entries, candidates = _CheckedEntries(listing), _Candidates(at)
-        for group in groups(self._counted(entries, candidates), rules, self.skipped, at):
+        entries = _CheckedEntries(listing)
+        for group in groups(entries, rules, self.skipped, at, candidates):
             combination = frozenset(group.files)
             self.combinations[combination] += 1
             names = self.names.setdefault(combination, [])
@@ -337,16 +353,6 @@ class _Survey:
                 if self.spellings.setdefault(extension, spelling) != spelling:
                     self.spellings[extension] = ""
         self.checksum = entries.checksum()
-        self.compounds = candidates.found()
-
-    def _counted(self, entries: Iterable[Entry], candidates: _Candidates) -> Iterator[Entry]:
-        for entry in entries:
-            if not _reason_to_skip(entry.name):
-                if is_metadata(entry.name):
-                    self.metadata.append(entry.name)
-                else:
-                    candidates.add(entry.name)
-            yield entry
 
 
 class _FileColumns:
@@ -539,11 +545,13 @@ class Folder(Part):
         The listing is read again each time that it changes the rules for file names.
         """
         at, self._rules = self.at, _FIRST_RULES
-        survey = _Survey(at, self._listing(), self._rules)
-        self._metadata = Metadata(at, survey.metadata)
-        tables = frozenset(survey.metadata) - set(self._metadata.names)
-        if survey.compounds or tables:
-            self._rules = Rules(survey.compounds, tables=tables)
+        candidates = CompoundExtensions(at)
+        survey = _Survey(at, self._listing(), self._rules, candidates)
+        self._metadata = Metadata(at, survey.skipped.metadata)
+        tables = frozenset(survey.skipped.metadata) - set(self._metadata.names)
+        compounds = candidates.found()
+        if compounds or tables:
+            self._rules = Rules(compounds, tables=tables)
             survey = _Survey(at, self._listing(), self._rules)
         columns = _FileColumns(survey, self._options.by_extension)
         if survey.skipped.counts[_DOCUMENT] and not columns.media:
@@ -690,7 +698,7 @@ class Folder(Part):
         is reported as failed.
         """
         files = self._columns.of_files(group.files)
-        has_file = any(name in files for name in self._main_columns)
+        has_file = not files.keys().isdisjoint(self._main_columns)
         fits = [_Row(group.key, files)] if has_file else []
         needs_folder = self._options.folder_column and not self._options.allow_missing
         if fits and group.key and needs_folder and "/" not in group.key:
@@ -702,7 +710,7 @@ class Folder(Part):
             return [_Row(group.key, {})]
         return [
             *fits,
-            *(_Row(name, {}) for column, name in files.items() if column not in self.files),
+            *[_Row(name, {}) for column, name in files.items() if column not in self.files],
         ]
 
     def _described(self, group: Group, metadata: Rows) -> list[_Row]:
