@@ -1,4 +1,4 @@
-# Needs only Python 3.11 or newer and make: targets create .venv and install the packages that pyproject.toml lists.
+# Requires only make and Python 3.11 or newer. The targets create .venv and install the packages that pyproject.toml lists.
 .DEFAULT_GOAL := help
 PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13; do $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>&- && echo $$p && break; done)
 BIN := .venv/bin
@@ -10,27 +10,27 @@ help:   ## list the targets
 	@grep -hE '^[a-z]+:.* ## ' $(MAKEFILE_LIST) | sed 's/:.* ## /: /'
 demo: .venv/installed  ## pack 500 photographs over HTTP, inspect, verify, unpack and compare them (up to two minutes)
 	@$(BIN)/python docs/demo.py demo
-test: .venv/dev  ## unit tests; they use no network but the loopback interface
+test: .venv/dev  ## run the unit tests, which use only the loopback network interface
 	$(BIN)/pytest $(SPREAD)
 	PYTHONPATH=$(PORTABLE) $(BIN)/pytest $(SPREAD) tests/commands/packing/test_run.py tests/commands/verifying/test_command.py tests/read/test_dataset.py
-properties: .venv/dev  ## property tests with all their examples; `make test` draws a quarter of the examples
+properties: .venv/dev  ## run the property tests with all examples; `make test` runs a quarter of the examples
 	PROPERTY_EXAMPLES=all $(BIN)/pytest $(SPREAD) -m hypothesis
-portable: .venv/dev  ## all unit tests with the Linux-only names of Python's modules removed, as on macOS
+portable: .venv/dev  ## run all unit tests without the names that Python's modules have only on Linux, as on macOS
 	PYTHONPATH=$(PORTABLE) $(BIN)/pytest $(SPREAD)
-windows: .venv/dev  ## tests of Windows with the names removed that Python lacks on Windows
+windows: .venv/dev  ## run the tests for Windows without the names that Python's modules lack on Windows
 	PYTHONPATH=$(CURDIR)/tests/windows $(BIN)/pytest -p no:xdist -m windows
-interop: .venv/interop  ## tests with the original libraries and training frameworks; installs them (2 GB)
+interop: .venv/interop  ## install the original libraries and training frameworks (2 GB), and run the tests that use them
 	@mkdir -p .venv/peers
 	$(BIN)/python tests/interop/environments.py .venv/peers > .venv/peers/names
 	env $$(cat .venv/peers/names) $(BIN)/pytest tests/interop
-originals: .venv/dev  ## the originals' own test suites against flarecli.compat; ORIGINAL_TESTS=FOLDER has their checkouts
+originals: .venv/dev  ## run the originals' own test suites against flarecli.compat; ORIGINAL_TESTS=FOLDER contains their checkouts
 	env $$(cat .venv/peers/names 2>/dev/null) $(BIN)/python tests/interop/original_suites.py
-check: lint types test  ## lint, types and tests: every change must pass
-lint: .venv/dev  ## ruff, without changing files
+check: lint types test  ## run lint, types and test, which every change must pass
+lint: .venv/dev  ## run ruff, without changing files
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
-types: .venv/dev  ## mypy --strict on the package
+types: .venv/dev  ## run mypy --strict on the package
 	$(BIN)/mypy
-platforms: .venv/dev  ## mypy --strict on the package for macOS and for Windows
+platforms: .venv/dev  ## run mypy --strict on the package, for macOS and for Windows
 	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin
 	$(BIN)/mypy --platform win32 --cache-dir .mypy_cache/win32
 docs: .venv/docs  ## build the docs site in build/docs
@@ -39,17 +39,17 @@ reference: .venv/dev  ## write the pages and man pages that are generated from t
 	$(BIN)/python docs/option_tables.py > docs/options.md
 	$(BIN)/python docs/api_page.py > docs/api.md
 	$(BIN)/python docs/man_pages.py
-figures: .venv/dev  ## run the benchmarks of all claims about speed, and write docs/figures.md; after `make interop`
+figures: .venv/dev  ## run the benchmarks of all claims about speed, and write docs/figures.md; run `make interop` first
 	env $$(cat .venv/peers/names) $(BIN)/python benchmarks/run.py
-pictures: .venv/dev  ## draw the pictures of the docs; needs Chromium
+pictures: .venv/dev  ## draw the pictures of the docs; requires Chromium
 	$(BIN)/python docs/pictures.py docs/pictures --page
 dist: .venv/dev  ## build the wheel and the source package in dist/; REPOSITORY=URL adds links to the metadata
 	$(BIN)/python packaging/dist.py
-installs: .venv/dev  ## install the wheel of `make dist` in a new environment of each Python on the PATH, and with the lowest versions
+installs: .venv/dev  ## install the wheel of `make dist` in a new environment of each Python on the PATH, and with the lowest versions of the dependencies
 	$(BIN)/python packaging/installs.py --extras --floors
-prose: .venv/dev  ## draw 100 docstrings, messages and sentences at random, to review the English: SEED=N
+prose: .venv/dev  ## print 100 random docstrings, messages and sentences, to review the English; SEED=N selects others
 	@$(BIN)/python tests/prose.py $(or $(SEED),1)
-bench: .venv/installed  ## start-up, speed and memory; for PEER_PYTHON=… and others see benchmarks/README.md
+bench: .venv/installed  ## measure start-up time, speed and memory; benchmarks/README.md describes variables such as PEER_PYTHON
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/pack_text.py
 	$(BIN)/python benchmarks/formats.py
