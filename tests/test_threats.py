@@ -141,6 +141,32 @@ def test_device_names_of_other_systems_are_refused(
     assert len(list((tmp_path / "files").glob("*.bin"))) == len(keys)
 
 
+def test_rows_with_reserved_names_can_be_skipped(tmp_path, capfd, in_tmp_path):
+    keys = ["a", "con", "../up", "Index.jsonl", ".flare", "b"]
+    with Writer("d", columns={"key": "str", "data": "bytes"}) as writer:
+        for key in keys:
+            writer.write({"key": key, "data": key.encode()})
+    assert main(["unpack", "d", "out", "--name", "{key}", "--on-error", "skip"]) == 1
+    assert capfd.readouterr().err.splitlines()[:6] == [
+        "con: file name 'con' is a device name on Windows",
+        "../up: the name '../up' leaves the folder",
+        "Index.jsonl: file name 'Index.jsonl' is reserved by flare",
+        ".flare: file name '.flare' is reserved by flare",
+        "3 rows failed: format",
+        "1 row failed: unsafe",
+    ]
+    files = {path.name: path.read_text() for path in (tmp_path / "out").iterdir()}
+    failed = [json.loads(line) for line in files.pop("failed.jsonl").splitlines()]
+    assert [(one["row"], one["key"], one["kind"]) for one in failed] == [
+        (1, "con", "format"),
+        (2, "../up", "unsafe"),
+        (3, "Index.jsonl", "format"),
+        (4, ".flare", "format"),
+    ]
+    assert sorted(files) == ["a", "b", "index.jsonl"]
+    assert main(["unpack", "d", "-", "--name", "{key}", "--on-error", "skip", "-q"]) == 1
+
+
 def test_names_similar_to_devices_are_accepted(tmp_path, in_tmp_path):
     keys = ["console", "com", "com10", "auxiliary.txt", "x.con", "nul_", "lpt0", ".con", "10:20:30"]
     with Writer("d", columns={"key": "str", "data": "bytes"}) as writer:

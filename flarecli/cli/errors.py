@@ -155,7 +155,7 @@ def _is_same(arg: str, where: str) -> bool:
 def _path_hint(path: str) -> str:
     """Return a hint for a missing path, from the names in the closest existing parent folder."""
     if os.path.isfile(path):
-        return f"{shell_quoted(path)} is a file: remove the slash."
+        return "Remove the slash at the end."
     folder, name = os.path.split(path)
     while folder and not os.path.isdir(folder) and not _GLOB_SIGNS.search(folder):
         if os.path.isfile(folder):

@@ -32,11 +32,19 @@ def writer_of(stream: Stream, of: Playlist) -> str | None:
 
 
 class _Missing(NamedTuple):
-    """Shards `first` to `last` of a stream, which cannot be read for the same reason."""
+    """Consecutive shards of a stream, which cannot be read for the same reason.
+
+    first  number of the first shard
+    names  for each shard, the name of its first file that cannot be read
+    """
 
     first: int
-    last: int
+    names: list[str]
     reason: str
+
+    @property
+    def stop(self) -> int:
+        return self.first + len(self.names)
 
 
 def holes(parts: Sequence[Stream], is_changed: bool = False) -> tuple[str, ...]:
@@ -52,7 +60,7 @@ def holes(parts: Sequence[Stream], is_changed: bool = False) -> tuple[str, ...]:
     for stream in parts:
         starts: IntArray = first + np.cumsum([0, *(() if stream.rows is None else stream.rows)])
         first = int(starts[-1])
-        out += (_sentence(stream, one, starts) for one in _missing(stream))
+        out += (_sentence(one, starts) for one in _missing(stream))
     return (
         *out,
         *_gaps(
@@ -67,7 +75,8 @@ def holes(parts: Sequence[Stream], is_changed: bool = False) -> tuple[str, ...]:
 
 
 def missing_shards(streams: Sequence[Sequence[Stream]]) -> tuple[list[str], list[range]]:
-    """Return the addresses of missing shards, and the ranges of rows without a missing shard.
+    """Return the address of a missing file of each missing shard, and the ranges of rows without a
+    missing shard.
 
     The rows in a range can be read in all streams. Only local files are checked.
 
@@ -81,10 +90,8 @@ def missing_shards(streams: Sequence[Sequence[Stream]]) -> tuple[list[str], list
             first = int(starts[-1])
             for one in _missing(stream):
                 if one.reason == _MISSING:
-                    addresses += [
-                        str(stream.at.join(stream.urls[i])) for i in range(one.first, one.last + 1)
-                    ]
-                    missing_runs.append((int(starts[one.first]), int(starts[one.last + 1])))
+                    addresses += [str(stream.at.join(name)) for name in one.names]
+                    missing_runs.append((int(starts[one.first]), int(starts[one.stop])))
         total = max(total, first)
     readable, end = list[range](), 0
     for start, stop in [*sorted(missing_runs), (total, total)]:
@@ -94,10 +101,10 @@ def missing_shards(streams: Sequence[Sequence[Stream]]) -> tuple[list[str], list
     return addresses, readable
 
 
-def _sentence(stream: Stream, one: _Missing, starts: IntArray) -> str:
-    first, last = redact(stream.urls[one.first]), redact(stream.urls[one.last])
-    begin, end = int(starts[one.first]), int(starts[one.last + 1])
-    name = first if one.first == one.last else f"{first} to {last}"
+def _sentence(one: _Missing, starts: IntArray) -> str:
+    first, last = redact(one.names[0]), redact(one.names[-1])
+    begin, end = int(starts[one.first]), int(starts[one.stop])
+    name = first if len(one.names) == 1 else f"{first} to {last}"
     rows = (
         "no row"
         if end == begin
@@ -112,29 +119,35 @@ def _missing(stream: Stream) -> Iterator[_Missing]:
     """Yield each run of consecutive shards that cannot be read, for example missing shards."""
     run: _Missing | None = None
     for i in range(min(len(stream), _MAX_CHECKED) if stream.at.is_local else 0):
-        reason = _why_unreadable(stream, i)
-        if reason and run is not None and (run.last, run.reason) == (i - 1, reason):
-            run = run._replace(last=i)
+        name, reason = _unreadable_file(stream, i)
+        if reason and run is not None and (run.stop, run.reason) == (i, reason):
+            run.names.append(name)
             continue
         if run is not None:
             yield run
-        run = _Missing(i, i, reason) if reason else None
+        run = _Missing(i, [name], reason) if reason else None
     if run is not None:
         yield run
 
 
-def _why_unreadable(stream: Stream, i: int) -> str:
-    """Return the reason why a listed shard cannot be read; empty if it exists or is remote."""
-    try:
-        names = [stream.urls[i], *(file.name for file in (stream.parts[i] if stream.parts else ()))]
-        for at in map(stream.at.join, names):
+def _unreadable_file(stream: Stream, i: int) -> tuple[str, str]:
+    """Return the first file of a listed shard that cannot be read, and the reason.
+
+    Both are empty if all files exist or are remote.
+    """
+    for name in (
+        stream.urls[i],
+        *(file.name for file in (stream.parts[i] if stream.parts else ())),
+    ):
+        try:
+            at = stream.at.join(name)
             if at.is_local:
                 at.size()
-    except MissingError:
-        return _MISSING
-    except FlareError as error:
-        return error.message
-    return ""
+        except MissingError:
+            return name, _MISSING
+        except FlareError as error:
+            return name, error.message
+    return "", ""
 
 
 def _gaps(urls: Sequence[str]) -> list[str]:

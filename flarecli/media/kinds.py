@@ -172,9 +172,12 @@ def mismatch(name: str, head: bytes) -> str | None:
     """Return a message such as `png, not jpeg` if the content of a file does not match its name.
 
     head    first bytes of the file; 512 bytes are sufficient
-    return  None if the content matches, or if a type is unknown
+    return  None if the content matches, or if a type is unknown; an empty file is not unknown if
+            the name is that of an image, video or audio file
     """
     expected, found = kind_of(name), sniff(head)
+    if not head and is_media(expected):
+        return f"empty, not {expected}"
     if expected is None or found is None or found == expected or {expected, found} in _SAME:
         return None
     return f"{found}, not {expected}"

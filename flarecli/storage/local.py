@@ -500,6 +500,8 @@ class LocalStore(Store):
             return error
         check_exhausted(error)
         where, code = self.show(path), error.errno
+        if code == errno.ENOTDIR and not path and os.path.exists(self.root):
+            return MissingError("is a file, not a folder", where=where)
         if code in (errno.ENOENT, errno.ENOTDIR):
             return MissingError("no such file or folder", where=where)
         if code == errno.ELOOP and is_link_loop(self.root, path, self.guard.allow_local):

@@ -296,8 +296,8 @@ def test_a_full_and_a_read_only_disk_are_reported(place, tmp_path, line, error, 
         ),
         (
             "cat out/playlist.yaml/",
-            "out/playlist.yaml: no such file or folder",
-            "out/playlist.yaml is a file: remove the slash.",
+            "out/playlist.yaml: is a file, not a folder",
+            "Remove the slash at the end.",
         ),
         (
             "cat out/index.json/x",

@@ -238,3 +238,22 @@ def test_invalid_numbers_are_counted_and_the_others_are_described(tmp_path):
         "max": 4.0,
         "distinct": 8,
     }
+
+
+def test_a_missing_companion_file_is_named_instead_of_its_shard(tmp_path):
+    pq.write_table(pa.table({"id": range(6)}), tmp_path / "t.parquet")
+    out = tmp_path / "out"
+    commands.pack(str(tmp_path / "t.parquet"), str(out), format="granular", shard_rows=2)
+    for name in ("000000/id.idx", "000001/id.bag", "000002/spec.json"):
+        (out / "shards" / name).unlink()
+    assert only(out).holes == (
+        "shards/000000/id.idx to shards/000002/spec.json: missing, rows 0 to 5",
+    )
+    (out / "shards/000001").rename(out / "other")
+    assert main(["inspect", str(out), "--stats"]) == 3
+    result = commands.inspect(str(out), stats=True)
+    assert result.missing == (
+        f"{out}/shards/000000/id.idx",
+        f"{out}/shards/000001/spec.json",
+        f"{out}/shards/000002/spec.json",
+    )

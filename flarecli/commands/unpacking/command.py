@@ -319,7 +319,7 @@ class _Unpacking:
         """
         if self.on_error == "fail" or not batch.num_rows:
             return batch, {}
-        errors = self.pattern.invalid_rows(batch, self.where)
+        errors = self.used_names.invalid_rows(batch, self.where)
         if not errors:
             return batch, {}
         return drop_rows(batch, np.arange(batch.num_rows), errors)[0], errors

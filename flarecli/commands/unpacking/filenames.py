@@ -297,20 +297,38 @@ class UsedNames:
         self._count += len(names)
         self._refuse_folders(batch, where, names, keys, used)
         for i, (name, key) in enumerate(zip(names, keys, strict=True)):
-            is_device = DEVICE in key
-            is_invalid = sys.platform == "win32" and any(map(windows_fault, name.split("/")))
-            if used[i] >= 0 or is_device or is_invalid or key.partition("/")[0] in self._reserved:
+            reason = self._fault(name, key)
+            if not reason and used[i] >= 0:
+                reason = f"also the name of selected row {int(used[i]) // self._files}"
+            if reason:
                 row = batch.column(ROW)[i // self._files].as_py()
-                reason = "reserved by flare"
-                if is_device:
-                    reason = "a device name on Windows"
-                elif is_invalid:
-                    reason = "not a valid name on Windows"
-                elif used[i] >= 0:
-                    reason = f"also the name of selected row {int(used[i]) // self._files}"
-                raise FormatError(
-                    f"file name {name!r} is {reason}", where=where(row), hint=_RENAME_HINT
-                )
+                raise _name_error(name, reason, where(row))
+
+    def invalid_rows(self, batch: pa.RecordBatch, where: Where) -> dict[int, FlareError]:
+        """Return the rows without valid file names: position in the batch -> error.
+
+        Names that are invalid because of the names of other rows are not included.
+        """
+        errors = self._pattern.invalid_rows(batch, where)
+        valid = [i for i in range(batch.num_rows) if i not in errors]
+        named = batch.take(pa.array(valid, pa.int64())) if errors else batch
+        for names in self._pattern.names(named, where, whole=False) if valid else ():
+            for i, name in zip(valid, names, strict=True):
+                if reason := self._fault(name, collision_key(name)):
+                    row = batch.column(ROW)[i].as_py()
+                    errors.setdefault(i, _name_error(name, reason, where(row)))
+        return errors
+
+    def _fault(self, name: str, key: str) -> str:
+        """Return why no file may have this name, such as `reserved by flare`; empty if valid.
+
+        key  result of `collision_key` for the name
+        """
+        if DEVICE in key:
+            return "a device name on Windows"
+        if sys.platform == "win32" and any(map(windows_fault, name.split("/"))):
+            return "not a valid name on Windows"
+        return "reserved by flare" if key.partition("/")[0] in self._reserved else ""
 
     def _refuse_folders(
         self,
@@ -347,3 +365,7 @@ class UsedNames:
             raise FormatError(
                 f"file name {names[at]!r} {what}", where=where(row), hint=_RENAME_HINT
             )
+
+
+def _name_error(name: str, reason: str, where: object) -> FormatError:
+    return FormatError(f"file name {name!r} is {reason}", where=where, hint=_RENAME_HINT)

@@ -269,3 +269,22 @@ def test_a_dry_run_estimates_the_size_of_resized_images(images, tmp_path):
         done.bytes,
         done.columns,
     )
+
+
+def test_an_empty_image_file_is_a_note_or_a_failed_row_with_strict(tmp_path):
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    (folder / "a.jpg").write_bytes(b"")
+    (folder / "b.jpg").write_bytes(saved((9, 9), "jpeg"))
+    (folder / "b.txt").write_bytes(b"")
+    (folder / "a.txt").write_bytes(b"text")
+    collector = NoteCollector()
+    assert commands.pack(str(folder), str(tmp_path / "out"), progress=collector).rows == 2
+    assert collector.notes == ["column 'image': 1 value is empty, not jpeg: a.jpg"]
+    options = {"strict": True, "on_error": "skip"}
+    done = commands.pack(str(folder), str(tmp_path / "strict"), **options)
+    assert (done.rows, done.failed) == (1, 1)
+    (failed,) = (tmp_path / "strict/failed.jsonl").read_text().splitlines()
+    assert json.loads(failed)["reason"] == (
+        "a.jpg: content does not match the file extension: empty, not jpeg"
+    )
