@@ -70,7 +70,7 @@ class FlareError(Exception):
 
     message    description of the problem
     address    the file or address with the problem; may be empty
-    hint       solution in one sentence; may be empty
+    hint       solution in one sentence; may be empty. Tracebacks show it as a note
     row        row number in the file, or in the batch if there is no address
     column     name of the column, or None
     line       line number in a text file, counted from 1
@@ -103,6 +103,8 @@ class FlareError(Exception):
         place = where if isinstance(where, Place) else Place(where, row)
         self.message, self.hint, self.column = message, hint, column
         self.address, self.row, self.line, self.character, self.item = place.facts()
+        if hint:
+            self.add_note(_hint_note(hint))
 
     @property
     def place(self) -> Place:
@@ -133,13 +135,21 @@ class FlareError(Exception):
         """Return a copy in which the given attributes are replaced."""
         if facts.get("row") is not None:
             facts["row"] = int(facts["row"])  # the json module cannot write numpy integers
-        return _rebuild(type(self), {**self.__dict__, **facts})
+        hints = _hint_note(self.hint), _hint_note(facts.get("hint", self.hint))
+        notes = [note for note in getattr(self, "__notes__", ()) if note not in hints]
+        if facts.get("hint", self.hint):
+            notes.insert(0, hints[1])
+        return _rebuild(type(self), {**self.__dict__, **facts, "__notes__": notes})
 
     def __str__(self) -> str:
         return f"{self.where}: {self.message}" if self.where else self.message
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.__dict__)
+
+
+def _hint_note(hint: str) -> str:
+    return f"hint: {hint}"
 
 
 def _rebuild(kind: type[_Error], facts: dict[str, Any]) -> _Error:

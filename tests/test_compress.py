@@ -152,7 +152,7 @@ def test_snappy_with_an_invalid_declared_size_is_refused_before_allocation():
         (b"\x00", "not valid snappy: bytes follow the end of the block"),
         (b"\x05", "not valid snappy: corrupt snappy compressed data"),
     ):
-        with pytest.raises(FormatError, match=f"^a: {message}$"):
+        with pytest.raises(FormatError, match=f"^a: {message}(?m:$)"):
             decompress("snappy", [head + b"abcd"], None, "a")
 
 
@@ -199,7 +199,9 @@ def test_a_bomb_stops_at_the_declared_size():
 
 
 def test_a_bomb_without_a_declared_size_stops_by_ratio():
-    with pytest.raises(IntegrityError, match="^a.zstd: decompresses to more than 256000000 bytes$"):
+    with pytest.raises(
+        IntegrityError, match="^a.zstd: decompresses to more than 256000000 bytes(?m:$)"
+    ):
         decompress("zstd", [zstandard.compress(bytes(1 << 28))], None, "a.zstd")
 
 

@@ -145,7 +145,7 @@ def test_long_addresses_and_texts_are_scanned_once():
 
 @pytest.mark.parametrize("name", ["\ud800", "a/\udfff.mds", "\udd00x"])
 def test_a_lone_surrogate_is_refused_in_names(name):
-    with pytest.raises(UnsafeError, match="contains a lone surrogate$"):
+    with pytest.raises(UnsafeError, match="contains a lone surrogate(?m:$)"):
         check_name(name)
 
 

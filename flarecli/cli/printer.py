@@ -197,13 +197,14 @@ def print_error(
 ) -> None:
     """Print an error to stderr: `error: WHERE: MESSAGE` and `hint: HINT`, or one JSON object.
 
-    traceback_of  exception whose traceback is printed first
+    traceback_of  exception whose traceback is printed first, without the note with the hint
     """
     if traceback_of is not None:
         import traceback
 
         for line in "".join(traceback.format_exception(traceback_of)).splitlines():
-            _write_stderr(one_line(line) + "\n")
+            if line != f"hint: {error.hint}":
+                _write_stderr(one_line(line) + "\n")
     where, message, hint = (one_line(text) for text in (error.where, error.message, error.hint))
     if as_json:
         fields = {

@@ -14,7 +14,7 @@ import numpy.random  # noqa: F401 - each worker imports it; forked workers inher
 from torch.utils import data as torch_data
 
 from flarecli.arguments import check_minimum, checked
-from flarecli.errors import FlareError, UsageError
+from flarecli.errors import UsageError
 from flarecli.model import Cursor
 from flarecli.prefetch import ordered_map
 from flarecli.read import (
@@ -75,8 +75,7 @@ class MapDataset(Closable, torch_data.Dataset):  # type: ignore[misc]
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        with _hint_in_traceback():
-            samples = self.data.__getitems__(indices)
+        samples = self.data.__getitems__(indices)
         return samples if self.transform is None else [self.transform(sample) for sample in samples]
 
 
@@ -255,11 +254,7 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
         # Check the ranks here: in accelerate's dispatch mode, only process 0 runs the loop.
         if self._given_ranks is not None:
             self._share(is_iterated=True)
-        return self._loop() if torch_data.get_worker_info() is None else self._loop_in_worker()
-
-    def _loop_in_worker(self) -> Iterator[Any]:
-        with _hint_in_traceback():
-            yield from self._loop()
+        return self._loop()
 
     def _loop(self) -> Iterator[Any]:
         worker, workers = _worker()
@@ -346,20 +341,6 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
         )
         for rows in blocks:
             yield from batch_tasks(rows, self._batch, not self._collated)
-
-
-@contextlib.contextmanager
-def _hint_in_traceback() -> Iterator[None]:
-    """Add the hint of an error to its traceback.
-
-    torch sends only the traceback of an error from a worker to the main process.
-    """
-    try:
-        yield
-    except FlareError as error:
-        if error.hint and torch_data.get_worker_info() is not None:
-            error.add_note(f"hint: {error.hint}")
-        raise
 
 
 def _batch_changed(given: int, samples: int) -> UsageError:

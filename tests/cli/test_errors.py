@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import json
+import pickle
 import signal
 import sys
+import traceback
 
 import pytest
 
@@ -416,3 +418,30 @@ def test_huge_numbers_are_an_invalid_command_line(args, told, capfd):
     assert main(args) == 2
     error = capfd.readouterr().err
     assert error.startswith(f"error: {told}") and len(error) < 200
+
+
+def shown(error):
+    """Return the lines of a traceback below the frames."""
+    return traceback.format_exception_only(error)
+
+
+def test_a_traceback_shows_the_hint_once_and_the_text_of_the_error_does_not():
+    error = errors.UsageError("unknown column", where="out", hint="Use -c id.")
+    line = "flarecli.errors.UsageError: out: unknown column\n"
+    assert (shown(error), str(error)) == ([line, "hint: Use -c id.\n"], "out: unknown column")
+    moved = error.at("in")
+    assert shown(moved) == [line.replace("out", "in"), "hint: Use -c id.\n"]
+    assert shown(pickle.loads(pickle.dumps(moved))) == shown(moved)
+    moved.add_note("row 3 of the sample")
+    other = moved.changed(hint="Use -c name.")
+    assert shown(other)[1:] == ["hint: Use -c name.\n", "row 3 of the sample\n"]
+    assert shown(other.changed(hint=""))[1:] == ["row 3 of the sample\n"]
+    assert shown(moved)[1:] == ["hint: Use -c id.\n", "row 3 of the sample\n"]
+    assert shown(errors.UsageError("unknown column", where="out")) == [line]
+
+
+def test_debug_does_not_repeat_the_hint(flare):
+    error = errors.UsageError("unknown column", where="out", hint="Use -c id.")
+    printed = flare("cat", "out", "--debug", cat=raises(error)).err
+    assert printed.count("Use -c id.") == 1
+    assert printed.endswith("error: out: unknown column\nhint: Use -c id.\n")

@@ -60,5 +60,5 @@ def test_encodings_are_inferred_by_type_then_by_content(field, first, extension,
 
 
 def test_a_column_of_nulls_has_no_encoding():
-    with pytest.raises(UsageError, match="^column 'c' has only nulls$"):
+    with pytest.raises(UsageError, match="^column 'c' has only nulls(?m:$)"):
         infer_encoding(pa.field("c", pa.null()))

@@ -504,10 +504,11 @@ def test_pickles_are_not_written_and_only_read_if_allowed():
     data = pickle.dumps({"a": 1})
     assert encode(lookup("pkl"), data) == data
     with pytest.raises(
-        UnsafeError, match="^cannot store the value as pkl, because reading a pickle runs code$"
+        UnsafeError,
+        match="^cannot store the value as pkl, because reading a pickle runs code(?m:$)",
     ):
         encode(lookup("pkl"), {"a": 1})
-    with pytest.raises(UnsafeError, match=f"^a pickle \\({len(data)} B\\) is not decoded$"):
+    with pytest.raises(UnsafeError, match=f"^a pickle \\({len(data)} B\\) is not decoded(?m:$)"):
         decode(lookup("pkl"), data)
     assert decode(lookup("pkl"), data, allow_pickle=True) == {"a": 1}
 

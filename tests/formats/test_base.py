@@ -48,14 +48,14 @@ def test_formats_store_the_encodings_of_their_originals():
 
 
 def test_a_column_that_a_format_cannot_store_is_named_in_the_error():
-    with pytest.raises(UsageError, match="^column 'x': tsv cannot store jpeg$"):
+    with pytest.raises(UsageError, match="^column 'x': tsv cannot store jpeg(?m:$)"):
         formats.find("tsv").stored_column(column("x", "jpeg"))
     assert formats.find("csv").stored_column(column("x", "int")) == column("x", "str_int")
     assert formats.find("mds").stored_column(column("x", "ndarray:int8:4")).size == 4
 
 
 def test_an_unknown_encoding_is_refused():
-    with pytest.raises(UsageError, match="^column 'x': unknown encoding 'text'$"):
+    with pytest.raises(UsageError, match="^column 'x': unknown encoding 'text'(?m:$)"):
         formats.find("mds").stored_column(Column("x", "text"))
 
 

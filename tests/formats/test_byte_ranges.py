@@ -155,7 +155,7 @@ def test_decompressed_bytes_are_compared_with_the_listing_and_read_only(tmp_path
     good = chunk_of(tmp_path, gzip.compress(b"123456"), None, "x.gz", 6)
     for view in (byte_ranges.whole(good), byte_ranges.whole(good)):
         assert (bytes(view), view.readonly) == (b"123456", True)
-    with pytest.raises(IntegrityError, match="x2.gz: decompresses to more than 5 bytes$"):
+    with pytest.raises(IntegrityError, match="x2.gz: decompresses to more than 5 bytes(?m:$)"):
         byte_ranges.whole(chunk_of(tmp_path, gzip.compress(b"123456"), None, "x2.gz", 5))
 
 

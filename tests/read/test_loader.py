@@ -202,7 +202,7 @@ def test_transforms_may_return_several_samples_or_none(data):
         next(loop)
     with pytest.raises(
         UsageError,
-        match="^state was saved in the middle of a row, with ranks=2; this loader has ranks=1$",
+        match="^state was saved in the middle of a row, with ranks=2; this loader has ranks=1(?m:$)",
     ):
         flare.Loader(data, 8).load(other.save())
 
@@ -279,9 +279,9 @@ def test_invalid_arguments_and_samples_are_refused(data):
         with pytest.raises(UsageError) as caught:
             flare.Loader(data, **options)
         assert str(caught.value) == message
-    with pytest.raises(UsageError, match="^cannot collate a sample that is not a dict$"):
+    with pytest.raises(UsageError, match="^cannot collate a sample that is not a dict(?m:$)"):
         list(flare.Loader(data, transform=lambda sample: sample["n"]))
-    with pytest.raises(UsageError, match="^column 'odd' is missing in some samples$"):
+    with pytest.raises(UsageError, match="^column 'odd' is missing in some samples(?m:$)"):
         list(flare.Loader(data, transform=lambda sample: {"odd": 1} if sample["n"] % 2 else {}))
 
 

@@ -116,7 +116,7 @@ def test_shards_without_an_index_are_not_read_as_plain_files(out, tmp_path):
     shutil.copytree(out, tmp_path / "d")
     for name in ("playlist.yaml", "index.json"):
         (tmp_path / "d" / name).unlink()
-    with pytest.raises(FormatError, match=r"/d: found \d+ shards, but no index.json$"):
+    with pytest.raises(FormatError, match=r"/d: found \d+ shards, but no index.json(?m:$)"):
         read.open(str(tmp_path / "d"))
     with pytest.raises(FormatError) as caught:
         read.open(str(GOLDEN / "splits_mds" / "data"))
@@ -206,5 +206,5 @@ def test_thousands_of_streams_differ_by_the_names_of_their_shards(tmp_path):
     (playlist,) = read.resolve(str(tmp_path))
     assert [stream.format for stream in playlist][:3] == ["ffrecord", "mds", "ffrecord"]
     (tmp_path / "playlist.yaml").write_text("a:\n  content: [a.mds]\nb:\n  content: [b.txt]\n")
-    with pytest.raises(FormatError, match="stream 'b' lists no format$"):
+    with pytest.raises(FormatError, match="stream 'b' lists no format(?m:$)"):
         read.resolve(str(tmp_path))

@@ -177,7 +177,8 @@ def test_states_of_another_dataset_are_refused(data):
         assert str(caught.value) == message
     stream.load_state_dict(stream.state_dict() | {"workers": 2})
     with pytest.raises(
-        UsageError, match="^state was saved with num_workers=2; this DataLoader has num_workers=1$"
+        UsageError,
+        match="^state was saved with num_workers=2; this DataLoader has num_workers=1(?m:$)",
     ):
         next(iter(stream))
     with pytest.raises(UsageError, match="^batch: expected at least 1, got 0$"):

@@ -267,14 +267,11 @@ class StreamingDataset:
 
     def _all_failed(self, epoch: int, first: FlareError) -> FlareError:
         """Return the error for an epoch in which all rows failed; `first` is the first error."""
-        error = type(first)(
+        return type(first)(
             f"all rows of epoch {epoch} failed; first error: {first}",
             where=self.src,
             hint=first.hint,
         )
-        if first.hint:
-            error.add_note(f"hint: {first.hint}")  # tracebacks and torch's workers show notes
-        return error
 
     def _rows_of(self, epoch: int, step: int, worker: int, workers: int) -> Iterator[list[int]]:
         """Yield the row numbers of a worker, in lists. The files of a list are fetched together."""

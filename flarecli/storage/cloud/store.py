@@ -225,7 +225,7 @@ class ObjectStore(Store):
         names = " and ".join(source.name for source in tried)
         result = errors.converted(error, self.show(path), names, endpoints[0] if endpoints else "")
         if self.guard.anonymous and errors.is_denied(error):
-            result.hint = errors.ANONYMOUS_HINT
+            return result.changed(hint=errors.ANONYMOUS_HINT)
         return result
 
     # -- reading

@@ -222,7 +222,7 @@ def test_a_newline_that_json_cannot_end_with_is_refused_before_anything_is_writt
         lambda: json_shards.row_sizes(columns, batch, how),
         lambda: json_shards.write_shard(Location(store, ""), 0, columns, [batch], how),
     ):
-        with pytest.raises(UsageError, match="cannot be read back$"):
+        with pytest.raises(UsageError, match="cannot be read back(?m:$)"):
             do()
         assert store.files == {}
 
@@ -300,7 +300,7 @@ def test_a_listing_may_be_more_precise_but_not_contradict_the_shard():
     ):
         with pytest.raises(
             IntegrityError,
-            match=r"^shard.00000.json.meta: columns in the config differ from the columns in the index$",
+            match=r"^shard.00000.json.meta: columns in the config differ from the columns in the index(?m:$)",
         ):
             json_shards.open_shard(chunk, other)
 

@@ -293,7 +293,7 @@ def test_encodings_that_lines_cannot_store_are_refused(form):
     assert str(caught.value) == f"column 'b': {form} cannot store jpeg"
     with pytest.raises(UsageError, match="^duplicate column name 'a'$"):
         find(form).arrange([encodings.column("a", "str")] * 2)
-    with pytest.raises(UsageError, match="^a shard needs at least one column$"):
+    with pytest.raises(UsageError, match="^a shard needs at least one column(?m:$)"):
         find(form).arrange([])
 
 

@@ -256,7 +256,7 @@ def test_a_truncated_shard_is_reported_with_its_size(shard_bytes):
 
 
 def test_bytes_after_the_last_sample_are_damage(shard_bytes):
-    with pytest.raises(FormatError, match="^s.mds: 7 bytes follow the last sample$"):
+    with pytest.raises(FormatError, match="^s.mds: 7 bytes follow the last sample(?m:$)"):
         opened(shard_bytes + b"padding")
 
 
@@ -458,7 +458,7 @@ def test_an_index_that_disagrees_with_its_shard_is_an_error(tmp_path):
         text.replace('"float16"', '"gloat16"', 2).replace('"gloat16"', '"float16"', 1)
     )
     with pytest.raises(
-        IntegrityError, match="columns in the config differ from the columns in the index$"
+        IntegrityError, match="columns in the config differ from the columns in the index(?m:$)"
     ):
         read.open(str(tmp_path / "d"))[0]
 
@@ -538,7 +538,7 @@ def test_columns_are_sorted_by_code_point_and_have_unique_names():
     assert names == ["B", "a", "z", "é"]
     with pytest.raises(UsageError, match="^duplicate column name 'a'$"):
         mds.arrange([encodings.column("a", "int"), encodings.column("a", "str")])
-    with pytest.raises(UsageError, match="^a shard needs at least one column$"):
+    with pytest.raises(UsageError, match="^a shard needs at least one column(?m:$)"):
         mds.arrange([])
 
 

@@ -182,7 +182,7 @@ def test_a_rebuilt_index_equals_the_lost_one(root, tmp_path):
         GOLDEN / root / "index.json"
     ).read_bytes()
     assert int(stream.rows.sum()) == sum(shard["samples"] for shard in index_of(root)["shards"])
-    with pytest.raises(UsageError, match="index already exists$"):
+    with pytest.raises(UsageError, match="index already exists(?m:$)"):
         rebuild(locate(str(tmp_path / "d")))
     rebuild(locate(str(tmp_path / "d")), replace=True)
 
@@ -209,11 +209,12 @@ def test_folders_without_a_valid_dataset_are_reported(tmp_path):
     (folder / "shard.00002.mds.zstd").unlink()
     (folder / "shard.00002.mds").write_bytes((tmp_path / "away").read_bytes()[:-1])
     with pytest.raises(
-        FormatError, match=r"shard.00002.mds: file is \d+ bytes; its offset table requires \d+$"
+        FormatError,
+        match=r"shard.00002.mds: file is \d+ bytes; its offset table requires \d+(?m:$)",
     ):
         rebuild(at)
     assert not (folder / "index.json").exists()
-    with pytest.raises(MissingError, match="no shards in this folder$"):
+    with pytest.raises(MissingError, match="no shards in this folder(?m:$)"):
         (tmp_path / "empty").mkdir()
         (tmp_path / "empty" / "x").touch()
         rebuild(locate(str(tmp_path / "empty")))
@@ -302,13 +303,13 @@ def test_parts_that_cannot_be_merged_are_reported_and_nothing_is_written(tmp_pat
     (tmp_path / "merged" / "b" / "shard.00001.json").write_bytes(b"")
     with pytest.raises(
         FormatError,
-        match=r"b/shard.00001.json: file is 0 bytes; .*b/index.json: shards\[1\] lists \d+$",
+        match=r"b/shard.00001.json: file is 0 bytes; .*b/index.json: shards\[1\] lists \d+(?m:$)",
     ):
         merge(at, [at / "a", at / "b"])
     (tmp_path / "merged" / "b" / "shard.00001.json").unlink()
     with pytest.raises(
         MissingError,
-        match=r"b/shard.00001.json: no such file; .*b/index.json: shards\[1\] lists it$",
+        match=r"b/shard.00001.json: no such file; .*b/index.json: shards\[1\] lists it(?m:$)",
     ):
         merge(at, [at / "a", at / "b"])
     with pytest.raises(MissingError, match=r"merged/no/index.json: "):

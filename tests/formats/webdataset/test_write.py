@@ -153,7 +153,7 @@ def test_unusual_but_valid_keys_are_kept():
 def test_a_row_without_members_is_refused():
     with pytest.raises(
         ValueFitError,
-        match=r"^00000\.tar\[1\]: every column is null; a sample needs at least one member$",
+        match=r"^00000\.tar\[1\]: every column is null; a sample needs at least one member(?m:$)",
     ):
         write_rows(columns_of(t="str", b="bytes"), [("a", None), (None, None)])
 
