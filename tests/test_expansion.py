@@ -1,4 +1,4 @@
-"""Small inputs that would expand to much: refused with one line, in bounded memory.
+"""Small inputs that expand to large data are refused with one line, in bounded memory.
 
 Memory is bounded by RLIMIT_DATA of a child, so that a command that needs more ends there, not on
 the machine.

@@ -1,4 +1,4 @@
-"""What flare does on Windows: it reads, verifies and unpacks datasets, and refuses to write them.
+"""flare on Windows reads, verifies and unpacks datasets, and refuses to write them.
 
 The tests run on Windows, on other systems, and under the simulation in tests/windows.
 """

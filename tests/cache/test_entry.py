@@ -1,4 +1,4 @@
-"""Copies: the file and its checks, and the copies that a process has open."""
+"""Cached copies of objects: their files and checks, and the copies that a process keeps open."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The cache returns the right bytes whatever is in its folder, never exceeds its limit, and never
-raises an error of its own.
+"""The cache returns the right bytes for any content of its folder, never exceeds its limit, and
+never raises an error of its own.
 """
 
 import errno

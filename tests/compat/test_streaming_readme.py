@@ -125,7 +125,7 @@ def test_numbers_are_numpy_scalars_as_in_the_original():
     "name",
     sorted(path.name for path in FIXTURES.iterdir() if (path / "data" / "index.json").exists()),
 )
-def test_reader_methods_on_files_of_the_original(name):
+def test_reader_methods_read_files_of_the_original(name):
     index = json.loads((FIXTURES / name / "data" / "index.json").read_text())
     for entry in index["shards"][:3]:
         if name in (

@@ -173,7 +173,7 @@ def test_columns_without_a_listing_are_the_formats_own(name):
     assert [len(row) for row in form.read_rows(shard, [0, 3])] == [len(shard.columns)] * 2
 
 
-def test_a_shard_pickles(name):
+def test_a_shard_can_be_pickled(name):
     form = find(name)
     chunk, columns, batch = write(name, samples_of(9))
     shard = pickle.loads(pickle.dumps(form.open_shard(chunk, columns)))

@@ -56,7 +56,7 @@ def test_a_playlist_may_list_files(folder):
     assert [row["name"] for row in read.open(str(folder / "set.yaml"))[:]] == ["b/2.zstd", "a.txt"]
 
 
-def test_a_shard_pickles_and_reads_again(folder):
+def test_a_pickled_shard_can_be_read(folder):
     chunk = files.open_dataset(read.resolve(str(folder))[0].streams[0].at).chunk(0)
     shard = pickle.loads(pickle.dumps(files.open_shard(chunk)))
     assert files.read_rows(shard, [0, 0]) == [{"name": b"a.txt", "data": b"one"}] * 2

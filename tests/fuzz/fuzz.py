@@ -1,6 +1,6 @@
 """Fuzz one parser with coverage guidance: fuzz.py TARGET --seconds 600 [--corpus DIR]
 
-Needs atheris (pip install atheris). One input of each fault is written to the corpus
+Requires atheris (pip install atheris). One input of each fault is written to the corpus
 folder as fault-…, or crash-… if the process died, and is moved to tests/fuzz/found/TARGET when the
 fault is fixed.
 """

@@ -1,6 +1,6 @@
 """The pure parsers as fuzz targets: bytes in, a value or a FlareError out, and nothing else.
 
-A target raises `Disagreement` where two ways through the code differ, or where a parser and a
+A target raises `Disagreement` where two code paths differ, or where a parser and a
 library that reads the same bytes differ. Any exception that is not a FlareError is a finding.
 Files of a shard that have companions are packed into one input: see `split`.
 """

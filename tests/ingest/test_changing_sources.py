@@ -95,7 +95,7 @@ def test_a_table_whose_header_changed_after_opening_is_refused(tmp_path):
     ]
 
 
-def test_a_deleted_file_of_a_folder_is_a_flaw_of_its_row(tmp_path):
+def test_a_deleted_file_of_a_folder_fails_its_row(tmp_path):
     for number in range(3):
         (tmp_path / f"{number}.jpg").write_text(f"{number}")
     found = open_folder(str(tmp_path))

@@ -222,7 +222,7 @@ def test_an_invalid_table_is_reported_with_its_line(tmp_path, data, message, hin
     assert error_of(tmp_path, data) == (f"x.csv: {message}", hint)
 
 
-def test_rows_and_lines_in_errors_are_right_after_the_first_block(tmp_path, monkeypatch):
+def test_rows_and_lines_in_errors_are_correct_after_the_first_block(tmp_path, monkeypatch):
     monkeypatch.setattr(decompress, "BLOCK_BYTES", 4096)
     monkeypatch.setattr(text_records, "MAX_RECORD_BYTES", 5000)
     rows = b"".join(b"%d,%d.5,text\n" % (n, n) for n in range(10_000))

@@ -1,4 +1,4 @@
-"""Folders: the files of a row, skipped files, and that each data file is used exactly once."""
+"""Folders: the files of a row, and skipped files. Each data file is used exactly once."""
 
 import pytest
 from hypothesis import given, settings

@@ -1,4 +1,4 @@
-"""Several files as one index, its properties, and the errors of opening it."""
+"""Several files as one index: its properties, and errors when it is opened."""
 
 import json
 import os

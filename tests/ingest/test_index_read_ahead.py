@@ -1,5 +1,5 @@
-"""Remote index files: read ahead, returned in order, with errors in order; early ends read
-little.
+"""Remote index files: read ahead, returned in order, with errors in order; little is read after an
+early end.
 """
 
 import threading

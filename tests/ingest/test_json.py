@@ -183,7 +183,7 @@ def test_an_object_on_several_lines_is_reported_with_the_layouts_that_are_read(d
     assert caught.value.hint == (text if hint else "")
 
 
-def test_rows_and_lines_in_errors_are_right_after_the_first_block(monkeypatch):
+def test_rows_and_lines_in_errors_are_correct_after_the_first_block(monkeypatch):
     monkeypatch.setattr(decompress, "BLOCK_BYTES", 1000)
     rows = [{"n": n, "t": "x" * (n % 50)} for n in range(500)]
     lines = [json.dumps(row) for row in rows]

@@ -12,7 +12,7 @@ from flarecli.storage import Limits
 from tests.ingest.samples import images, write_files
 
 
-def test_a_file_that_cannot_be_read_is_a_flaw_of_its_row(tmp_path):
+def test_a_file_that_cannot_be_read_fails_its_row(tmp_path):
     write_files(tmp_path, images(2))
     (tmp_path / "a/001.jpg").unlink()
     os.symlink("/etc/passwd", tmp_path / "a/001.jpg")

@@ -200,7 +200,7 @@ def point():
 
 
 @pytest.mark.parametrize("format", ["mds", "granular", "granular-refs", "webdataset"])
-def test_values_of_a_custom_encoding_round_trip(point, tmp_path, format):
+def test_values_of_a_custom_encoding_are_read_back_unchanged(point, tmp_path, format):
     with flare.Writer(
         str(tmp_path / "d"), columns={"p": "point", "n": "int"}, format=format
     ) as writer:

@@ -379,7 +379,7 @@ def test_transforms_run_on_the_given_number_of_threads(data, workers):
     assert names == {"flare-pool" if workers else "MainThread"}
 
 
-def test_numbers_outside_a_columns_dtype_get_a_wider_dtype(data):
+def test_numbers_outside_the_dtype_of_a_column_get_a_wider_dtype(data):
     batch = data.collate([{"weight": 1e39, "n": 2**70}, {"weight": float("inf"), "n": 1}])
     assert (batch["weight"].dtype, batch["weight"].tolist()) == (np.float64, [1e39, float("inf")])
     assert batch["n"] == [2**70, 1]

@@ -1,4 +1,4 @@
-"""A local file is read once, front to back, and hashed, whatever parts are requested."""
+"""A local file is read once, front to back, and hashed, for any requested parts."""
 
 import errno
 import hashlib

@@ -1,4 +1,4 @@
-"""Version pins: how versions are compared, which pin is dropped first, and what is read again."""
+"""Version pins: comparison of versions, the first dropped pin, and data that is read again."""
 
 from __future__ import annotations
 

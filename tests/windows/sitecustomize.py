@@ -1,5 +1,5 @@
-"""Makes Python on Linux lack what Python lacks on Windows, in each process that has this folder on
-PYTHONPATH.
+"""Removes the names that Python lacks on Windows from Python on Linux, in each process that has
+this folder on PYTHONPATH.
 
 Sources: the notes on availability in Python's documentation, the `supports_` sets in Lib/os.py, and
 the behavior of the Windows API for open files. flare is imported after this module, and sees

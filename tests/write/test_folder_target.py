@@ -1,5 +1,5 @@
-"""A claimed folder: files of others are neither followed nor removed, and a kill at any step leaves
-a complete dataset.
+"""A claimed folder: other files are neither followed nor removed, and a kill at any step leaves a
+complete dataset.
 """
 
 import contextlib

@@ -1,5 +1,5 @@
-"""--overwrite removes only files that the lists of a finished dataset name, whatever the names of
-other files.
+"""--overwrite removes only files that the lists of a finished dataset name, regardless of the names
+of other files.
 """
 
 import shutil

@@ -1,5 +1,5 @@
-"""A pack in parts has the rows of a single pack; its bytes do not depend on the place and order of
-the parts.
+"""A pack in parts has the rows of a single pack; its bytes do not depend on the machine or the
+order of the parts.
 """
 
 import contextlib

@@ -1,5 +1,5 @@
-"""Polite downloads: a limit per host, a chosen User-Agent, and servers that disallow the use by
-X-Robots-Tag.
+"""Polite downloads: a limit per host, a chosen User-Agent, and X-Robots-Tag headers that disallow
+the use of an object.
 """
 
 import threading

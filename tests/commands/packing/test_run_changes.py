@@ -1,5 +1,5 @@
-"""A resumed pack compares its source with the journal; and some errors end a pack that skips
-rows.
+"""A resumed pack compares its source with the journal. Some errors end a pack even with --on-error
+skip.
 """
 
 import pyarrow as pa

@@ -1,5 +1,5 @@
-"""A resumed pack compares its journal with the source: its bytes are those of an uninterrupted
-pack, or it is refused.
+"""A resumed pack compares its journal with the source. It is refused, or has the bytes of an
+uninterrupted pack.
 """
 
 import json

@@ -657,7 +657,7 @@ def test_few_files_are_open_after_many_selections_of_columns(tmp_path):
     assert opened.count(Path(path)) == 2
 
 
-def test_any_name_of_a_column_differs_from_the_keys_of_the_cache(tmp_path):
+def test_a_column_may_have_the_name_of_a_cache_key(tmp_path):
     table = PAGES.append_column("\0page", PAGES["text"])
     path = write_parquet(tmp_path / "t.parquet", table, write_page_index=True)
     data = flare.open(path)

@@ -1,4 +1,4 @@
-"""Replace ffrecord by `flarecli.compat.ffrecord`."""
+"""Replace ffrecord with `flarecli.compat.ffrecord`."""
 
 import sys
 

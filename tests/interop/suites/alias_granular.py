@@ -1,4 +1,4 @@
-"""Replace granular by `flarecli.compat.granular`."""
+"""Replace granular with `flarecli.compat.granular`."""
 
 import importlib
 import pkgutil

@@ -1,4 +1,4 @@
-"""Replace sds by `flarecli.compat.sds`; modules that do not exist there cannot be imported."""
+"""Replace sds with `flarecli.compat.sds`; modules that do not exist there cannot be imported."""
 
 import importlib
 import pkgutil

@@ -1,4 +1,4 @@
-"""Credentials: wrong settings are reported without their values, and a server that checks
+"""Credentials: wrong settings are reported without their values, with a server that checks
 signatures.
 """
 

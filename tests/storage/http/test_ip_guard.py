@@ -1,5 +1,5 @@
-"""Private addresses: which are reserved, and what the user's options, typed origins and redirects
-may reach.
+"""Private addresses: the reserved ranges, and the addresses that options, typed origins and
+redirects may reach.
 """
 
 from __future__ import annotations
@@ -307,7 +307,7 @@ def test_an_origin_typed_beside_a_local_playlist_is_allowed_in_it(web, listed, c
     assert main(["verify", str(listed), typed]) == 0, capfd.readouterr().err
 
 
-def test_a_library_that_opens_connections_itself_needs_its_host_named(tmp_path):
+def test_a_library_that_opens_connections_itself_requires_an_allowed_host(tmp_path):
     at = locate(f"{tmp_path}/", Guard(allow_local=True))
     with pytest.raises(UnsafeError) as caught:
         at.join("ftp://127.0.0.1:1/x")

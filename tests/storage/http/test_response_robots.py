@@ -1,4 +1,4 @@
-"""X-Robots-Tag: which directives disallow a download, and for which clients."""
+"""X-Robots-Tag: directives that disallow a download, and the clients to which they apply."""
 
 import pytest
 
@@ -33,7 +33,7 @@ from flarecli.storage.http.response import header_values, robots_directive, robo
         ([], ""),
     ],
 )
-def test_directives_that_disallow_the_use(values, directive):
+def test_directives_that_disallow_the_use_are_found(values, directive):
     assert robots_directive(values, robots_names("flare/1.2")) == directive
 
 

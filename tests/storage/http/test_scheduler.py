@@ -88,7 +88,7 @@ def test_an_outage_never_passes_the_deadline_of_an_object():
     assert now < 12.0
 
 
-def test_no_retries_means_none_during_an_outage():
+def test_without_retries_an_outage_is_not_retried():
     hosts = HostQueues()
     hosts.responded(ORIGIN)
     assert not RetryQueue(0, hosts).schedule(request(), REFUSED, 0.0)
