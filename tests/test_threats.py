@@ -52,6 +52,11 @@ sys.exit(code)
 """
 
 
+# For processes with a limit on the size of files: Python would truncate the bytecode of a module at
+# the limit, and every later import of the module would fail.
+NO_BYTECODE = {"PYTHONDONTWRITEBYTECODE": "1"}
+
+
 def run(args, cwd, env=None, before=None):
     command = [sys.executable, "-m", "flarecli", *args]
     return subprocess.run(
@@ -314,7 +319,7 @@ def test_unpack_at_the_file_size_limit_ends_with_one_line_and_can_resume(links):
         resource.setrlimit(resource.RLIMIT_FSIZE, (3200, 3200))
 
     line = ["unpack", "index.parquet", "out", "--fetch", "url:data", "--key", "id"]
-    done = run(line, links, before=limited)
+    done = run(line, links, NO_BYTECODE, before=limited)
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr.endswith("error: out/k29.bin: file too large\n")
     assert "Traceback" not in done.stderr
@@ -438,7 +443,7 @@ def test_pack_at_the_file_size_limit_ends_with_one_line_and_can_resume(links):
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 
     line = ["pack", "index.parquet", "out", "--fetch", "url:data"]
-    done = run(line, links, before=limited)
+    done = run(line, links, NO_BYTECODE, before=limited)
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr.endswith("error: out/shard.00000.mds: file too large\n")
     assert "Traceback" not in done.stderr
