@@ -267,13 +267,13 @@ def entry() -> NoReturn:
     """
     # numpy would start one thread per core for linear algebra, which no command uses
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    gc.set_threshold(20_000, 10, 10)  # collect less often, as imported objects are never freed
+    gc.set_threshold(20_000, 10, 10)  # collect less often, because imported objects are never freed
     signals = _Signals(sys.argv[1:])
     code = 128 + signal.SIGINT
     try:
         signals.install()
         sys.meta_path.insert(0, _NoPandas)
-        # the next opened file would get the descriptor of a closed standard stream
+        # open the null device for a closed standard stream, so that no file gets its descriptor
         for fd in range(3):
             try:
                 os.fstat(fd)

@@ -563,7 +563,7 @@ def from_options(options: Callable[P, Opts]) -> Callable[[Callable[[Opts], R]], 
         def call(*args: P.args, **named: P.kwargs) -> R:
             try:
                 signature.bind(*args, **named)
-            except TypeError as error:  # the dataclass would name its own `__init__`
+            except TypeError as error:  # with the name of the function instead of the dataclass
                 raise TypeError(f"{run.__name__}() {error}") from None
             values = options(*args, **named)
             values.check_conflicts()

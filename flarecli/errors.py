@@ -36,7 +36,9 @@ Facts: TypeAlias = tuple[str, int | None, int | None, int | None, str]
 
 
 class Place:
-    """A place in the data: a row, a line or a JSON item. Errors accept it as the argument `where`.
+    """A place in the data: a row, a line or a JSON item.
+
+    Errors accept a Place as the argument `where`.
 
     address    the file or address; may be empty
     row        row number in the file, or in the batch if there is no address
@@ -108,9 +110,7 @@ class FlareError(Exception):
 
     @property
     def place(self) -> Place:
-        """Return the address with its row, line or item, for use as the argument `where` of an
-        error.
-        """
+        """Return the place, for use as the argument `where` of another error."""
         return Place(self.address, self.row, self.line, self.character, self.item)
 
     @property

@@ -177,7 +177,8 @@ class Stream:
                 compressed; None if not listed
     raw_hashes  like `hashes`, for the decompressed bytes
     parts       companion files of each chunk, such as `.meta` and `.idx`; may be empty
-    headers     entries of the stream in the playlist, except its chunks
+    headers     other headers of the stream in the playlist, such as `compression`
+    files       name -> file that is not part of a chunk, such as an index
     types       column -> Arrow type, for formats that store types; empty if unknown
     """
 

@@ -85,7 +85,7 @@ def check_name(name: str, where: object = "") -> str:
 
 
 def name_fault(name: str) -> str:
-    """Return why a name is not one plain relative path; an empty string if the name is valid."""
+    """Return the reason why a name is not one plain relative path; empty if the name is valid."""
     if not name:
         return "is empty"
     if len(name) < NAME_BYTES // 4 and _PLAIN.fullmatch(name):
@@ -146,7 +146,7 @@ def collision_key(name: str) -> str:
 
 
 def windows_fault(name: str) -> str:
-    """Return why a name is not valid on Windows, or an empty string if the name is valid.
+    """Return the reason why a name is not valid on Windows; empty if the name is valid.
 
     For such a name, Windows would open another file or no file.
 
@@ -216,9 +216,7 @@ def local_path(address: str) -> str:
 
 
 def slashed(path: str) -> str:
-    """Return a path with slashes instead of backslashes on Windows, and unchanged on other
-    systems.
-    """
+    """Return a path with slashes in place of backslashes on Windows; unchanged elsewhere."""
     return path.replace("\\", "/") if sys.platform == "win32" else path
 
 

@@ -1,5 +1,7 @@
-"""Ray Data source and sink: `ray.data.read_datasource(FlareSource(…))`,
-`ds.write_datasink(FlareSink(…))`.
+"""Ray Data source and sink.
+
+    ray.data.read_datasource(FlareSource(…))
+    ds.write_datasink(FlareSink(…))
 
 Blocks are Arrow tables. Each source task reads consecutive rows. Each sink task writes one part
 (`00000/`, `00001/`, …). An index and a playlist join the parts; the playlist is written last.
@@ -145,7 +147,7 @@ class FlareSink(Datasink[Any]):
     columns    column -> encoding; the encodings of other columns are in the schema, or are
                inferred from the first rows
     settings   size, compression and checksums of shards
-    raises     the errors of `claim` before any row is written; the error of an invalid row after
+    raises     the errors of `claim`, before any row is written; the error of an invalid row, after
                the written files were removed
     """
 

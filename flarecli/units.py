@@ -74,9 +74,7 @@ def format_size(size: int) -> str:
 
 
 def format_count(number: int, noun: str, nouns: str | None = None) -> str:
-    """Return a count with its noun: `1 row`, `12,345 rows`. `nouns` is the plural if it is
-    irregular.
-    """
+    """Return a count with its noun, such as `12,345 rows`; `nouns` is an irregular plural."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {nouns or noun + 's'}"
 
 

@@ -75,7 +75,7 @@ def command(line: Line) -> int:
     """Describe a dataset: format, rows, shards, bytes, columns, checksums.
 
     Also prints missing shards and the program that wrote the dataset. Reads only headers, except
-    with --stats, --sample and --html.
+    with --stats, --sample, --where and --html.
 
     Without SOURCE, `--cache DIR` lists the files in a cache.
 

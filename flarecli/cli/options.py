@@ -119,7 +119,7 @@ def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 
 
 def _print_short_help(context: typer.Context, is_set: bool) -> None:
-    if is_set and not context.resilient_parsing:  # not during completion
+    if is_set and not context.resilient_parsing:  # no help during completion
         typer.echo(cast(Any, context.command).short_help_page(context))
         raise typer.Exit
 
@@ -211,7 +211,7 @@ def _texts(
     is_repeatable = declaration.option is not None and declaration.option.is_repeatable
     if typed:
         if len(typed) > 1 and not is_repeatable:
-            hint = "Use it once."
+            hint = "Use the option only once."
             if declaration.name in _LISTS:
                 hint = "Separate values by commas, such as 3,1,4 or id,score."
             raise UsageError(f"{declaration.flags[0]} is set twice", hint=hint)
@@ -230,7 +230,8 @@ def _notes_on_variables(
     """Return a note for each unknown variable whose name resembles the variable of an option."""
     own = {declaration.variable for declaration in declared(line)}
     names = sorted(name for name in environment if name.startswith(_PREFIX) and name not in own)
-    known = variables() if names else ()  # imports the modules of all commands
+    # only if necessary, because `variables` imports the modules of all commands
+    known = variables() if names else ()
     notes = []
     for name in names:
         similar = nearest(name.removeprefix(_PREFIX), [one.removeprefix(_PREFIX) for one in known])

@@ -15,7 +15,7 @@ from flarecli.units import format_count, format_size
 if TYPE_CHECKING:
     from flarecli.commands import Packed
 
-_DECAY_MS = 10  # with 0 ms, each allocation would fault in new pages
+_DECAY_MS = 10  # delay of the release; with 0 ms, each allocation would cause page faults
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ def _replaced(packed: Packed) -> str:
 def _release_freed_memory() -> None:
     """Use jemalloc for Arrow, because Arrow's default allocator keeps freed memory.
 
-    By default, jemalloc also keeps freed memory for a second, in which a fast pack frees and
-    allocates the rows of several shards.
+    By default, jemalloc also keeps freed memory, but only for a second. In a second, a fast pack
+    may free the rows of several shards, so a shorter delay is set.
     """
     import pyarrow as pa
 

@@ -90,7 +90,7 @@ def is_reader_gone() -> bool:
         poll.register(sys.stdout.fileno(), 0)
         return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
     except (AttributeError, OSError, ValueError):
-        return True  # stdout has no descriptor, so the stdout object raised BrokenPipeError
+        return True  # without a descriptor, the stdout object itself raised BrokenPipeError
 
 
 class _BinaryStdout(io.RawIOBase):
@@ -130,7 +130,7 @@ def refuse_terminal(output: str) -> None:
         )
 
 
-def _has_colours(stream: TextIO | None) -> bool:
+def _has_colors(stream: TextIO | None) -> bool:
     """Return whether a stream is a terminal that shows colors."""
     if stream is None or not stream.isatty():
         return False
@@ -139,7 +139,7 @@ def _has_colours(stream: TextIO | None) -> bool:
 
 def shows_images() -> bool:
     """Return whether stdout is a terminal with colors."""
-    return _has_colours(sys.stdout)
+    return _has_colors(sys.stdout)
 
 
 # -- JSON
@@ -218,7 +218,7 @@ def print_error(
         }
         _write_stderr(json_text({"error": fields}) + "\n")
         return
-    red, cyan, off = (_RED, _CYAN, _OFF) if _has_colours(sys.stderr) else ("", "", "")
+    red, cyan, off = (_RED, _CYAN, _OFF) if _has_colors(sys.stderr) else ("", "", "")
     text = f"{red}error:{off} {where}{': ' if where else ''}{message}\n"
     if hint:
         text += f"{cyan}hint:{off} {hint}\n"
@@ -283,7 +283,7 @@ def _rich_table(header: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> 
 
     console = Console(
         file=sys.stdout,
-        color_system="auto" if _has_colours(sys.stdout) else None,
+        color_system="auto" if _has_colors(sys.stdout) else None,
         markup=False,
         emoji=False,
         highlight=False,

@@ -265,14 +265,14 @@ def half_blocks(data: bytes, caption: str) -> Text | None:
     width, height = image.size
     pixels = image.tobytes()
 
-    def colour(x: int, y: int) -> Color | None:
+    def color_at(x: int, y: int) -> Color | None:
         start = 3 * (y * width + x)
         return Color.from_rgb(*pixels[start : start + 3]) if y < height else None
 
     text = Text(no_wrap=True)
     for y in range(0, height, 2):
         for x in range(width):
-            text.append("▀", Style(color=colour(x, y), bgcolor=colour(x, y + 1)))
+            text.append("▀", Style(color=color_at(x, y), bgcolor=color_at(x, y + 1)))
         text.append("\n")
     text.append(caption)
     return text

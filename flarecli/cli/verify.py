@@ -122,7 +122,7 @@ def _print_summary(printer: Printer, result: Verification, is_quick: bool) -> No
         printer.note(text)
     if len(result.unprotected) > MAX_NOTES:
         more = len(result.unprotected) - MAX_NOTES
-        printer.note(f"and {more:,} more files without checksums; --json lists all of them")
+        printer.note(f"and {format_count(more, 'more note')}; --json lists all notes")
     for name in result.extra:
         printer.note(f"{name}: not checked, because no list names this file", verbose=True)
     parts = [

@@ -22,7 +22,7 @@ from flarecli.storage.local import temporary_file_error
 __all__ = ["shuffled"]
 
 _MEMORY_BYTES = 32 << 20  # maximum size of rows sorted in memory
-_PART_BITS, _KEY_BITS = 8, 62  # leading bits, which select the part; bits of a sort key
+_PART_BITS, _KEY_BITS = 8, 62  # bits that select the part; bits of a sort key
 _BATCH_ROWS = 8192
 _SORT_KEY = "place in the order"  # name of the last column, which contains the sort keys
 

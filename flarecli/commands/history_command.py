@@ -109,7 +109,7 @@ def _pin(at: Location, name: str) -> None:
             file.create(data)
         elif file.read() != data:
             raise UsageError(
-                f"the pin {name!r} already exists, and keeps another version",
+                f"the pin {name!r} already exists, and pins another version",
                 where=file,
                 hint="Choose another name.",
             )

@@ -255,7 +255,7 @@ class CompoundExtensions:
             self._with_plain[extension] += bool(plain)
         if len(self._count) > MAX_COMPOUNDS:
             # names such as `A.B.jpg` add many candidates for compound extensions. Drop each
-            # candidate whose keys have no file with a simple extension.
+            # candidate whose keys have no file with a plain extension.
             self._count = Counter(
                 {name: count for name, count in self._count.items() if self._with_plain[name]}
             )
@@ -466,7 +466,7 @@ class Folder(Part):
     key         name of the key column
     extensions  selected column of files -> `Column.extension`
     encodings   selected column of files -> encoding, unless the first row determines it
-    notes       notes on skipped files, and on keys without any of the requested columns
+    notes       notes about skipped files, and about keys without any of the requested columns
     raises      MissingError if the folder does not exist; FormatError if it has no data files;
                 UsageError for a column that does not exist
     """
@@ -650,9 +650,7 @@ class Folder(Part):
         return "column", reason
 
     def blocks(self) -> Iterator[bytes]:
-        """Yield the checksum of the listing, and the bytes of the metadata files if they are
-        used.
-        """
+        """Yield the checksum of the listing and, if metadata is used, the bytes of its files."""
         yield _VERSION
         yield self._checksum.encode()
         if self._is_described:

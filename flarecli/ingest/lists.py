@@ -1,8 +1,8 @@
 """Lists of tables: names of index files, and expansion of lists.
 
 A `.txt` file is a table if its first line contains a tab. It is also a table if the first line does
-not end with the extension of a table, and a delimiter occurs equally often in each of the first
-lines. Any other `.txt` file is a list.
+not start with `#` and does not end with the extension of a table, and if a delimiter occurs equally
+often in each of the first lines. Any other `.txt` file is a list.
 
 A list, such as `split_file_paths.txt`, has one address per line. Blank lines and lines that start
 with `#` are ignored. Relative addresses are relative to the folder of the list, and are checked

@@ -136,8 +136,10 @@ def _is_sequence(source: Any) -> bool:
 
 
 def arrow_batches(source: Any) -> Iterator[pa.RecordBatch] | None:
-    """Return the batches of an object with `__arrow_c_stream__` or `__arrow_c_array__`, without the
-    columns of an unnamed pandas index; None for any other object.
+    """Return the batches of an Arrow object; None for any other object.
+
+    An Arrow object has the method `__arrow_c_stream__` or `__arrow_c_array__`. The column of an
+    unnamed pandas index is omitted.
 
     raises  UsageError for an object with one column that has no name, such as a pandas Series, and
             for a DataFrame that cannot be converted, such as one with two columns of the same name
@@ -262,9 +264,7 @@ def _array(values: list[Any], kind: pa.DataType | None) -> pa.Array:
 
 
 def _check_zones(values: list[Any]) -> None:
-    """Raise ArrowInvalid if only some values have a time zone, which Arrow would accept
-    silently.
-    """
+    """Raise ArrowInvalid if only some values have a time zone. Arrow would accept such values."""
     if len({value.tzinfo is None for value in values if isinstance(value, datetime)}) > 1:
         raise pa.ArrowInvalid("some values have a time zone, and others have none")
 
@@ -280,7 +280,9 @@ def _tensors(values: list[Any]) -> pa.Array:
         )
         for value in values
     ):
-        raise pa.ArrowInvalid("arrays with more than one dimension need one shape and one dtype")
+        raise pa.ArrowInvalid(
+            "arrays with more than one dimension must have the same shape and dtype"
+        )
     flat = [None if value is None else np.ascontiguousarray(value).reshape(-1) for value in values]
     if example.dtype == bool:
         flat = [None if value is None else value.astype(np.uint8) for value in flat]

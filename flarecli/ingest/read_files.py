@@ -27,9 +27,9 @@ __all__ = ["Flaw", "contents", "filled"]
 
 SLICE_ROWS, READ_AHEAD_ROWS = 512, 1024
 _BATCH_BYTES = 4 << 20
-FIRST_GROUP_ROWS, MAX_GROUP_ROWS = 16, 64  # rows per call: while the sizes are unknown, at most
-MAX_GROUP_BYTES = 16 << 20  # per call: maximum size of the files that are read ahead
-SMALL_BYTES = 1 << 20  # per call: bytes that are read before memory is reserved
+FIRST_GROUP_ROWS, MAX_GROUP_ROWS = 16, 64  # rows per call: initial and maximum number
+MAX_GROUP_BYTES = 16 << 20  # maximum size of the files that one call reads ahead
+SMALL_BYTES = 1 << 20  # bytes that one call reads before it reserves memory
 MAX_READERS = 8  # more threads are not faster
 
 
@@ -82,8 +82,7 @@ class _MemoryBudget:
 def filled(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
     """Return the schema of batches whose file names were replaced with file contents.
 
-    A column has the name of a file extension, which determines whether the encoding is text or
-    JSON.
+    If the name of a column is a file extension of text or JSON, it determines the encoding.
     """
     fields = []
     for field in schema:
@@ -180,7 +179,7 @@ def _size(value: object) -> int:
 class _Slice(NamedTuple):
     batch: pa.RecordBatch
     names: list[str | None]
-    starts: deque[int]  # first row of each group
+    starts: deque[int]  # first row of each group of rows
 
 
 def contents(
@@ -197,10 +196,10 @@ def contents(
                 folder, `at.join` for addresses
     limits      memory is bounded by `ahead_bytes` and one batch; a file larger than `max_bytes` is
                 a flaw
-    max_group_rows  maximum number of rows that one call reads; 1 for remote files. A call reads so
-                many rows that the size of their files is about SMALL_BYTES.
-    has_addresses   whether names may be URLs; a call reads only one row near a URL, because remote
-                    files are read in parallel
+    max_group_rows  maximum number of rows that one call reads; 1 for remote files. The number of
+                rows per call is adapted, so that the size of their files is about SMALL_BYTES.
+    has_addresses   whether names may be URLs; in a slice of rows that contains a URL, each call
+                    reads one row, because remote files are read in parallel
     return      batches with the schema of `filled`, in the order of the rows, and the files that
                 could not be read, whose values are null
     """

@@ -17,7 +17,7 @@ from flarecli.storage import Location
 
 __all__ = ["SourceChecksum"]
 
-BLOCK_BYTES = 1 << 20  # per read
+BLOCK_BYTES = 1 << 20  # maximum number of bytes per read
 
 
 class SourceChecksum:

@@ -7,7 +7,7 @@ determines the kind of a stream, in this order:
     arrow    Arrow IPC file, or stream of messages in the encapsulated layout
     parquet  starts with PAR1
     tar      ustar or v7 header, or an empty archive
-    lines    the first line is a URL or an existing path, and so are most of the first lines
+    lines    the first line, and at least half of the first 10 lines, are URLs or existing paths
     jsonl    starts with `{` or `[`
     csv      the first line contains a delimiter: comma, semicolon, tab or `|`
 """
@@ -63,7 +63,7 @@ _ROWS = 8192
 MAX_ADDRESS_BYTES = 1 << 16
 _FILE = "stdin"  # name of the temporary file in its store
 _FIRST_LINES = 10
-_EMPTY_TAR_BYTES = 10240  # maximum size: two blocks of zeros, padded to a record
+_EMPTY_TAR_BYTES = 10240  # maximum size of an empty tar: two blocks of zeros, padded to a record
 _CONTROL = re.compile(rb"[\0-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _XZ = b"\xfd7zXZ\0"
 _EXPECTED = (
@@ -140,8 +140,9 @@ def _open_stream(address: str, stdin: IO[bytes] | None, is_opaque: bool) -> Spoo
 
 
 def _read_blocks(stream: IO[bytes], where: str) -> Iterator[bytes]:
-    """Yield the bytes of a stream: first up to 4 MB, then up to 1 MB at a time; close a FIFO at its
-    end.
+    """Yield the bytes of a stream in blocks, and close a FIFO at its end.
+
+    The first block has up to 4 MB, and all other blocks have up to 1 MB.
     """
     size = decompress.BLOCK_BYTES
     with contextlib.nullcontext() if where == STDIN else contextlib.closing(stream):
@@ -193,7 +194,7 @@ class Spool:
             yield data
 
     def drain(self) -> Iterator[bytes]:
-        """Yield all bytes from the beginning, without a copy of the rest of the stream.
+        """Yield all bytes from the beginning, without copying the rest of the stream.
 
         The rest of the stream cannot be read again.
         """
@@ -265,7 +266,8 @@ class _SpoolStore(LocalStore):
                 yield fd
             return
         fd = self._spool.copied()
-        # on some systems, opening /dev/fd/N duplicates the descriptor with its position
+        # reset the position, because opening /dev/fd/N may duplicate the descriptor with its
+        # position
         os.lseek(fd, 0, os.SEEK_SET)
         yield fd
 
@@ -355,7 +357,7 @@ def _is_list(head: bytes) -> bool:
         lines.pop()  # the line may be incomplete
     lines = [line for line in lines if line][:_FIRST_LINES]
     if lines and b"\0" in lines[0]:
-        lines = [one for one in lines[0].split(b"\0") if one][:_FIRST_LINES]  # lacks `-0`
+        lines = [one for one in lines[0].split(b"\0") if one][:_FIRST_LINES]  # -0 is not set
     found = [_is_address(line) for line in lines]
     return bool(found) and found[0] and 2 * sum(found) >= len(found)
 

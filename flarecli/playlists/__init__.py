@@ -76,9 +76,7 @@ def pin_of(name: str) -> str | None:
 
 
 def version_of(playlist: Playlist) -> int | None:
-    """Return the number of the version that a playlist lists; None for a dataset without
-    versions.
-    """
+    """Return the number of the version that a playlist lists; None without versions."""
     number = _change(playlist).get("number")
     if type(number) is int and 0 < number <= MAX_VERSION:
         return number

@@ -1,5 +1,7 @@
-"""Add missing facts to a playlist, in parallel: rows, sizes and columns from the headers of shards,
-and checksums of files.
+"""Add missing facts to a playlist, in parallel.
+
+Rows, sizes and columns are read from the headers of shards. Checksums are computed from the bytes
+of files.
 """
 
 from __future__ import annotations

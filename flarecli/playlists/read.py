@@ -109,8 +109,8 @@ def read(at: Location) -> Playlist:
 def stored(at: Location) -> bytes:
     """Read the bytes of a playlist.
 
-    Another process may replace the playlist between the requests that read it. It is then read
-    again, because none of its bytes have been used.
+    Another process may replace the playlist between the requests that read it. The playlist is then
+    read again, which is safe because none of its bytes have been used.
 
     raises  FormatError for a file larger than MAX_BYTES; IntegrityError if every read failed
             because the playlist was replaced

@@ -25,7 +25,7 @@ __all__ = [
     "header_faults",
 ]
 
-# Header: column -> Arrow type. The types and their order are those of the table that was packed.
+# Header: column -> Arrow type. The types and their order are those of the packed table.
 SCHEMA = "schema"
 EXTENSIONS = "extensions"  # header: column -> file extension; see `Column.extension`
 SUPPORTED = 1  # highest playlist version, in the header `requires`, that this flare can read
@@ -167,7 +167,7 @@ def _list_faults(
 
 def _length_faults(key: str, values: Any, count: int) -> Iterator[Fault]:
     if not isinstance(values, list):
-        yield (key,), f"{key} is not a list, content has {count}"
+        yield (key,), f"{key} is not a list; content has {count}"
     elif len(values) != count:
         yield (key,), f"{key} has {len(values)} values, content has {count}"
 
@@ -253,7 +253,10 @@ def _size_faults(path: Steps, files: Any, shown: str) -> Iterator[Fault]:
         if not isinstance(value, Map) or not (
             _is_count(value.get("bytes")) and _is_count(value.get("raw_bytes"))
         ):
-            yield (*path, name), f"the file {name!r:.60} has no size in bytes"
+            yield (
+                (*path, name),
+                f"the file {name!r:.60} is invalid; expected sizes in bytes and checksums",
+            )
         elif not all(isinstance(item, str) for key, item in value.items() if key in _HASHES):
             yield (
                 (*path, name),

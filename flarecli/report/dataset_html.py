@@ -36,12 +36,12 @@ MAX_PAGE_BYTES = 4_500_000  # maximum size of a page, including images and audio
 _RESERVED_BYTES = 2_000  # space reserved for the end of the page
 _MIN_IMAGE_BYTES = 12_000  # minimum free space for decoding another image
 _IMAGE_PIXELS = 320  # maximum width and height of an image
-_MAX_CHARS = 2_000  # of a value
+_MAX_CHARS = 2_000  # maximum length of the text of a value
 _ONE_LINE_CHARS = 28  # maximum length of a value on the line of its column name
-_MAX_COLUMNS = 40  # of a row
+_MAX_COLUMNS = 40  # maximum number of columns per row
 _MAX_GAPS = 20  # maximum number of gaps to list
 _MAX_BARS = 500  # maximum number of bars in the plot of shard sizes
-_BINS = 32  # of a histogram
+_BINS = 32  # number of bars in a histogram
 _MAX_WORDS = 12  # maximum number of distinct values that are counted separately
 _PLOT_HEIGHT = 100
 _OMITTED = "omitted, does not fit on the page"
@@ -177,7 +177,7 @@ def _plots(batches: Sequence[pa.RecordBatch]) -> Iterator[str]:
     table = pa.Table.from_batches(batches)
     plots = [_column_plot(name, table.column(name).combine_chunks()) for name in table.schema.names]
     if any(plots):
-        yield f'<h2>Values <small>over {format_count(table.num_rows, "row")} at random</small></h2><div class="plots">'
+        yield f'<h2>Values <small>of {format_count(table.num_rows, "random row")}</small></h2><div class="plots">'
         yield from filter(None, plots)
         yield "</div>"
 
@@ -271,7 +271,7 @@ def _gallery(found: Inspection, left: int) -> Iterator[str]:
             break
         left -= size
         cards.append(card)
-    note = f"{format_count(len(cards), 'row')} at random"
+    note = format_count(len(cards), "random row")
     total = max(found.asked, sum(batch.num_rows for batch in found.sample))
     if len(cards) < total:
         note += f"; {total - len(cards):,} more do not fit on the page"

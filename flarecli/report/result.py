@@ -1,5 +1,4 @@
-"""The result of a verification, and its reports: JSON, JUnit XML, an HTML page and GitHub
-annotations.
+"""The result of a verification, and its reports: JSON, JUnit XML, HTML and GitHub annotations.
 
 All text from data is escaped. Times and host names are omitted, so equal results produce equal
 files.
@@ -54,7 +53,8 @@ class Result:
     sources      addresses that the user specified
     findings     findings to report; `counts["findings"]` is the total
     counts       number of files, shards, rows, bytes and findings
-    unprotected  one sentence for each file without checksums
+    unprotected  notes about files that could not be checked completely, such as files without
+                 checksums
     extra        names of files in the dataset's folder that no index or playlist lists
     """
 
@@ -210,8 +210,7 @@ def _html_list(title: str, texts: Sequence[str]) -> Iterator[str]:
 
 
 def annotation(finding: Finding) -> str:
-    """Return a finding as a GitHub workflow command, which GitHub shows as an annotation on the
-    file.
+    """Return a finding as a GitHub workflow command, which annotates the file.
 
         ::error file=PATH,line=N,title=TITLE::MESSAGE
 

@@ -233,7 +233,7 @@ def _is_alive(pid: object, ticks: object) -> bool | None:
     if os.path.exists(f"/proc/{pid}"):
         return _start_ticks(pid) == ticks
     try:
-        os.kill(pid, 0)  # no such process, or /proc hides the process from this user
+        os.kill(pid, 0)  # distinguishes a missing process from a hidden process
     except ProcessLookupError:
         return False
     except OSError:

@@ -95,7 +95,7 @@ class ErasedKeys:
         data = (json.dumps({"key": self.key.hex(), "columns": columns}) + "\n").encode()
         if len(data) > _MAX_BYTES:
             raise UsageError(
-                f"the hashes of the erased keys need {len(data)} bytes, more than {_MAX_BYTES}",
+                f"the hashes of the erased keys need {len(data)} bytes; the maximum is {_MAX_BYTES}",
                 where=at / ERASED,
             )
         (at / ERASED).write([data])

@@ -263,7 +263,7 @@ class Failed:
         return {"bytes": self._sums.size, "kinds": dict(sorted(written.items()))}
 
     def files(self) -> dict[str, File]:
-        """Publish `failed.jsonl`; return it as name -> file, or an empty dict if no row failed."""
+        """Publish `failed.jsonl`; return name -> file, or an empty dict if no row failed."""
         self._list.publish()
         return {FAILED: File(FAILED, self._sums.size, self._sums.hex())} if self._sums.size else {}
 

@@ -58,8 +58,8 @@ _BATCH_BYTES = 4 << 20
 # minimum number of freed bytes to report to the engine, because each report wakes the engine
 _RELEASE_BYTES = 1 << 20
 CHECK_S = 0.2  # during a wait for a link, the interval between reports of progress
-# Maximum duration of the first wait for a link. This wait ends when a link MAX_RUN_ROWS later
-# arrives, because it would be slower to wake up for each response.
+# Maximum duration of the first wait for a link. This wait ends when the link that is MAX_RUN_ROWS
+# later arrives, because a wake-up for each response would be slower.
 _FIRST_WAIT_S = 0.003
 # kinds of files that may look like a web page
 _TEXT_KINDS = frozenset({"html", "xml", "json", "str"})
@@ -76,7 +76,7 @@ class Fetched:
     rows        int64 [rows of batch]: the position of each row in the selection
     failures    failed rows, in row order
     until       position in the selection: this and earlier Fetched objects contain all rows before
-                it, as data or as failures
+                this position, as data or as failures
     extensions  column -> file extension in the link of the first row, in lower case; empty if that
                 link has no extension
     names       column -> link of each row, as written in the index

@@ -39,7 +39,7 @@ from flarecli.write.target import (
 
 __all__ = ["FolderTarget", "bucket_of", "check_target", "claim", "remove_unfinished_files"]
 
-# `flare prune`, and the next change after an interrupted one, hold the lock of a fragment for
+# `flare prune`, and a change that follows an interrupted change, hold the lock of a fragment for
 # milliseconds. A pack that creates this fragment at the same time must not fail.
 _BRIEF_S, _POLL_S = 0.5, 0.01
 _MAX_ATTEMPTS = 8  # maximum number of attempts to create a folder that other processes remove

@@ -5,9 +5,9 @@
     {"columns": [[name, encoding], …], "schema": {…}, "extensions": {…}}  when the columns are known
     {"shard": …, "rows": …, "next": …, "files": […], "failed": …}  for each durable shard
 
-`schema` and `extensions` are the playlist headers of the same names. A line does not contain them
-if the playlist has no such header. `next` is the position in the selection of the next shard's
-first row. `failed` is the state of `failed.jsonl`. An incomplete last line is ignored.
+`schema` and `extensions` are the playlist headers of the same names. A line omits each header that
+the playlist does not have. `next` is the position in the selection of the next shard's first row.
+`failed` is the state of `failed.jsonl`. An incomplete last line is ignored.
 
 The checksum of the source may be computed while a pack reads the source. In this case, `source` in
 the head is the checksum of file sizes and footers, and each later line has a key `source` with the

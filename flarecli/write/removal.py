@@ -128,7 +128,8 @@ def copies(at: Location, lists: Sequence[str], files: Collection[str]) -> set[st
     """Return the files, and all files that may contain copies or originals of their rows.
 
     A change may copy rows from any file that it removes to any file that it adds. The removed files
-    are only in the playlist before the change, and the added files only in the playlist after it.
+    are only in the playlist before the change, and the added files are only in the playlist after
+    the change.
 
     lists  names of all playlists, in the order of their versions
     """
@@ -255,7 +256,7 @@ def _lock(at: Location) -> Iterator[None]:
     """
     store = at.store
     if not isinstance(store, LocalStore):
-        from flarecli.write.bucket_target import Lease  # imported late: it loads a bucket client
+        from flarecli.write.bucket_target import Lease  # loads a bucket client
 
         lease = Lease(at / f"{SCRATCH}/lock", str(at), waits=True)
         try:

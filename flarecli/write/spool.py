@@ -77,7 +77,7 @@ class FetchedLink:
 class _Saved:
     """A spool file.
 
-    until  position in the selection; all rows in the file are before it
+    until  position in the selection; all rows in the file are before this position
     """
 
     number: int
@@ -89,7 +89,8 @@ class Spool:
 
     kept       (row, link) -> download of an interrupted pack; the fetcher removes used downloads
     arrived    function that returns the downloads of the rows that the Writer has not received yet
-    until      position in the selection; all rows before it have failed or are in the Writer
+    until      position in the selection; all rows before this position have failed or are in the
+               Writer
     is_remote  True if a link is remote; without remote links, rows are saved only if many rows have
                failed
     """

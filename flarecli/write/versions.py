@@ -564,7 +564,7 @@ def _check_newest(at: Location, new: Version) -> None:
             return
     (at / version_name(new.number)).delete()
     raise BusyError(
-        "other processes changed the dataset while this process had lost the lock",
+        "other processes changed the dataset after this process had lost the lock",
         where=at,
         hint="Run the same command with --resume.",
     )
@@ -604,7 +604,8 @@ def _create_once(where: Location, data: bytes) -> None:
 def partial_files(at: Location) -> list[str]:
     """Return the names of incomplete files that a killed process wrote during a commit.
 
-    The caller must hold the commit lock to delete them, because another commit may be writing them.
+    To delete these files, the caller must hold the commit lock, because another commit may be
+    writing them.
     """
     return [name for name in at.names() if _PARTIAL.fullmatch(name)]
 

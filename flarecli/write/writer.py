@@ -605,8 +605,8 @@ class Writer:
 
         source  description of the source, for the playlist
         commit  function to call with the written stream after the playlist was written, and before
-                the target is unlocked. If it raises an error, the shards are kept, so that the pack
-                can be resumed
+                the target is unlocked. If `commit` raises an error, the shards are kept, so that
+                the pack can be resumed
         """
         if self._is_abandoned or self._is_inconsistent:
             self._check_open()

@@ -64,7 +64,7 @@ def run_line(place, monkeypatch, capfd):
             "--rows is set twice",
             "Separate values by commas, such as 3,1,4 or id,score.",
         ),
-        ("cat out --where id=1 --where id=2", "--where is set twice", "Use it once."),
+        ("cat out --where id=1 --where id=2", "--where is set twice", "Use the option only once."),
         (
             "cat out -c Txt",
             "--columns: no column 'Txt'",

@@ -685,8 +685,8 @@ def test_too_many_erased_keys_are_refused_before_the_commit(out, monkeypatch):
         flare.drop(out, where="id = 3", key="id", erase=True)
     size = len(before[".flare-erased"])
     assert str(caught.value) == (
-        f"{out}/.flare-erased: the hashes of the erased keys need {size + 36} bytes, "
-        f"more than {size}"
+        f"{out}/.flare-erased: the hashes of the erased keys need {size + 36} bytes; "
+        f"the maximum is {size}"
     )
     assert files_of(out)[".flare-erased"] == before[".flare-erased"] and len(content(out)) == 9
 
@@ -1062,7 +1062,8 @@ def test_a_column_is_added_by_key(out, tmp_path):
     with pytest.raises(FormatError) as caught:
         flare.pack(short, out, add_column="score", key="id", replace=True)
     assert str(caught.value) == (
-        f"{short}: no row with the key '{lost}' of row {lost} in the dataset"
+        f"{short}: the source has no row with the key '{lost}', "
+        f"which is the key of row {lost} of the dataset"
     )
 
 

@@ -187,7 +187,7 @@ def test_every_fault_is_reported_with_line_and_column(tmp_path):
         ("6:19", "content[2] of 'one' is ''; expected an address"),
         ("7:1", "stream 'two' is not a mapping of headers and content"),
         ("9:20", "sha1[0] is 12, not text; put it in quotes"),
-        ("9:37", "the file 'a' has no size in bytes"),
+        ("9:37", "the file 'a' is invalid; expected sizes in bytes and checksums"),
         ("9:52", "a checksum of the file 'b' is not text; put it in quotes"),
         ("12:3", "stream 'four' has 'header'; only headers and content are allowed"),
         ("13:3", "stream 'four' has 'contents'; only headers and content are allowed"),

@@ -91,7 +91,7 @@ def fault(data: bytes) -> str:
         ),
         (
             b"a:\n  headers: {files: {x: 3}}\n",
-            "d/playlist.yaml:2:21: the file 'x' has no size in bytes",
+            "d/playlist.yaml:2:21: the file 'x' is invalid; expected sizes in bytes and checksums",
         ),
         (b"a:\n  headers: {format: [x]}\n", "d/playlist.yaml:2:13: format ['x'] is not text"),
         (b"a: {}\nb: !x {}\n", "d/playlist.yaml:2:4: playlists cannot contain a tag (!x)"),
@@ -121,7 +121,7 @@ def fault(data: bytes) -> str:
         ),
         (
             b"a:\n  headers: {rows: null, md5: null}\n  content: [x]\n",
-            "d/playlist.yaml:2:25: md5 is not a list, content has 1",
+            "d/playlist.yaml:2:25: md5 is not a list; content has 1",
         ),
         (
             b"a:\n  headers: {rows: [10000000000000000001]}\n  content: [x]\n",
@@ -145,11 +145,11 @@ def fault(data: bytes) -> str:
         ),
         (
             b"a:\n  headers: {files: {x: {bytes: -1}}}\n",
-            "d/playlist.yaml:2:21: the file 'x' has no size in bytes",
+            "d/playlist.yaml:2:21: the file 'x' is invalid; expected sizes in bytes and checksums",
         ),
         (
             b"a:\n  headers: {files: {x: {bytes: 1, raw_bytes: y}}}\n",
-            "d/playlist.yaml:2:21: the file 'x' has no size in bytes",
+            "d/playlist.yaml:2:21: the file 'x' is invalid; expected sizes in bytes and checksums",
         ),
         (
             b"a:\n  headers: {files: {x: {bytes: 1, md5: 12}}}\n",
@@ -161,7 +161,7 @@ def fault(data: bytes) -> str:
         ),
         (
             b"a:\n  headers: {parts: [{y: 1}]}\n  content: [x]\n",
-            "d/playlist.yaml:2:22: the file 'y' has no size in bytes",
+            "d/playlist.yaml:2:22: the file 'y' is invalid; expected sizes in bytes and checksums",
         ),
         (
             b"a:\n  " + b"h" * 70 + b": []\n",
@@ -309,7 +309,7 @@ def test_any_bytes_are_a_playlist_or_a_format_error(data):
     [
         ("a: [1]", ["stream 'a' is not a mapping of headers and content"]),
         ("a: {headers: {parts: []}, content: [x.mds]}", ["parts has 0 values, content has 1"]),
-        ("a: {headers: {parts: 5}, content: [x.mds]}", ["parts is not a list, content has 1"]),
+        ("a: {headers: {parts: 5}, content: [x.mds]}", ["parts is not a list; content has 1"]),
         (
             f"a: {{headers: {{rows: [{1 << 62}]}}, content: [x.mds]}}",
             [f"rows[0] is {1 << 62}, not a count"],

@@ -40,7 +40,7 @@ def test_a_huge_sample_is_limited_and_a_note_reports_it(images, few, tmp_path, c
     assert main(["inspect", images, "--sample", "1000000", "--html", "-", "-q"]) == 0
     assert capsys.readouterr() == (page, "")
     assert page.count("<article") == 5
-    assert "5 rows at random; 35 more do not fit on the page" in page
+    assert "5 random rows; 35 more do not fit on the page" in page
     found = commands.inspect(images, sample=1.0)
     assert (found.asked, found.as_json()["sample_asked"], len(found.as_json()["sample"])) == (
         40,

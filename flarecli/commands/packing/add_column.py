@@ -213,7 +213,8 @@ def _write(
             if len(missing):
                 at = int(missing[0])
                 raise FormatError(
-                    f"no row with the key {key_text(column[at])!r} of row {row + at} in the dataset",
+                    f"the source has no row with the key {key_text(column[at])!r}, "
+                    f"which is the key of row {row + at} of the dataset",
                     where=where,
                 )
             for rows in _pieces(found):

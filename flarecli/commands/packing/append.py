@@ -220,7 +220,8 @@ def append_rows(task: PackTask, progress: Progress) -> Packed:
         if (done := _appended(task, at, base, record)) is not None:
             progress.note(f"version {done.version} already contains these rows")
             return done
-        if task.key is None or _replaces(plan):  # otherwise compare with the newest keys
+        # if the keys must be new, they are compared with the keys of the newest version
+        if task.key is None or _replaces(plan):
             options = _recorded_options(_stream_task(task, base, 0))
             base = unfinished_base(at, base, {"source": task.source_digest, "options": options})
     try:

@@ -313,7 +313,9 @@ def _write(
     first = writer.next
     if spool is not None:
         if kept := spool.restore(len(plan.links)):
-            progress.note(f"an earlier run fetched {format_count(kept, 'more row')}")
+            progress.note(
+                f"an earlier run downloaded the links of {format_count(kept, 'more row')}"
+            )
         first = spool.until
     until = first
     progress.start("pack", total, done=first, write_share=write_share(plan.options))
@@ -361,7 +363,7 @@ def _write(
                 progress.advance(count, writer.written_bytes - written_bytes)
                 written_bytes = writer.written_bytes
     if plan.options.add_column is not None:
-        writer.end_shard(until)  # if rows are appended later, a resumed pack continues here
+        writer.end_shard(until)  # a resumed pack continues here if rows are appended later
     if plan.duplicates:
         count = format_count(plan.duplicates, "row")
         progress.note(f"skipped {count} with the key of an earlier row")

@@ -106,7 +106,7 @@ def plan_sources(
 ) -> tuple[list[Plan], list[str], dict[str, Finding]]:
     """Return the plans of a check.
 
-    format   value of `-f`; a list that contradicts it raises UsageError
+    format   value of `-f`; if a list names another format, UsageError is raised
     streams  names of the streams to check; empty: all
     quick    do not send requests for lists
     table    headers for tables; see `resolve`

@@ -237,7 +237,7 @@ def test_arrays_of_several_shapes_in_one_column_are_refused(tmp_path):
     with pytest.raises(ValueFitError) as caught:
         commands.pack(rows, tmp_path / "out")
     assert str(caught.value) == (
-        "row 0: column 'x': arrays with more than one dimension need one shape and one dtype"
+        "row 0: column 'x': arrays with more than one dimension must have the same shape and dtype"
     )
 
 
