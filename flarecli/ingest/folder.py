@@ -28,6 +28,7 @@ two listings differ, the folder has changed, and an error is raised.
 from __future__ import annotations
 
 import itertools
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 __all__ = ["Folder", "FolderOptions", "Group", "data_among", "groups"]
 
 _ROWS = 8192
+_NOT_UTF8 = re.compile(r"\\x[89a-f][0-9a-f]")  # escaped byte in a result of `_shown`
 _MEDIA = frozenset({"image", "audio", "video"})
 _VERSION = b"columns of categories\n"  # part of the checksum; change it if the column rules change
 MAX_COLUMNS = 1000
@@ -642,6 +644,8 @@ class Folder(Part):
             return None
         if not is_alone or self._has_requested:
             return "incomplete", f"no {escape(column)} file for this key"
+        if is_alone and _NOT_UTF8.search(key):
+            return "column", "the file name is not UTF-8"
         shown = ", ".join(escape(name) for name in self.files[:MAX_SHOWN])
         more = ", …" if len(self.files) > MAX_SHOWN else ""
         reason = f"no column for this file (columns: {shown}{more})"
@@ -848,8 +852,11 @@ class _Row(NamedTuple):
 def _no_extension(survey: _Survey) -> Iterator[str]:
     count = survey.combinations[frozenset()]
     if count:
-        names = _first_names(survey.names[frozenset()], count)
-        yield f"{format_count(count, 'file')} without an extension: {names}"
+        first = survey.names[frozenset()]
+        fault = "without an extension"
+        if any(map(_NOT_UTF8.search, first)):
+            fault = "without an extension or with a name that is not UTF-8"
+        yield f"{format_count(count, 'file')} {fault}: {_first_names(first, count)}"
 
 
 def _sentence(notes: Sequence[str]) -> str:

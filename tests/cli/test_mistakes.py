@@ -367,10 +367,19 @@ def test_a_truncated_index_can_be_rebuilt(place, tmp_path, in_tmp_path, capfd, l
     assert (tmp_path / "out" / "index.json").read_bytes() == whole
 
 
-def test_a_file_with_an_unknown_extension_is_noted(tmp_path, in_tmp_path, capfd):
-    (tmp_path / "x.xlsx").write_text("PK")
-    assert main(["pack", "x.xlsx", "out"]) == 0
-    note = "x.xlsx: unknown extension; packing the whole file as one row; use --input if the file is a table"
+@pytest.mark.parametrize(
+    ("name", "reason", "advice"),
+    [
+        ("x.dat", "unknown extension", "use --input if the file is a table"),
+        ("x.XLSX", "workbook", "save its sheets as CSV files to pack their rows"),
+    ],
+)
+def test_a_file_that_is_packed_as_one_row_is_noted(
+    tmp_path, in_tmp_path, capfd, name, reason, advice
+):
+    (tmp_path / name).write_text("PK")
+    assert main(["pack", name, "out"]) == 0
+    note = f"{name}: {reason}; packing the whole file as one row; {advice}"
     assert capfd.readouterr().err.splitlines()[0] == note
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from flarecli.errors import FormatError
 from flarecli.formats.tables import decompress, text_records
 from flarecli.formats.tables.decompress import TextFile
+from flarecli.formats.tables.dialect import Dialect
 from flarecli.formats.tables.text_records import pieces, records
 from flarecli.ingest import open_index
 from flarecli.storage import Location
@@ -22,8 +23,6 @@ QUOTES = 'Put the whole field in quotes, and double each quote inside it: "5"" p
 UTF8 = "Save the file as UTF-8 text."
 ENCODING = f"{UTF8} Otherwise, set its encoding, such as --csv encoding=latin-1."
 HEADER = "Rename one of the columns, or use --csv header=no if the first line has values."
-SETTING = "the first line is the setting {} of a spreadsheet, not a header"
-REMOVE = "Remove this line; flare detects the delimiter."
 FIELD = st.text(st.sampled_from('a1",\t \r\né\U0001f600'), max_size=6)
 
 
@@ -196,8 +195,12 @@ def test_errors_name_the_line_where_a_record_starts(fields):
         (b"\n\n", "file has no header with column names", ""),
         (b"a,b\n", "table has no rows", ""),
         (b"a,b,a\n1,2,3\n", "duplicate column 'a'", HEADER),
-        (b"sep=;\r\na;b\r\n1;2\r\n", SETTING.format("sep=;"), REMOVE),
-        (b'\xef\xbb\xbf"SEP=,"\na,b\n1,2\n', SETTING.format('"SEP=,"'), REMOVE),
+        (b"sep=;\r\n", "file has no header with column names", ""),
+        (
+            b"sep=;\r\na;b\r\n1;2\r\n3\r\n",
+            "line 4 has 1 field; the header has 2",
+            "Quote fields that contain a separator or a newline.",
+        ),
         (
             b"a,b,c\n1,2,3\n4,5\n",
             "line 3 has 2 fields; the header has 3",
@@ -220,6 +223,34 @@ def test_errors_name_the_line_where_a_record_starts(fields):
 )
 def test_an_invalid_table_is_reported_with_its_line(tmp_path, data, message, hint):
     assert error_of(tmp_path, data) == (f"x.csv: {message}", hint)
+
+
+@pytest.mark.parametrize(
+    ("data", "settings"),
+    [
+        (b"sep=;\r\nname;price\r\na,b;1,5\r\nc;2\r\n", ()),
+        (b'\xef\xbb\xbf"SEP=;"\nname;price\n"a,b";1,5\nc;2\n', ()),
+        (b"sep=\t\nname\tprice\na,b\t1,5\nc\t2\n", ()),
+        (b"sep=|\rname|price\ra,b|1,5\rc|2\r", ()),
+        (b"sep=\nname;price\na,b;1,5\nc;2\n", ()),
+        (b"sep=,\nname;price\na,b;1,5\nc;2\n", ("delimiter=;",)),
+        ("sep=;\r\nname;price\r\na,b;1,5\r\nc;2\r\n".encode("utf-16"), ()),
+    ],
+)
+def test_a_first_line_with_the_delimiter_is_not_a_row(tmp_path, data, settings):
+    found = index(tmp_path, data, dialect=Dialect.parse(settings))
+    assert [row for batch in found.batches() for row in batch.to_pylist()] == [
+        {"name": "a,b", "price": "1,5"},
+        {"name": "c", "price": "2"},
+    ]
+
+
+def test_a_first_line_with_the_delimiter_is_a_row_of_a_table_without_header(tmp_path):
+    found = index(tmp_path, b"sep=;\n1;2\n", dialect=Dialect.parse(["header=no", "delimiter=|"]))
+    assert [row for batch in found.batches() for row in batch.to_pylist()] == [
+        {"column_0": "sep=;"},
+        {"column_0": "1;2"},
+    ]
 
 
 def test_rows_and_lines_in_errors_are_correct_after_the_first_block(tmp_path, monkeypatch):

@@ -1,11 +1,14 @@
 """Folders: the files of a row, and skipped files. Each data file is used exactly once."""
 
+import json
+import os
 import sys
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flarecli import commands
 from flarecli.errors import (
     FormatError,
     MissingError,
@@ -573,3 +576,20 @@ def test_a_full_disk_is_reported_while_the_errors_of_rows_are_stored(monkeypatch
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert caught.value.message.startswith("cannot write temporary files for the failed rows: ")
     assert caught.value.hint == "Set TMPDIR to a folder on a larger disk."
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such names")
+def test_a_name_that_is_not_utf8_is_the_reason_for_the_failed_row(tmp_path):
+    folder = tmp_path / "d"
+    folder.mkdir()
+    (folder / os.fsdecode(b"caf\xe9.jpg")).write_bytes(b"x")
+    with pytest.raises(FormatError) as caught:
+        open_folder(str(folder))
+    assert caught.value.hint == (
+        "Found 1 file without an extension or with a name that is not UTF-8: caf\\xe9.jpg."
+    )
+    (folder / "a.jpg").write_bytes(b"x")
+    done = commands.pack(str(folder), str(tmp_path / "out"), on_error="skip")
+    assert (done.rows, done.failed) == (1, 1)
+    (failed,) = (tmp_path / "out/failed.jsonl").read_text().splitlines()
+    assert json.loads(failed)["reason"] == "the file name is not UTF-8"

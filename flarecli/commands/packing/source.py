@@ -52,6 +52,7 @@ class RowRequest:
 
 
 _ALL_ROWS = RowRequest()
+_WORKBOOKS = (".xlsx", ".xlsm", ".xls", ".ods")  # files of spreadsheet programs
 
 
 class Source:
@@ -503,9 +504,10 @@ def _single_file(stream: Stream) -> tuple[str, ...]:
     """Return a note if the source is one file that is neither a known table nor a media file."""
     if not facts(stream.format).is_plain or len(stream) != 1 or is_media(kind_of(stream.urls[0])):
         return ()
-    return (
-        f"{stream.chunk(0).at}: unknown extension; packing the whole file as one row; use --input if the file is a table",
-    )
+    reason, advice = "unknown extension", "use --input if the file is a table"
+    if stream.urls[0].lower().endswith(_WORKBOOKS):
+        reason, advice = "workbook", "save its sheets as CSV files to pack their rows"
+    return (f"{stream.chunk(0).at}: {reason}; packing the whole file as one row; {advice}",)
 
 
 def _is_plain_folder(address: str, resolved: Sequence[Playlist], guard: Guard) -> bool:

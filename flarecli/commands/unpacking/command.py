@@ -203,7 +203,7 @@ class _Unpacking:
         chosen = columns_after if columns is None else list(dict.fromkeys(columns))
         extensions = {name: one for name, one in source.extensions.items() if name not in renamed}
         if columns is None:  # columns of extensions become part of the file names
-            parts_of_names = set(map(column_of, extensions.values()))
+            parts_of_names = {name for one in extensions.values() if (name := column_of(one))}
             chosen = [name for name in chosen if name not in parts_of_names]
         types = dict(zip(columns_after, schema.types, strict=True))
         if key is None:
@@ -217,7 +217,9 @@ class _Unpacking:
         ] or [name for name in texts if name != key]
         if not self.files or self.files == [key]:
             hint = "Select byte or text columns with -c."
-            if source.format == "index":
+            if not any(is_text(one) or is_binary(one) for one in types.values()):
+                hint = "Use `flare cat SOURCE --to csv` to write the rows as text."
+            elif source.format == "index":
                 hint = "Select the link column with --fetch."
             elif key in chosen:
                 hint = f"Column {key!r} is the key. Select other byte or text columns with -c, or another key with --key."

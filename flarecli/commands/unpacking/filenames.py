@@ -141,7 +141,8 @@ class NamePattern:
             (text, field, spec) for text, field, spec in self._parsed if field != "column"
         ]
         used = [field for _, field, _ in self._parsed if field is not None]
-        used += [column_of(one) for one in self._extensions.values()] if "ext" in used else []
+        if "ext" in used:
+            used += [name for one in self._extensions.values() if (name := column_of(one))]
         self.columns = tuple(
             dict.fromkeys(
                 name for name in used if name in others and name not in ("row", "ext", "column")
@@ -200,7 +201,7 @@ class NamePattern:
             extensions = [fixed or _UNKNOWN] * len(rows)
         else:
             extensions = _extensions(batch, file)
-        if column_of(packed) not in batch.schema.names:
+        if not packed or column_of(packed) not in batch.schema.names:
             return extensions
         values = batch.column(column_of(packed)).to_pylist()
         for value, row in zip(values, rows, strict=True):

@@ -36,8 +36,6 @@ _ROWS = 8192
 _NUMBER = r"(?a)[+-]?\d{1,40}(?:\.\d{1,40})?"
 _DECIMAL_COMMA = r"^[+-]?[0-9]+,[0-9]+$"
 _THOUSANDS = r"^[+-]?[0-9]{1,3},[0-9]{3}$"
-# Some spreadsheet programs write the delimiter in a line before the header.
-_SPREADSHEET_SETTING = re.compile(rb'(?i)"?sep=[,;|\t]?"?')
 _EXPECTED = {pa.int64(): "integers", pa.float64(): "numbers", pa.bool_(): "true or false"}
 _NULL_TEXTS = ("NA", "N/A", "n/a", "#N/A", "NULL", "null", "None", "\\N")
 _TYPES = {*_EXPECTED, pa.string()}
@@ -65,7 +63,7 @@ class Delimited(TextPart):
         text       columns that are always read as text
         """
         self._file = source
-        self.at, self._dialect = detected(source, dialect, delimiter)
+        self.at, self._dialect, self._sep_line = detected(source, dialect, delimiter)
         self._names = self._header()
         hint = "Rename one of the columns, or use --csv header=no if the first line has values."
         check_columns(self._names, source, hint)
@@ -150,13 +148,6 @@ class Delimited(TextPart):
             raise FormatError("file has no header with column names", where=self.at)
         first = piece.data[: self._first_record(piece)]
         header = first.strip(b"\r\n") + b"\n"
-        line = header.removeprefix(BOM).strip()
-        if self._dialect.has_header is not False and _SPREADSHEET_SETTING.fullmatch(line):
-            raise FormatError(
-                f"the first line is the setting {line.decode()} of a spreadsheet, not a header",
-                where=self.at,
-                hint="Remove this line; flare detects the delimiter.",
-            )
         # count the columns before parsing, because the parser uses 9 kB for each column
         delimiter = self._dialect.delimiter.encode()
         if header.count(delimiter) >= expansion.MAX_COLUMNS:
@@ -177,7 +168,14 @@ class Delimited(TextPart):
 
     def _pieces(self, after: Piece | None = None) -> Iterator[Piece]:
         found = pieces(self.at, self._dialect.delimiter, self._dialect.quote, after)
+        if after is None and self._sep_line:
+            found = self._without_sep_line(found)
         return (piece for piece in found if not piece.is_blank)
+
+    def _without_sep_line(self, found: Iterator[Piece]) -> Iterator[Piece]:
+        for number, piece in enumerate(found):
+            is_first = not number and piece.data.startswith(self._sep_line)
+            yield piece.after(len(self._sep_line)) if is_first else piece
 
     def _first_record(self, piece: Piece) -> int:
         """Return the offset at which the first record of a piece ends."""

@@ -14,6 +14,9 @@ semicolon, a tab or `|` instead of a comma. Detection checks the first records:
 
 If several delimiters qualify in step 2 or 3, the delimiter that occurs most often in the header is
 used.
+
+Some spreadsheet programs write the delimiter in a line before the header, such as `sep=;`. This
+line is not a row, and its delimiter is used.
 """
 
 from __future__ import annotations
@@ -45,6 +48,7 @@ __all__ = [
 
 DELIMITERS = (",", ";", "\t", "|")
 _HEAD_BYTES, _HEAD_RECORDS = 1 << 16, 50  # limits for detecting the delimiter
+_SEP_LINE = re.compile(rb'(?i)"?sep=([,;|\t]?)"?[ \t]*(?:\r?\n|\r)')
 _UTF16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 _NAMED = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "pipe": "|", "space": " "}
 _YES_OR_NO = {"yes": True, "no": False}
@@ -144,8 +148,10 @@ def _codec(name: str) -> str:
 # -- detection
 
 
-def detected(source: Blocks, dialect: Dialect, delimiter: str) -> tuple[Blocks, Dialect]:
-    """Return the file as UTF-8, and its dialect with the delimiter set.
+def detected(source: Blocks, dialect: Dialect, delimiter: str) -> tuple[Blocks, Dialect, bytes]:
+    """Return the file as UTF-8, its dialect with the delimiter set, and the line such as `sep=;`.
+
+    The line is empty if the file has none, or if the user set `header=no`.
 
     delimiter  default delimiter for the file suffix
     raises     FormatError for an empty file
@@ -154,12 +160,18 @@ def detected(source: Blocks, dialect: Dialect, delimiter: str) -> tuple[Blocks, 
     if not head:
         raise FormatError("file is empty", where=source)
     source, head = decoded(source, head, dialect.encoding)
+    head = head.removeprefix(BOM)
+    line = None if dialect.has_header is False else _SEP_LINE.match(head)
+    sep_line = line[0] if line else b""
     if not dialect.delimiter:
+        head = head[len(sep_line) :]
         found = delimiter
-        if delimiter == DELIMITERS[0]:
+        if line and line[1]:
+            found = line[1].decode()
+        elif delimiter == DELIMITERS[0]:
             found = detect_delimiter(head, dialect.quote, delimiter)
         dialect = replace(dialect, delimiter=found)
-    return source, dialect
+    return source, dialect, sep_line
 
 
 def decoded(source: Blocks, head: bytes, encoding: str = "") -> tuple[Blocks, bytes]:

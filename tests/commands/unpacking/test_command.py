@@ -522,6 +522,31 @@ def test_a_key_column_that_should_become_a_file_is_refused_with_a_hint(tmp_path)
     assert caught.value.hint == "Select byte or text columns with -c."
 
 
+def test_rows_of_numbers_are_refused_with_the_command_that_writes_them(tmp_path):
+    (tmp_path / "x.csv").write_text("id,n\n1,2.5\n")
+    with pytest.raises(UsageError) as caught:
+        commands.unpack(str(tmp_path / "x.csv"), str(tmp_path / "out"))
+    assert (str(caught.value), caught.value.hint) == (
+        f"{tmp_path}/x.csv: no column to write as files",
+        "Use `flare cat SOURCE --to csv` to write the rows as text.",
+    )
+
+
+def test_a_column_without_a_name_contains_no_file_extensions(tmp_path):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos/a.txt").write_bytes(b"text")
+    (tmp_path / "x.csv").write_text(",file\n7,photos/a.txt\n")
+    commands.pack(str(tmp_path / "x.csv"), str(tmp_path / "d"), fetch=["file"])
+    commands.unpack(str(tmp_path / "d"), str(tmp_path / "out"))
+    assert (tmp_path / "out/000000.bin").read_bytes() == b"text"
+    (line,) = (tmp_path / "out/index.jsonl").read_text().splitlines()
+    assert json.loads(line) == {"row": 0, "": 7, "file": "000000.bin"}
+    (tmp_path / "x.csv").write_text("n,\n1,\n")
+    commands.pack(str(tmp_path / "x.csv"), str(tmp_path / "d"), overwrite=True)
+    commands.unpack(str(tmp_path / "d"), str(tmp_path / "out"), overwrite=True)
+    assert (tmp_path / "out/000000.txt").read_bytes() == b""
+
+
 def test_a_key_of_bytes_that_should_become_a_file_is_refused(tmp_path):
     pq.write_table(pa.table({"k": pa.array([b"a", b"b"])}), tmp_path / "x.parquet")
     with pytest.raises(UsageError) as caught:
