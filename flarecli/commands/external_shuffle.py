@@ -2,7 +2,8 @@
 
 The order depends only on the seed and the row numbers. If all rows fit in memory, they are sorted
 in memory. Otherwise, they are written to a temporary file that is divided into parts. The first
-bits of a row's sort key select the part. Then each part is sorted.
+bits of a row's sort key select the part. Then each part is sorted in the same way, by the remaining
+bits, so a part that does not fit in memory is divided again.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from flarecli.storage.local import temporary_file_error
 __all__ = ["shuffled"]
 
 _MEMORY_BYTES = 32 << 20  # maximum size of rows sorted in memory
-_PART_BITS, _KEY_BITS = 8, 62  # bits that select the part; bits of a sort key
+# limit for a part, as a share of the limit above: a shard is in memory while a part is sorted
+_PART_SHARE = 4
+_PART_BITS, _KEY_BITS = 6, 62  # bits that select the part; bits of a sort key
 _BATCH_ROWS = 8192
 _SORT_KEY = "place in the order"  # name of the last column, which contains the sort keys
 
@@ -37,28 +40,48 @@ def shuffled(
     return        batches of at most 8,192 rows
     raises        ReachError if the temporary file cannot be written
     """
+    row = 0
+
+    def with_keys(batch: pa.RecordBatch) -> pa.RecordBatch:
+        nonlocal row
+        keys = positions(np.arange(row, row + batch.num_rows), 1 << _KEY_BITS, seed)
+        row += batch.num_rows
+        return batch.append_column(_SORT_KEY, pa.array(keys))
+
+    # unlike a generator, `map` does not keep a batch until the next one is read
+    return _sorted(map(with_keys, batches), memory_bytes, memory_bytes // _PART_SHARE, _KEY_BITS)
+
+
+def _sorted(
+    batches: Iterable[pa.RecordBatch], memory_bytes: int, part_bytes: int, bits: int
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows in the order of their sort keys. Remove the last column, which contains them.
+
+    memory_bytes  maximum size of the rows in memory
+    part_bytes    maximum size of a part in memory
+    bits          number of last bits in which the sort keys differ
+    """
     buffered: list[pa.RecordBatch] = []
-    size = row = 0
+    size = 0
     file: _SortFile | None = None
     try:
         for batch in batches:
-            keys = positions(np.arange(row, row + batch.num_rows), 1 << _KEY_BITS, seed)
-            row += batch.num_rows
             if buffered and size + batch.nbytes > memory_bytes:
-                file = file or _SortFile(buffered[0].schema)
+                file = file or _SortFile(buffered[0].schema, bits - _PART_BITS)
                 file.write(_joined(buffered))
                 size = 0
-            buffered.append(batch.append_column(_SORT_KEY, pa.array(keys)))
-            size += buffered[-1].nbytes
+            buffered.append(batch)
+            size += batch.nbytes
             del batch  # release the batch, which the loop would keep until the next iteration
         if file is None:
-            yield from _sorted(buffered)
+            if buffered:
+                yield from _in_order(_joined(buffered))
             return
         if buffered:
             file.write(_joined(buffered))
         pa.default_memory_pool().release_unused()  # the caller needs memory for its shards
         for part in file.parts():
-            yield from _sorted(part)
+            yield from _sorted(part, part_bytes, part_bytes, bits - _PART_BITS)
     finally:
         if file is not None:
             file.close()
@@ -79,11 +102,8 @@ def _sort_keys(table: pa.Table) -> IntArray:
     return keys
 
 
-def _sorted(buffered: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of batches in the order of their sort keys."""
-    if not buffered:
-        return
-    table = _joined(buffered)
+def _in_order(table: pa.Table) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a contiguous table in the order of their sort keys."""
     order, table = np.argsort(_sort_keys(table)), table.remove_column(table.num_columns - 1)
     for start in range(0, len(order), _BATCH_ROWS):
         part = table.take(pa.array(order[start : start + _BATCH_ROWS]))
@@ -93,14 +113,16 @@ def _sorted(buffered: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 class _SortFile:
-    """An unnamed temporary file for batches. The first bits of a row's sort key select its part.
+    """An unnamed temporary file for batches. Some bits of a row's sort key select its part.
 
     Each call of `write` appends one segment to each part. A segment is an IPC message of one batch,
     without the schema. If no row belongs to a part, its segment has 0 bytes.
+
+    shift  number of bits of a sort key after the bits that select the part
     """
 
-    def __init__(self, schema: pa.Schema) -> None:
-        self._schema = schema
+    def __init__(self, schema: pa.Schema, shift: int) -> None:
+        self._schema, self._shift = schema, shift
         # one array per `write`: starts of its segments, and the end of the last: int64 [parts + 1]
         self._offsets: list[IntArray] = []
         try:
@@ -110,7 +132,8 @@ class _SortFile:
 
     def write(self, table: pa.Table) -> None:
         """Append each row to its part, in order."""
-        numbers = _sort_keys(table) >> (_KEY_BITS - _PART_BITS)
+        numbers = (_sort_keys(table) >> self._shift) & ((1 << _PART_BITS) - 1)
+        numbers = numbers.astype(np.uint8)  # NumPy sorts small integers faster (radix sort)
         order = np.argsort(numbers, kind="stable")
         ends = np.searchsorted(numbers[order], np.arange(1 << _PART_BITS), "right")
         offsets, start = [self._file.tell()], 0
@@ -126,23 +149,28 @@ class _SortFile:
             raise temporary_file_error(error, "the shuffle") from None
         self._offsets.append(np.array(offsets))
 
-    def parts(self) -> Iterator[list[pa.RecordBatch]]:
+    def parts(self) -> Iterator[Iterator[pa.RecordBatch]]:
         """Yield the batches of each part.
 
         `write` must not be called after the first part was read.
         """
+        try:
+            self._file.flush()
+        except OSError as error:
+            raise temporary_file_error(error, "the shuffle") from None
         for number in range(1 << _PART_BITS):
-            batches: list[pa.RecordBatch] = []
-            try:
-                self._file.flush()
-                for offsets in self._offsets:
-                    start, stop = offsets[number : number + 2].tolist()
-                    if stop > start:
-                        data = descriptors.pread(self._file.fileno(), stop - start, start)
-                        batches.append(pa.ipc.read_record_batch(data, self._schema))
-            except OSError as error:
-                raise temporary_file_error(error, "the shuffle") from None
-            yield batches
+            yield self._segments(number)
+
+    def _segments(self, number: int) -> Iterator[pa.RecordBatch]:
+        for offsets in self._offsets:
+            start, stop = offsets[number : number + 2].tolist()
+            if stop > start:
+                data = pa.allocate_buffer(stop - start)  # Arrow's memory pool reuses the pages
+                try:
+                    descriptors.pread_into(self._file.fileno(), memoryview(data), start)
+                except OSError as error:
+                    raise temporary_file_error(error, "the shuffle") from None
+                yield pa.ipc.read_record_batch(data, self._schema)
 
     def close(self) -> None:
         """Remove the file."""

@@ -36,8 +36,10 @@ def ids(rows, seed, **options):
     ]
 
 
-@pytest.mark.parametrize("kept_open", [1, 20_000, 10**9])
-@pytest.mark.parametrize("rows", [0, 1, 2, 30_000])
+@pytest.mark.parametrize(
+    ("rows", "kept_open"),
+    [(0, 1), (1, 1), (2, 1), (3_000, 1), (30_000, 20_000), (30_000, 10**9)],
+)
 def test_every_row_is_returned_once_and_the_order_does_not_depend_on_memory(rows, kept_open):
     table, parts = batches(rows)
     result = list(shuffled(parts, 7, kept_open))
@@ -45,6 +47,20 @@ def test_every_row_is_returned_once_and_the_order_does_not_depend_on_memory(rows
     complete = pa.Table.from_batches(result, table.schema)
     assert complete.sort_by("id") == table
     assert complete.column("id").to_pylist() == ids(rows, 7)
+
+
+def test_a_part_that_does_not_fit_in_memory_is_divided_again(monkeypatch):
+    shifts = []
+    create = room._SortFile
+
+    def file(schema, shift):
+        shifts.append(shift)
+        return create(schema, shift)
+
+    monkeypatch.setattr(room, "_SortFile", file)
+    assert ids(1000, 9, size=50, memory_bytes=200) == ids(1000, 9)
+    assert shifts[0] == 56 and shifts.count(56) == 1 and shifts.count(50) == 64
+    assert len(shifts) == 65
 
 
 @pytest.mark.parametrize("kept_open", [1, 10**9])
@@ -113,7 +129,7 @@ import pyarrow as pa
 from flarecli.errors import FlareError
 from flarecli.commands.external_shuffle import shuffled
 
-batches = pa.table({"id": range(30_000)}).to_batches(1000)
+batches = pa.table({"id": range(3_000)}).to_batches(1000)
 list(shuffled(batches, 7, 1))  # imports need open files
 limit = getattr(resource, sys.argv[1])
 before = resource.getrlimit(limit)
