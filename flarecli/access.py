@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["CacheOptions", "NetworkOptions"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class NetworkOptions(Options):
     """The options for transfer limits and for the addresses to which data may refer."""
 
@@ -113,7 +113,7 @@ class NetworkOptions(Options):
         return with_reach(guard, self.allow_host, sources)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class CacheOptions(NetworkOptions):
     """The network options, and the options for the cache."""
 

@@ -487,9 +487,12 @@ class Declared:
         return value
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Options:
     """Base class for declarations of options. Creating an object checks its values.
+
+    Subclasses are dataclasses with `eq=False` and `repr=False`, because each start of the command
+    line would generate these methods for all commands. A class without objects has `init=False`.
 
     conflicts  pairs of options that cannot be combined
     """

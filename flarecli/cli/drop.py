@@ -12,7 +12,7 @@ from flarecli.commands.options import DropOptions
 from flarecli.units import format_count, format_size
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Line(DropOptions, CommandLine):
     """Command line of `flare drop`."""
 

@@ -28,7 +28,7 @@ _MISSING_HINT = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Line(InspectOptions, CommandLine):
     """Command line of `flare inspect`."""
 

@@ -10,7 +10,7 @@ from flarecli.cli.options import DATASET, Argument, CommandLine
 from flarecli.commands.options import LogOptions
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Line(LogOptions, CommandLine):
     """Command line of `flare log`."""
 

@@ -41,7 +41,7 @@ OUT = Argument("OUT", "Folder or bucket to write to.")
 DATASET = Argument("OUT", "Folder or bucket of the dataset to change.")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class CommandLine(Options):
     """Base class of all command lines, with the output options and the positional arguments."""
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _DECAY_MS = 10  # delay of the release; with 0 ms, each allocation would cause page faults
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Line(PackOptions, CommandLine):
     """Command line of `flare pack`."""
 

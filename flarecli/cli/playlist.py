@@ -14,7 +14,7 @@ from flarecli.commands.options import PlaylistOptions
 from flarecli.errors import UsageError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Line(PlaylistOptions, CommandLine):
     """Command line of `flare playlist`."""
 

@@ -11,7 +11,7 @@ from flarecli.commands.options import PruneOptions
 from flarecli.units import format_count, format_size
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Line(PruneOptions, CommandLine):
     """Command line of `flare prune`."""
 

@@ -13,7 +13,7 @@ from flarecli.commands.options import UnpackOptions
 from flarecli.units import format_count, format_size
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Line(UnpackOptions, CommandLine):
     """Command line of `flare unpack`."""
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MAX_NOTES, MAX_HINTS = 20, 10
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Line(VerifyOptions, CommandLine):
     """Command line of `flare verify`."""
 

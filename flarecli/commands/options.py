@@ -183,7 +183,7 @@ _SOURCE_FORMAT = Option(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, eq=False, repr=False)
 class _ValueOptions(CacheOptions):
     """The network and cache options, and the limit on the size of a value."""
 
@@ -204,7 +204,7 @@ class _ValueOptions(CacheOptions):
         return replace(super().limits(), max_bytes=cast(int, self.max_object))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, eq=False, repr=False)
 class _DownloadOptions(_ValueOptions):
     """Options of the commands that download links."""
 
@@ -244,7 +244,7 @@ class _DownloadOptions(_ValueOptions):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, eq=False, repr=False)
 class _StreamOptions(Options):
     """The option that selects streams."""
 
@@ -260,14 +260,14 @@ class _StreamOptions(Options):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, eq=False, repr=False)
 class _FormatOptions(_StreamOptions):
     """Options of the commands that read datasets."""
 
     format: str | None = option(None, _SOURCE_FORMAT)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, eq=False, repr=False)
 class _RowOptions(Options):
     """Options that select rows and columns."""
 
@@ -313,7 +313,7 @@ class _RowOptions(Options):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, eq=False, repr=False)
 class _WriteOptions(_RowOptions):
     """Options of `pack` and `unpack`."""
 
@@ -353,7 +353,7 @@ class _WriteOptions(_RowOptions):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, eq=False, repr=False)
 class _SeedOptions(Options):
     """The option for the random seed of --sample."""
 
@@ -362,7 +362,7 @@ class _SeedOptions(Options):
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class PackOptions(_DownloadOptions, TableOptions, _WriteOptions, _StreamOptions):
     """Options of `pack`."""
 
@@ -659,7 +659,7 @@ class PackOptions(_DownloadOptions, TableOptions, _WriteOptions, _StreamOptions)
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class UnpackOptions(_DownloadOptions, TableOptions, _WriteOptions, _FormatOptions):
     """Options of `unpack`."""
 
@@ -687,7 +687,7 @@ class UnpackOptions(_DownloadOptions, TableOptions, _WriteOptions, _FormatOption
     stream: IO[bytes] | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class VerifyOptions(NetworkOptions, TableOptions, _FormatOptions, _SeedOptions):
     """Options of `verify`."""
 
@@ -766,7 +766,7 @@ class VerifyOptions(NetworkOptions, TableOptions, _FormatOptions, _SeedOptions):
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class CatOptions(_ValueOptions, TableOptions, _RowOptions, _FormatOptions, _SeedOptions):
     """Options of `cat`."""
 
@@ -820,7 +820,7 @@ class CatOptions(_ValueOptions, TableOptions, _RowOptions, _FormatOptions, _Seed
     stdin: IO[bytes] | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class InspectOptions(_ValueOptions, TableOptions, _RowOptions, _FormatOptions, _SeedOptions):
     """Options of `inspect`."""
 
@@ -852,7 +852,7 @@ class InspectOptions(_ValueOptions, TableOptions, _RowOptions, _FormatOptions, _
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class PlaylistOptions(CacheOptions, TableOptions):
     """Options of `playlist`."""
 
@@ -922,7 +922,7 @@ class PlaylistOptions(CacheOptions, TableOptions):
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class LogOptions(NetworkOptions):
     """Options of `log`."""
 
@@ -949,7 +949,7 @@ class LogOptions(NetworkOptions):
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class PruneOptions(NetworkOptions):
     """Options of `prune`."""
 
@@ -976,7 +976,7 @@ class PruneOptions(NetworkOptions):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, eq=False, repr=False)
 class _ChangeOptions(NetworkOptions):
     """Options of `drop` and `compact`."""
 
@@ -992,7 +992,7 @@ class _ChangeOptions(NetworkOptions):
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class DropOptions(_ChangeOptions):
     """Options of `drop`."""
 
@@ -1060,7 +1060,7 @@ class DropOptions(_ChangeOptions):
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class CompactOptions(_ChangeOptions):
     """Options of `compact`."""
 

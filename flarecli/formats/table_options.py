@@ -12,7 +12,7 @@ from flarecli.formats.registry import INPUTS
 __all__ = ["TableOptions"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class TableOptions(Options):
     """Options for sources that are tables."""
 
