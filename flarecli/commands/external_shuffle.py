@@ -9,6 +9,8 @@ bits, so a part that does not fit in memory is divided again.
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import tempfile
 from collections.abc import Iterable, Iterator
 
@@ -165,12 +167,20 @@ class _SortFile:
         for offsets in self._offsets:
             start, stop = offsets[number : number + 2].tolist()
             if stop > start:
-                data = pa.allocate_buffer(stop - start)  # Arrow's memory pool reuses the pages
-                try:
-                    descriptors.pread_into(self._file.fileno(), memoryview(data), start)
-                except OSError as error:
-                    raise temporary_file_error(error, "the shuffle") from None
-                yield pa.ipc.read_record_batch(data, self._schema)
+                yield pa.ipc.read_record_batch(self._read(start, stop), self._schema)
+
+    def _read(self, start: int, stop: int) -> pa.Buffer:
+        data = pa.allocate_buffer(stop - start)  # Arrow's memory pool reuses memory
+        rest = memoryview(data)
+        try:
+            while rest:  # a system call reads at most 2 GB
+                count = descriptors.pread_into(self._file.fileno(), rest, stop - len(rest))
+                if not count:
+                    raise OSError(errno.EIO, os.strerror(errno.EIO))
+                rest = rest[count:]
+        except OSError as error:
+            raise temporary_file_error(error, "the shuffle") from None
+        return data
 
     def close(self) -> None:
         """Remove the file."""
