@@ -3,7 +3,8 @@
 PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13; do $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>&- && echo $$p && break; done)
 BIN := .venv/bin
 # four workers also on 2 cores, because tests wait for disks, servers and processes
-SPREAD := --numprocesses=4 --dist=worksteal
+# without tests/interop, which `make interop` runs: each worker would import torch, scikit-learn and datasets to collect it
+SPREAD := --numprocesses=4 --dist=worksteal --ignore=tests/interop
 PORTABLE := $(CURDIR)/tests/portable
 
 help:   ## list the targets

@@ -57,9 +57,11 @@ def offences(source):
     return found
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_code_outside_formats_never_compares_format_names(path):
-    assert offences(path.read_text()) == []
+def test_code_outside_formats_never_compares_format_names():
+    paths = modules()
+    assert PACKAGE / "read" / "resolve.py" in paths
+    found = {path: offences(path.read_text()) for path in paths}
+    assert {path: lines for path, lines in found.items() if lines} == {}
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """MDS compared with mosaicml-streaming: it reads the datasets of flare, and both write the same
 bytes for the same samples.
 
-PEER_PYTHON names an interpreter that has mosaicml-streaming 0.13. `test_mds_golden.py` needs none:
-it reads stored datasets.
+PEER_PYTHON names an interpreter that has mosaicml-streaming 0.13.
+`tests/formats/mds/test_golden_datasets.py` needs none, because it reads stored datasets.
 """
 
 import functools

@@ -1,6 +1,6 @@
 """MDS datasets that the original library wrote: when flare packs one again, the bytes are the same.
 
-`test_mds_peer.py` compares with the library itself.
+`tests/interop/test_mds_peer.py` compares with the library itself.
 """
 
 import json
@@ -12,7 +12,7 @@ import flarecli
 from flarecli.compress import decompress, suffix_of
 from flarecli.model import Settings
 
-GOLDEN = Path(__file__).parents[2] / "fixtures" / "mds"
+GOLDEN = Path(__file__).parents[3] / "fixtures" / "mds"
 NOT_PACKED = {
     "mds_no_samples": "has no rows",
     "mds_zero_columns": "has no columns",
