@@ -302,6 +302,12 @@ def newest(at: Location) -> Version:
                 where=at,
                 hint="Name the folder that contains playlist.yaml.",
             ) from None
+        if not _has_entries(at):
+            raise UsageError(
+                "no dataset in this folder",
+                where=at,
+                hint="Run `flare pack SOURCE FOLDER` to create a dataset.",
+            ) from None
         raise UsageError(
             "no dataset with a playlist in this folder",
             where=at,
@@ -315,6 +321,13 @@ def _is_file(at: Location) -> bool:
     except FlareError:
         return False
     return True
+
+
+def _has_entries(at: Location) -> bool:
+    try:
+        return bool(at.names())
+    except MissingError:
+        return False
 
 
 def open_for_change(out: str, guard: Guard, dry_run: bool = False) -> tuple[Location, Version]:

@@ -2,6 +2,7 @@
 Python.
 """
 
+import gc
 import hashlib
 import itertools
 import json
@@ -1382,6 +1383,7 @@ def test_prune_counts_existing_versions_if_numbers_are_missing(out, tmp_path):
 
 def killed_before_the_commit(folder, source):
     """Start an append in a child that ends before its commit."""
+    gc.collect()  # in the child, closing a DuckDB connection of the parent is a segmentation fault
     pid = os.fork()
     if not pid:
         versions.commit = lambda *args: os._exit(9)
@@ -1660,6 +1662,30 @@ def test_erased_rows_are_in_no_earlier_copy_of_a_shard(out, tmp_path):
     assert [one.number for one in flare.log(out)] == [1, 7]
     for name in sorted(path.name for path in out.glob("playlist*.yaml")):
         assert list(flare.verify(str(out / name))) == []
+
+
+def test_a_folder_without_a_dataset_is_an_error_with_the_command_that_creates_one(tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "shard.00000.mds").write_bytes(b"")
+    create = "Run `flare pack SOURCE FOLDER` to create a dataset."
+    describe = (
+        "Run `flare playlist FOLDER -o FOLDER/playlist.yaml` for a dataset without a playlist."
+    )
+    source = table(rows(0, 2), tmp_path / "rows.parquet")
+    for name, text, hint in (
+        ("missing", "no dataset in this folder", create),
+        ("empty", "no dataset in this folder", create),
+        ("other", "no dataset with a playlist in this folder", describe),
+    ):
+        for change in (
+            lambda folder: flare.log(folder),
+            lambda folder: flare.pack(source, folder, append=True),
+        ):
+            with pytest.raises(UsageError) as caught:
+                change(tmp_path / name)
+            assert (str(caught.value), caught.value.hint) == (f"{tmp_path / name}: {text}", hint)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "other", "rows.parquet"]
 
 
 def test_an_unknown_version_is_an_error_with_the_existing_versions(out, tmp_path):
