@@ -226,7 +226,7 @@ def _column(name: str, base: Version) -> _Selection:
 
 
 def _replaced_files(base: Version, selection: _Selection) -> list[str]:
-    """Return the names of the files of replaced shards, which the new version does not list."""
+    """Return the names of the files that the new version no longer lists."""
     names = list[str]()
     for number, stream in enumerate(base.streams):
         if stream.name == selection.stream:

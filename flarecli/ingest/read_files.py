@@ -82,7 +82,7 @@ class _MemoryBudget:
 def filled(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
     """Return the schema of batches whose file names were replaced with file contents.
 
-    If the name of a column is a file extension of text or JSON, it determines the encoding.
+    If the name of a column is a file extension of text or JSON, the name determines the encoding.
     """
     fields = []
     for field in schema:

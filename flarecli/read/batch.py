@@ -134,7 +134,7 @@ class BatchMaker:
 
     @property
     def is_inline(self) -> bool:
-        """True if the thread that uses the batches should also make the batches.
+        """Return whether the thread that uses the batches should also make the batches.
 
         In this case, batches are copies of mapped bytes. Copying these bytes costs less than
         passing a batch between threads.

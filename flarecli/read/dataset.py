@@ -135,17 +135,17 @@ class Dataset(Data):
 
     @property
     def column_names(self) -> list[str]:
-        """The names of the columns, in order."""
+        """Return the names of the columns, in order."""
         return [column.name for column in self.columns]
 
     @property
     def shape(self) -> tuple[int, int]:
-        """The number of rows and the number of columns."""
+        """Return the number of rows and the number of columns."""
         return len(self), len(self.columns)
 
     @property
     def types(self) -> Mapping[str, pa.DataType]:
-        """The Arrow type of each column, from the playlist or the format.
+        """Return the Arrow type of each column, from the playlist or the format.
 
         Columns without such a type are omitted.
         """
@@ -234,7 +234,7 @@ class Dataset(Data):
 
     @property
     def _arrow_columns(self) -> list[str]:
-        """The columns whose Arrow values are converted to Python values.
+        """Return the columns whose Arrow values are converted to Python values.
 
         The values of all other columns are decoded from their stored bytes.
         """
@@ -349,7 +349,7 @@ class Dataset(Data):
 
     @property
     def is_copied(self) -> bool:
-        """True if `collated` only copies bytes from local, uncompressed, mapped files."""
+        """Return whether `collated` only copies bytes from local, uncompressed, mapped files."""
         return all(decoder.copies for decoder in self._decoders.values()) and all(
             series.is_mapped for series in self._table.series
         )
@@ -363,7 +363,7 @@ class Dataset(Data):
 
     @property
     def dtypes(self) -> dict[str, str | None]:
-        """The numpy dtype of each column in a batch; None if the values are not numbers."""
+        """Return the numpy dtype of each column in a batch; None if the values are not numbers."""
         arrow = self._arrow_columns
         return {
             name: arrow_dtype(self._table.fields[name].type) if name in arrow else decoder.dtype
@@ -535,17 +535,17 @@ class Dataset(Data):
 
     @property
     def checksum(self) -> str:
-        """The xxh3_128 of the columns and of the row count, size and checksums of each shard.
+        """Return the xxh3_128 of the columns, and of each shard's row count, size and checksums.
 
         If no checksums are listed, the names of the shards are used instead. The checksum does not
-        depend on addresses, `select` and decoders. Each selection of rows, such as `where`, has its
-        own checksum.
+        depend on addresses, on `select` or on decoders. Each selection of rows, such as `where`,
+        has its own checksum.
         """
         return self._table.checksum
 
     @property
     def version(self) -> int | None:
-        """The number of the dataset's version; None if the dataset was never changed.
+        """Return the number of the dataset's version; None if the dataset was never changed.
 
         The data of an open dataset remains at this version.
         """
@@ -553,7 +553,7 @@ class Dataset(Data):
 
     @property
     def pinned(self) -> str:
-        """The address of the numbered playlist of this version; empty without versions.
+        """Return the address of the numbered playlist of this version; empty without versions.
 
         Later changes of the dataset do not replace this playlist.
         """
@@ -566,7 +566,7 @@ class Dataset(Data):
 
     @property
     def stream_checksums(self) -> dict[str, str]:
-        """The listing checksum of each stream, by its name."""
+        """Return the listing checksum of each stream, by its name."""
         return self._table.stream_checksums
 
     def is_compaction_of(self, checksum: str) -> bool:
@@ -596,7 +596,7 @@ class Dataset(Data):
 
     @property
     def edges(self) -> IntArray:
-        """The first row of each chunk in stream 0, and the row count: int64 [chunks + 1]."""
+        """Return the first row of each chunk in stream 0, and the row count: int64 [chunks + 1]."""
         return self._table.edges
 
     # -- selections
@@ -782,7 +782,7 @@ class Dataset(Data):
 
     @property
     def shards(self) -> Shards:
-        """The shards of all streams, which callers prefetch and release."""
+        """Return the shards of all streams, which callers prefetch and release."""
         return Shards([(0, self._table)])
 
     @checked

@@ -58,7 +58,7 @@ class Decoder:
 
     @property
     def dtype(self) -> str | None:
-        """The numpy dtype of a batch of decoded numbers; None if the values are not numbers."""
+        """Return the numpy dtype of a batch of decoded numbers; None for other values."""
         encoding = self.encoding
         if self.rule is not True or encoding.size is None or encoding.arrow.equals(BINARY):
             return None
@@ -66,7 +66,10 @@ class Decoder:
 
     @property
     def copies(self) -> bool:
-        """True if decoding only copies bytes: bytes, text, numbers, and arrays of fixed shape."""
+        """Return whether decoding only copies bytes.
+
+        This is the case for bytes, text, numbers, and arrays of fixed shape.
+        """
         if self.rule is True:
             is_plain = self.encoding.name in ("bytes", "str") and self.kind is None
             return is_plain or self._has_fixed_shape

@@ -221,7 +221,10 @@ class Run:
 
     @property
     def cursor(self) -> Cursor:
-        """The current position, assuming that every rank has read the same number of samples."""
+        """Return the current position.
+
+        The position assumes that every rank has read the same number of samples.
+        """
         step = min(self._epoch.rows, self._start.step + self._count * self._ranks)
         return replace(self._start, step=step, rows=self._epoch.rows, checksum=self._data.checksum)
 

@@ -115,7 +115,10 @@ class Loader(Closable):
 
     @property
     def cursor(self) -> Cursor:
-        """The current position, assuming that every rank has read the same number of batches."""
+        """Return the current position.
+
+        The position assumes that every rank has read the same number of batches.
+        """
         rows, checksum = self._order().rows, self.data.checksum
         return replace(self._cursor, rows=rows, window=self._window, checksum=checksum)
 

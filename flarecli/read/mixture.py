@@ -113,7 +113,7 @@ class Mix(Data):
 
     @property
     def checksum(self) -> str:
-        """One checksum of all dataset checksums, the quotas and the number of steps per epoch."""
+        """Return one checksum of the dataset checksums, the quotas and the steps per epoch."""
         numbers = np.asarray([self.rows, *self.quotas.tolist()], "<i8").tobytes()
         return checksum_of([*(part.checksum.encode() for part in self.parts), numbers])
 
@@ -144,7 +144,7 @@ class Mix(Data):
 
     @property
     def is_copied(self) -> bool:
-        """True if `is_copied` is True for all datasets; see `Dataset.is_copied`."""
+        """Return whether `is_copied` is True for all datasets; see `Dataset.is_copied`."""
         return all(part.is_copied for part in self.parts)
 
     def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
@@ -174,7 +174,7 @@ class Mix(Data):
 
     @property
     def shards(self) -> Shards:
-        """The shards of all datasets, which callers prefetch and release."""
+        """Return the shards of all datasets, which callers prefetch and release."""
         return Shards(
             [
                 (int(first), part._table)

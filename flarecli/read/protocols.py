@@ -65,7 +65,7 @@ class Rows(Protocol):
 
     @property
     def checksum(self) -> str:
-        """The checksum of the rows in order; equal data has equal checksums."""
+        """Return the checksum of the rows in order; equal data has equal checksums."""
 
     def begins_with(self, checksum: str, rows: int) -> bool:
         """Return whether `checksum` is the checksum of exactly the first `rows` rows."""
@@ -92,7 +92,7 @@ class Rows(Protocol):
 
     @property
     def is_copied(self) -> bool:
-        """True if `collated` only copies bytes from local, uncompressed, mapped files."""
+        """Return whether `collated` only copies bytes from local, uncompressed, mapped files."""
 
     def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
         """Collate samples into one batch; numbers have the dtypes of the columns."""
@@ -105,7 +105,7 @@ class Rows(Protocol):
 
     @property
     def shards(self) -> Shards:
-        """The shards that contain the rows, for prefetching and releasing."""
+        """Return the shards that contain the rows, for prefetching and releasing."""
 
     def load(self) -> None:
         """Import the format modules, so that forked processes share them."""

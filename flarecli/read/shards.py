@@ -81,12 +81,12 @@ class Series:
 
     @property
     def rows(self) -> int:
-        """The number of rows of all streams."""
+        """Return the number of rows of all streams."""
         return int(self.starts[-1])
 
     @property
     def chunks(self) -> int:
-        """The number of chunks of all streams."""
+        """Return the number of chunks of all streams."""
         return self._firsts[-1]
 
     def _columns(self) -> Columns:
@@ -123,7 +123,7 @@ class Series:
 
     @property
     def schema(self) -> Mapping[str, Any]:
-        """The Arrow type of each column, as listed in the playlist header `schema`.
+        """Return the Arrow type of each column, as listed in the playlist header `schema`.
 
         The types and the order of the columns are those of the packed table. The mapping is empty
         if no types are listed, or if the streams list different types.
@@ -135,19 +135,19 @@ class Series:
 
     @property
     def types(self) -> dict[str, pa.DataType]:
-        """The Arrow type of each column: as stored by the format, or else as listed in `schema`."""
+        """Return the Arrow type of each column, from the format or else from `schema`."""
         if self.is_typed:
             return {field.name: field.type for field in self.fields.values()}
         return {name: encodings.parse_type(header) for name, header in self.schema.items()}
 
     @property
     def is_typed(self) -> bool:
-        """True if the formats of all streams store Arrow types."""
+        """Return whether the formats of all streams store Arrow types."""
         return all(formats.facts(stream.format).typed for stream in self.streams)
 
     @functools.cached_property
     def fields(self) -> dict[str, pa.Field]:
-        """The Arrow field of each column if the format stores Arrow types; otherwise empty."""
+        """Return the Arrow field of each column; empty if the format stores no Arrow types."""
         if not self.is_typed:
             return {}
         types = self.streams[0].types
@@ -202,7 +202,7 @@ class Series:
 
     @property
     def stored(self) -> int:
-        """The total listed size of all chunks in bytes; -1 if any size is not listed."""
+        """Return the total listed size of all chunks in bytes; -1 if any size is not listed."""
         out = 0
         for stream in self.streams:
             sizes = stream.stored
@@ -213,12 +213,12 @@ class Series:
 
     @property
     def room(self) -> int:
-        """The maximum bytes of prefetched shards in the smallest cache; 0 without a cache."""
+        """Return the maximum size of prefetched shards in the smallest cache; 0 without a cache."""
         return min(stream.at.store.room for stream in self.streams)
 
     @property
     def is_mapped(self) -> bool:
-        """True if the first shard of each stream is local and not compressed.
+        """Return whether the first shard of each stream is local and not compressed.
 
         Always False for formats that store Arrow types.
         """

@@ -125,12 +125,12 @@ class Table:
 
     @cached_property
     def types(self) -> dict[str, pa.DataType]:
-        """The Arrow type of each column; columns without a type are omitted."""
+        """Return the Arrow type of each column; columns without a type are omitted."""
         return {name: kind for part in self.series for name, kind in part.types.items()}
 
     @cached_property
     def fields(self) -> dict[str, pa.Field]:
-        """The Arrow field of each column whose format stores Arrow types."""
+        """Return the Arrow field of each column whose format stores Arrow types."""
         return {name: field for part in self.series for name, field in part.fields.items()}
 
     def take(self, indices: Sequence[int] | IntArray, names: Sequence[str]) -> dict[str, pa.Array]:
@@ -143,19 +143,19 @@ class Table:
 
     @property
     def is_whole(self) -> bool:
-        """True if the table consists of all rows of a single series."""
+        """Return whether the table consists of all rows of a single series."""
         return len(self.series) == 1 and self._selected is None
 
     @property
     def checksum(self) -> str:
-        """One checksum of the shard listings and the selected row numbers."""
+        """Return one checksum of the shard listings and the selected row numbers."""
         if not self._checksum:
             self._checksum = self.checksum_with(self.stream_checksums) or ""
         return self._checksum
 
     @property
     def stream_checksums(self) -> dict[str, str]:
-        """Mapping from the name of each series to the checksum of its list of shards."""
+        """Return the checksum of each series' list of shards: name of the series -> checksum."""
         return {series.name: str(series.checksum(series.rows)) for series in self.series}
 
     def checksum_with(self, stream_checksums: Mapping[str, str]) -> str | None:
@@ -176,7 +176,7 @@ class Table:
 
     @property
     def edges(self) -> IntArray:
-        """The first row of each chunk in stream 0, and the row count: int64 [chunks + 1]."""
+        """Return the first row of each chunk in stream 0, and the row count: int64 [chunks + 1]."""
         starts = self.series[0].starts
         return starts if self._selected is None else np.searchsorted(self._selected, starts)
 
@@ -353,7 +353,7 @@ class Shards:
 
     @property
     def room(self) -> int:
-        """The maximum bytes of prefetched shards in the smallest cache; 0 if there is no cache."""
+        """Return the maximum size of prefetched shards in the smallest cache; 0 without a cache."""
         rooms = (min(series.room for series in table.series) for _, table in self._tables)
         return min((room for room in rooms if room), default=0)
 

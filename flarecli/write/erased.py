@@ -105,7 +105,7 @@ class ErasedKeys:
 
     @property
     def checksum(self) -> str:
-        """Checksum of the hashes; empty if no key was erased."""
+        """Return the checksum of the hashes; empty if no key was erased."""
         every = [(name, sorted(own)) for name, own in sorted(self.hashes.items())]
         return digest(repr(every).encode()) if self else ""
 

@@ -70,7 +70,7 @@ class Failure:
 
     @property
     def where(self) -> str:
-        """Source file and row number for messages; if the file is unknown, the row position."""
+        """Return the source file and row number; the row position if the file is unknown."""
         return f"row {self.row}" if self.file is None else f"{self.file}[{self.file_row}]"
 
     def redacted(self) -> Failure:
@@ -211,7 +211,7 @@ class Failed:
 
     @property
     def count(self) -> int:
-        """Number of failed rows."""
+        """Return the number of failed rows."""
         return self.counts.total()
 
     def _truncate(self, size: int) -> None:

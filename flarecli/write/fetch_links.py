@@ -671,7 +671,7 @@ class BytesColumnBuilder:
 
     @property
     def rows(self) -> int:
-        """Number of values in the unfinished column."""
+        """Return the number of values in the unfinished column."""
         return len(self._offsets) - 1
 
     def finish(self) -> pa.Array:

@@ -68,7 +68,7 @@ class Removal:
 
     @property
     def bytes(self) -> int:
-        """Total size in bytes of the files whose size is known."""
+        """Return the total size in bytes of the files whose size is known."""
         return sum(size or 0 for _, size in self.files)
 
 

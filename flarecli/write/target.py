@@ -182,7 +182,7 @@ class Target(ABC):
 
     @property
     def playlist(self) -> str:
-        """Address of the playlist in the finished output, in the form that a user would type."""
+        """Return the address of the playlist in the finished output, as a user would type it."""
         return f"{self.shown.rstrip('/')}/{PLAYLIST}"
 
     def _check_finished(self, at: Location, is_allowed: bool) -> None:

@@ -120,34 +120,34 @@ class Version:
 
     @cached_property
     def playlist(self) -> Playlist:
-        """The playlist. Raises FormatError if it is invalid."""
+        """Return the playlist. Raises FormatError if it is invalid."""
         return self.parsed or playlists.parse(self.data, self.at)
 
     @cached_property
     def dataset(self) -> Dataset:
-        """The dataset that the playlist describes. Its streams are joined column by column."""
+        """Return the dataset that the playlist describes, with its streams joined by column."""
         return Dataset([[stream] for stream in self.streams], [self.playlist])
 
     @cached_property
     def checksum(self) -> str:
-        """The xxh3_128 of the playlist."""
+        """Return the xxh3_128 of the playlist."""
         return digest(self.data)
 
     @property
     def header(self) -> Mapping[str, Any]:
-        """The header `version`; empty for the first version."""
+        """Return the header `version`; empty for the first version."""
         streams = self.playlist.streams
         header = streams[0].headers.get(VERSION) if streams else None
         return header if isinstance(header, Mapping) else {}
 
     @property
     def fragments(self) -> tuple[str, ...]:
-        """Names of the folders with the rows that this version added."""
+        """Return the names of the folders with the rows that this version added."""
         return tuple(filter(is_fragment, self._names("fragments")))
 
     @property
     def erases(self) -> tuple[str, ...]:
-        """Names of the files to delete after the commit of this version."""
+        """Return the names of the files to delete after the commit of this version."""
         return self._names("erases")
 
     def _names(self, key: str) -> tuple[str, ...]:
@@ -157,12 +157,12 @@ class Version:
 
     @property
     def added(self) -> int:
-        """The number of rows that this version added."""
+        """Return the number of rows that this version added."""
         return self._count("added", self.rows)
 
     @property
     def removed(self) -> int:
-        """The number of rows that this version removed."""
+        """Return the number of rows that this version removed."""
         return self._count("removed", 0)
 
     def _count(self, key: str, default: int) -> int:
@@ -171,12 +171,12 @@ class Version:
 
     @property
     def streams(self) -> tuple[Stream, ...]:
-        """The streams of the playlist."""
+        """Return the streams of the playlist."""
         return self.playlist.streams
 
     @property
     def rows(self) -> int:
-        """The number of rows; 0 if the playlist does not list row counts."""
+        """Return the number of rows; 0 if the playlist does not list row counts."""
         streams = self.playlist.streams
         rows = streams[0].rows if streams else None
         return 0 if rows is None else int(rows.sum())

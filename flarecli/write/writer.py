@@ -248,32 +248,35 @@ class Writer:
 
     @property
     def format(self) -> str:
-        """The name of the format."""
+        """Return the name of the format."""
         return self._format.name
 
     @property
     def is_done(self) -> bool:
-        """True if the target already contained a finished dataset. No rows can then be written."""
+        """Return whether the target already contained a finished dataset.
+
+        In this case, no rows can be written.
+        """
         return self.target.is_done
 
     @property
     def is_empty(self) -> bool:
-        """True if no row has been written."""
+        """Return whether no row has been written."""
         return not (self._chunks or len(self._queue) or self._buffered_rows or self._samples)
 
     @property
     def shards(self) -> int:
-        """Number of finished shards."""
+        """Return the number of finished shards."""
         return len(self._chunks)
 
     @property
     def kept_rows(self) -> int | None:
-        """Number of rows in finished shards; None if `abandon` would remove the output."""
+        """Return the number of rows in finished shards; None if `abandon` removes the output."""
         return sum(chunk.rows or 0 for chunk in self._chunks) if _is_kept(self._journal) else None
 
     @property
     def size(self) -> int:
-        """Total size of the finished shards in bytes."""
+        """Return the total size of the finished shards in bytes."""
         return sum(file.size or 0 for chunk in self._chunks for file in chunk.files)
 
     def name_columns(
@@ -525,7 +528,7 @@ class Writer:
 
     @property
     def stored_schema(self) -> pa.Schema:
-        """Schema of the batches that `write_typed` accepts; see `columns.stored_schema`."""
+        """Return the schema of the batches for `write_typed`; see `columns.stored_schema`."""
         if self._stored_schema is None:
             columns = self.columns or ()
             types = self._types if self._format.typed else {}
@@ -534,7 +537,7 @@ class Writer:
 
     @property
     def _types(self) -> dict[str, pa.DataType]:
-        """Arrow types of the packed table, in the order of that table: column -> type."""
+        """Return the Arrow types of the packed table, in its order: column -> type."""
         if self._journal.schema is not None:
             return {name: encodings.parse_type(one) for name, one in self._journal.schema.items()}
         return {one.name: encodings.lookup(one.encoding).arrow for one in self.columns or ()}
@@ -645,7 +648,7 @@ class Writer:
 
     @property
     def playlist(self) -> str:
-        """Path of the playlist, in the form that a user would type."""
+        """Return the path of the playlist, as a user would type it."""
         return self.target.playlist
 
     def _stream(self, files: dict[str, File], source: Mapping[str, Any] | None) -> Stream:
@@ -736,7 +739,7 @@ class _SampleBuffer:
 
     @property
     def is_full(self) -> bool:
-        """True if the buffer has reached MAX_BUFFERED_SAMPLES or MAX_BUFFERED_BYTES."""
+        """Return whether the buffer has reached MAX_BUFFERED_SAMPLES or MAX_BUFFERED_BYTES."""
         return len(self._buffered) >= MAX_BUFFERED_SAMPLES or self._size >= MAX_BUFFERED_BYTES
 
     def add(self, columns: Columns, sample: Mapping[str, Any], first: int) -> None:
