@@ -16,7 +16,7 @@ from flarecli.errors import UsageError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from flarecli.formats.byte_ranges import LocatedRows
+    from flarecli.formats.byte_ranges import GatheredColumns
     from flarecli.model import (
         Chunk,
         Column,
@@ -279,10 +279,19 @@ class Format:
         """
         raise NotImplementedError
 
-    def read_columns(
-        self, shard: Shard, rows: Sequence[int] | IntArray, columns: Sequence[str] | None = None
-    ) -> LocatedRows | None:
-        """Return the locations of stored values in memory; None if the caller must read them."""
+    def gather_columns(
+        self,
+        shards: Sequence[Shard],
+        rows: IntArray,
+        edges: Sequence[int],
+        columns: Sequence[str] | None = None,
+    ) -> GatheredColumns | None:
+        """Return stored values of several shards in memory; None if the caller must read them.
+
+        rows   row numbers in each shard, int64 [k]: the rows of the first shard, then those of the
+               second shard, and so on
+        edges  position in `rows` of the first row of each shard, and the number of rows
+        """
         return None
 
     def scan_stream(

@@ -10,8 +10,9 @@ import mmap
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, repeat
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from flarecli import compress, encodings, lifetimes
 from flarecli.errors import IntegrityError, ValueFitError
@@ -32,10 +33,13 @@ if TYPE_CHECKING:
     from flarecli.encodings import Encoding
 
 __all__ = [
-    "LocatedRows",
+    "GatheredColumns",
+    "ShardMemory",
+    "ValueRange",
     "Source",
     "TARS",
     "first_decrease",
+    "gathered",
     "ragged",
     "read",
     "record_batch",
@@ -44,6 +48,7 @@ __all__ = [
     "selected_columns",
     "single_file_chunk",
     "sliceable",
+    "sliced",
     "source_of",
     "stored_size",
     "suffix",
@@ -66,6 +71,13 @@ _MAX_GAP = 1 << 16  # maximum bytes between two ranges that share a read
 # after the caller skips bytes, such as a large file in a tar file.
 _MIN_WINDOW_BYTES, _MAX_WINDOW_BYTES = 1 << 12, 1 << 20
 VIEW_LIMIT = 1 << 31  # an Arrow view's offset is an int32
+BUFFER_BITS = 30  # so that an int32 contains an offset in a buffer of `ShardMemory`
+MAX_INLINE_BYTES = 12  # maximum size of a value that an Arrow view contains
+_MAX_GATHERED_BYTES = 1 << 11  # maximum average size of values that Arrow copies
+# The memory of a shard or a bytes object, and the start and end of a value in it.
+ValueRange: TypeAlias = tuple[Any, int, int]
+# Column name -> stored values: a numpy void array, a large_binary array or a list of ValueRange.
+GatheredColumns: TypeAlias = dict[str, Any]
 # Cache of decompressed shards. A key contains the id of a store object. The cached Location keeps
 # this object alive, so that no other store object gets the same id.
 _cache: OrderedDict[object, tuple[Location, bytearray]] = OrderedDict()
@@ -81,35 +93,24 @@ def _forked() -> None:
 lifetimes.after_fork(_forked)
 
 
-class LocatedRows:
-    """Stored values of some rows of a shard that is in memory.
+class ShardMemory(NamedTuple):
+    """The bytes of a shard that is in memory.
 
-    source   memory of the shard: bytes, a memory map or a memoryview
-    columns  column name -> values. Values of fixed size are a NumPy void array [rows]. Other values
-             are a list of bytes, or the starts and stops of the values in `source`: two int64
-             arrays [rows]
+    view     all bytes
+    source   the object behind `view`, whose slices are bytes; `view` if there is none
+    buffers  Arrow buffers, without a copy: buffer k contains all bytes from the offset k GiB
     """
 
-    __slots__ = ("columns", "source")
+    view: memoryview
+    source: Any
+    buffers: list[pa.Buffer]
 
-    def __init__(self, source: Any, columns: dict[str, Any]) -> None:
-        self.source, self.columns = source, columns
-
-    def copied(self) -> LocatedRows:
-        """Return a copy of the values that does not reference the shard's memory."""
-        return LocatedRows(
-            b"",
-            {
-                name: self._copy(*one) if isinstance(one, tuple) else one
-                for name, one in self.columns.items()
-            },
-        )
-
-    def _copy(self, starts: IntArray, stops: IntArray) -> list[bytes]:
-        source = self.source
-        ranges = zip(starts.tolist(), stops.tolist(), strict=True)
-        values = [source[start:stop] for start, stop in ranges]
-        return [*map(bytes, values)] if isinstance(source, memoryview) else values
+    @classmethod
+    def of(cls, view: memoryview) -> ShardMemory:
+        """Return the memory of a shard whose bytes are `view`."""
+        whole = pa.py_buffer(view)
+        buffers = [whole.slice(start) for start in range(0, len(view) + 1, 1 << BUFFER_BITS)]
+        return cls(view, sliceable(view) or view, buffers)
 
 
 def single_file_chunk(at: Location, file: File | None = None) -> Chunk:
@@ -399,6 +400,50 @@ def ragged(data: ByteArray, starts: IntArray, lengths: IntArray) -> pa.Array:
 def _halves(values: IntArray) -> tuple[IntArray, IntArray]:
     middle = len(values) // 2
     return values[:middle], values[middle:]
+
+
+def gathered(
+    shards: Sequence[ShardMemory], edges: Sequence[int], starts: IntArray, lengths: IntArray
+) -> pa.Array | list[ValueRange]:
+    """Return values in several shards: small values as a large_binary array, large values by range.
+
+    Arrow copies small values faster than Python does. Large values are not copied, because a second
+    copy of a large value, as a bytes object, is expensive.
+
+    edges            index of the first value of each shard, and the number of values
+    starts, lengths  integers [values], inside the shard. At least `MAX_INLINE_BYTES` bytes of the
+                     shard must precede each value
+    """
+    if int(lengths.sum(dtype=np.int64)) > min(len(lengths) * _MAX_GATHERED_BYTES, VIEW_LIMIT):
+        sources = chain.from_iterable(
+            repeat(shard.source, count)
+            for shard, count in zip(shards, np.diff(edges).tolist(), strict=True)
+        )
+        return [*zip(sources, starts.tolist(), (starts + lengths).tolist(), strict=True)]
+    # Arrow stores values of up to 12 bytes inside the view. The view of such a value refers to
+    # preceding bytes, too, so that it is larger.
+    sizes = np.maximum(lengths, MAX_INLINE_BYTES + 1).astype(np.int64)
+    at = starts + lengths - sizes
+    views = np.zeros((len(at), 4), "<i4")  # Arrow does not use the prefix of a value in this cast
+    views[:, 0] = sizes
+    firsts = np.cumsum([0, *(len(shard.buffers) for shard in shards[:-1])])
+    views[:, 2] = np.repeat(firsts, np.diff(edges)) + (at >> BUFFER_BITS)
+    views[:, 3] = at & ((1 << BUFFER_BITS) - 1)
+    buffers = [buffer for shard in shards for buffer in shard.buffers]
+    array = pa.Array.from_buffers(
+        pa.binary_view(), len(at), [None, pa.py_buffer(views), *buffers]
+    ).cast(encodings.BINARY)
+    if np.array_equal(sizes, lengths):
+        return array
+    data, ends = np.frombuffer(array.buffers()[2], np.uint8), value_offsets(array)[1:]
+    return ragged(data, ends - lengths, lengths.astype(np.int64))
+
+
+def sliced(ranges: Iterable[ValueRange]) -> list[bytes]:
+    """Copy values as bytes objects."""
+    values = [source[start:stop] for source, start, stop in ranges]
+    # a slice of a memoryview is not a copy
+    return [value if type(value) is bytes else bytes(value) for value in values]
 
 
 def views(data: ByteArray, starts: IntArray, lengths: IntArray) -> pa.Array:

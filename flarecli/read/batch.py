@@ -11,7 +11,7 @@ import numpy as np
 
 from flarecli.errors import FlareError, TransformError
 from flarecli.model import IntArray
-from flarecli.read.protocols import LocatedBatches, Order, Rows
+from flarecli.read.protocols import GatheredBatches, Order, Rows
 
 __all__ = ["BatchMaker", "BatchResult", "BatchTask", "batch_rows", "batch_tasks"]
 
@@ -19,29 +19,29 @@ _BLOCK_STEPS = 1 << 16  # approximate number of steps for which rows are compute
 
 
 class Block:
-    """Consecutive batches of an epoch. One call can locate the rows of several batches in memory.
+    """Consecutive batches of an epoch. One call can gather the rows of several batches.
 
     rows  int64 [k]: the row numbers of all these batches
     """
 
     def __init__(self, rows: IntArray) -> None:
         self.rows = rows
-        self._can_locate = True
-        # Position in `rows` of the first located row, and the located rows. Several threads use
+        self._can_gather = True
+        # Position in `rows` of the first gathered row, and the gathered rows. Several threads use
         # these two values; in one tuple, both are read or replaced together.
-        self._located: tuple[int, LocatedBatches] | None = None
+        self._gathered: tuple[int, GatheredBatches] | None = None
 
     def batch(self, data: Rows, start: int, stop: int) -> dict[str, Any]:
         """Return rows start..stop as one batch. Raises the same errors as `Rows.collated`."""
-        at = self._located
+        at = self._gathered
         if at is None or not at[0] <= start <= stop <= at[0] + at[1].rows:
-            found = data.locate(self.rows[start:], stop - start) if self._can_locate else None
+            found = data.gather(self.rows[start:], stop - start) if self._can_gather else None
             if found is None:
-                self._can_locate = False
+                self._can_gather = False
                 return data.collated(self.rows[start:stop])
-            at = self._located = start, found
-        first, located = at
-        return located.batch(start - first, stop - first)
+            at = self._gathered = start, found
+        first, gathered = at
+        return gathered.batch(start - first, stop - first)
 
 
 class BatchTask(NamedTuple):

@@ -40,7 +40,7 @@ from flarecli.read.decode import (
 )
 from flarecli.read.epoch import WINDOW, Data
 from flarecli.read.epoch_order import Epoch
-from flarecli.read.protocols import LocatedBatches
+from flarecli.read.protocols import GatheredBatches
 from flarecli.read.resolve import resolve, select_streams
 from flarecli.read.shards import Series
 from flarecli.read.split import check_fractions, key_hashes, part_rows, row_hashes
@@ -324,14 +324,14 @@ class Dataset(Data):
             out |= self._batch(self._table.read_columns(indices, others), indices, others)
         return {name: out[name] for name in self._decoders}
 
-    def locate(self, rows: IntArray, least: int) -> LocatedBatches | None:
-        """Locate at least the first `least` of the given rows in memory; see `Rows.locate`."""
-        located = self._table.locate(rows, least, self._selected)
-        if located is None:
+    def gather(self, rows: IntArray, least: int) -> GatheredBatches | None:
+        """Gather at least the first `least` of the given rows; see `Rows.gather`."""
+        gathered = self._table.gather(rows, least, self._selected)
+        if gathered is None:
             return None
-        return LocatedBatches(
-            located.rows,
-            lambda start, stop: self._batch(located.columns(start, stop), rows[start:stop]),
+        return GatheredBatches(
+            gathered.rows,
+            lambda start, stop: self._batch(gathered.columns(start, stop), rows[start:stop]),
         )
 
     def _batch(

@@ -139,8 +139,8 @@ class Mix(Data):
             for name in self._names
         }
 
-    def locate(self, rows: IntArray, least: int) -> None:
-        """Return None, because rows of several datasets cannot be located in one call."""
+    def gather(self, rows: IntArray, least: int) -> None:
+        """Return None, because rows of several datasets cannot be gathered in one call."""
 
     @property
     def is_copied(self) -> bool:

@@ -9,7 +9,7 @@ from flarecli.model import IntArray, Sample
 from flarecli.read.decode import DecodeRule
 from flarecli.read.table import Shards
 
-__all__ = ["Closable", "LocatedBatches", "Order", "Rows"]
+__all__ = ["Closable", "GatheredBatches", "Order", "Rows"]
 
 
 class Closable:
@@ -46,11 +46,11 @@ class Order(Protocol):
         """
 
 
-class LocatedBatches(NamedTuple):
-    """Consecutive batches whose bytes have been located in memory.
+class GatheredBatches(NamedTuple):
+    """Consecutive batches whose stored values have been gathered from shards in memory.
 
-    rows   the number of located rows
-    batch  function(start, stop) that returns the located rows start..stop as a batch
+    rows   the number of gathered rows
+    batch  function(start, stop) that returns the gathered rows start..stop as a batch
     """
 
     rows: int
@@ -82,8 +82,8 @@ class Rows(Protocol):
     def collated(self, indices: Sequence[int] | IntArray) -> dict[str, Any]:
         """Return rows as one batch."""
 
-    def locate(self, rows: IntArray, least: int) -> LocatedBatches | None:
-        """Locate at least the first `least` of the given rows in memory.
+    def gather(self, rows: IntArray, least: int) -> GatheredBatches | None:
+        """Gather the stored values of at least the first `least` of the given rows.
 
         The result is None if `collated` is equally fast.
 

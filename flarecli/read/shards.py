@@ -9,8 +9,7 @@ import weakref
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, chain, pairwise, repeat, zip_longest
-from operator import itemgetter
+from itertools import accumulate, zip_longest
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -33,10 +32,9 @@ MAX_OPEN_SHARDS = 512  # limit per process, because each open shard keeps its ro
 _MAX_FILES = 1024  # maximum number of mapped files; lower if the limit on open files is low
 _BATCH_BYTES = 16 << 20  # approximate maximum bytes per batch in a scan
 _MIN_SHARD_ROWS = 8  # with fewer rows per shard, reading single rows is faster than reading columns
-# Maximum number of rows to locate in one call: _GATHER_ROWS, or _GATHER_SHARD_ROWS times the number
-# of shards if this product is larger.
-_GATHER_ROWS, _GATHER_SHARD_ROWS = 512, 128
-_GATHER_BYTES = 8 << 20  # approximate maximum memory of the rows to locate in one call
+# Approximate memory of the rows to gather in one call: _GATHER_BYTES, or the memory of
+# _GATHER_SHARD_ROWS rows per shard if it is larger, but at most _MAX_GATHER_BYTES.
+_GATHER_BYTES, _MAX_GATHER_BYTES, _GATHER_SHARD_ROWS = 1 << 20, 8 << 20, 128
 _VALUE_BYTES = 100  # approximate memory of a value of variable size, in addition to its bytes
 _MAX_GATHERED_FILES = 256  # maximum number of mapped files in GatheredRows
 _TRIM_BLOCK_BYTES = 1 << 24
@@ -399,42 +397,49 @@ class Series:
                 if self._open.get(i) is shard:
                     self._readers.setdefault(columns, {})[i] = reader
 
-    def locate(
+    def gather(
         self, rows: IntArray, least: int, columns: Sequence[str] | None = None
     ) -> GatheredRows | None:
-        """Locate the values of the first rows of `rows` in memory, in the order of `rows`.
+        """Gather the stored values of the first rows of `rows`, in the order of `rows`.
 
         rows    row numbers, int64 [k], each in [0, self.rows)
-        least   minimum number of rows to locate. More rows are located only if the rows are small
+        least   minimum number of rows to gather. More rows are gathered only if the rows are small
                 and their shards are mapped. Rows of other shards would be downloaded or copied
-        return  None if the format or the store cannot locate rows, or if each shard contains only a
+        return  None if the format or the store cannot gather rows, or if each shard contains only a
                 few of the rows
         """
         if len(rows) > least:
             rows = rows[: max(least, self._gathered_rows(int(rows[0]), columns))]
-        positions = self.starts.searchsorted(rows, "right") - 1
-        own_rows, order = rows - self.starts[positions], positions.argsort(kind="stable")
-        positions = positions[order]
-        # index in `positions` at which each shard begins
-        firsts = [0, *((positions[1:] != positions[:-1]).nonzero()[0] + 1).tolist()]
-        if len(rows) < _MIN_SHARD_ROWS * len(firsts):
+        order = rows.argsort()
+        ascending = rows[order]
+        positions = self.starts.searchsorted(ascending, "right") - 1
+        own_rows = ascending - self.starts[positions]
+        # index in `positions` at which each shard begins, and the number of rows
+        edges = [0, *((positions[1:] != positions[:-1]).nonzero()[0] + 1).tolist(), len(rows)]
+        if len(rows) < _MIN_SHARD_ROWS * (len(edges) - 1):
             return None
-        copies = len(firsts) > files_limit(_MAX_GATHERED_FILES) // 2
-        bounds, parts = [*firsts, len(rows)], list[byte_ranges.LocatedRows]()
-        for first, stop in pairwise(bounds):
-            shard = self.shard(int(positions[first]))
-            if len(rows) > least and not _is_mapped(shard):
-                return self.locate(rows[:least], least, columns)
-            located = _format(shard).read_columns(
-                shard, own_rows if len(firsts) == 1 else own_rows[order[first:stop]], columns
-            )
-            if located is None:
+        parts, group = list[byte_ranges.GatheredColumns](), list[Shard]()
+        max_shards = files_limit(_MAX_GATHERED_FILES) // 2
+        for k, i in enumerate(positions[edges[:-1]].tolist(), 1):
+            group.append(shard := self.shard(i))
+            is_mapped = _is_mapped(shard)
+            if len(rows) > least and not is_mapped:
+                return self.gather(rows[:least], least, columns)
+            # at most one shard of a group is decompressed or downloaded in memory
+            if is_mapped and len(group) < max_shards and k < len(edges) - 1:
+                continue
+            own_edges = edges[k - len(group) : k + 1]
+            part = _gathered(group, own_rows, own_edges, columns)
+            if part is None:
                 return None
-            parts.append(located.copied() if copies else located)
-        return GatheredRows(parts, [stop - first for first, stop in pairwise(bounds)], order)
+            if not is_mapped or max_shards < len(edges) - 1:
+                part = _copied(part)
+            parts.append(part)
+            group = []
+        return GatheredRows(parts, order)
 
     def _gathered_rows(self, row: int, columns: Sequence[str] | None) -> int:
-        """Return the number of rows to locate in one call; 0 means as few rows as possible.
+        """Return the number of rows to gather in one call; 0 means as few rows as possible.
 
         The number increases with the number of shards, so that each shard contains enough rows for
         an array operation. A memory limit applies; the average row size in the shard that contains
@@ -447,8 +452,9 @@ class Series:
         values = sum(
             one.size is None for one in self.columns if columns is None or one.name in columns
         )
-        fitting = _GATHER_BYTES // (size + _VALUE_BYTES * values)
-        return min(fitting, max(_GATHER_ROWS, _GATHER_SHARD_ROWS * self.chunks))
+        row_bytes = size + _VALUE_BYTES * values
+        of_shards = min(_MAX_GATHER_BYTES // row_bytes, _GATHER_SHARD_ROWS * self.chunks)
+        return max(_GATHER_BYTES // row_bytes, of_shards)
 
     def scan(
         self, start: int, stop: int, columns: Sequence[str] | None, size: int, views: bool = False
@@ -478,6 +484,28 @@ def _format(shard: Shard) -> formats.Format:
     return formats.find(shard.chunk.format or "")
 
 
+def _gathered(
+    shards: Sequence[Shard], rows: IntArray, edges: Sequence[int], columns: Sequence[str] | None
+) -> byte_ranges.GatheredColumns | None:
+    """Copy the stored values of rows in shards; see `Format.gather_columns`."""
+    form = _format(shards[0])
+    if any(shard.chunk.format != shards[0].chunk.format for shard in shards):
+        return None
+    return form.gather_columns(
+        shards, rows[edges[0] : edges[-1]], [edge - edges[0] for edge in edges], columns
+    )
+
+
+def _copied(columns: byte_ranges.GatheredColumns) -> byte_ranges.GatheredColumns:
+    """Return columns that do not refer to the memory of a shard."""
+    return {
+        name: [(value, 0, len(value)) for value in byte_ranges.sliced(column)]
+        if isinstance(column, list)
+        else column
+        for name, column in columns.items()
+    }
+
+
 def _is_mapped(shard: Shard) -> bool:
     return shard.chunk.at.is_local and not byte_ranges.suffix(shard.chunk)
 
@@ -493,44 +521,19 @@ def _advise(chunk: Chunk, total_bytes: int) -> None:
 
 
 class GatheredRows:
-    """The located rows of several shards, in the requested order.
+    """The stored values of rows in several shards, in the requested order.
 
-    If the rows are not copied, the memory maps of their shards remain open.
+    Large values may be ranges of the memory maps of their shards, which then remain open.
 
-    parts  for each shard, its located rows
-    sizes  for each shard, the number of its located rows
+    parts  columns of the rows in the first shards, the next shards, and so on
     order  int64 [rows]: for each row of the concatenated parts, its position in the requested order
     """
 
-    def __init__(
-        self, parts: Sequence[byte_ranges.LocatedRows], sizes: Sequence[int], order: IntArray
-    ) -> None:
+    def __init__(self, parts: Sequence[byte_ranges.GatheredColumns], order: IntArray) -> None:
         self.rows = len(order)
-        self._has_views = any(isinstance(part.source, memoryview) for part in parts)
-        # column name -> numpy array of dtype void; or a list with one item per value, which is
-        # either bytes or (buffer, start, stop)
-        self._columns: dict[str, Any] = {}
-        self._ranges = set[str]()  # columns whose values are stored as (buffer, start, stop)
-        is_single = len(parts) == 1
-        if not is_single:
-            back = np.empty_like(order)
-            back[order] = np.arange(len(order))
-            in_order = itemgetter(*back.tolist())
-        for name, first in parts[0].columns.items():
-            columns = [part.columns[name] for part in parts]
-            if all(
-                isinstance(column, np.ndarray) and column.dtype == first.dtype for column in columns
-            ):
-                self._columns[name] = first if is_single else np.concatenate(columns)[back]
-                continue
-            values: list[Any] = []
-            if any(isinstance(column, tuple) for column in columns):
-                self._ranges.add(name)
-                for part, column, size in zip(parts, columns, sizes, strict=True):
-                    values += _value_ranges(part.source, column, size)
-            else:
-                values += chain.from_iterable(map(_values, columns))
-            self._columns[name] = values if is_single else in_order(values)
+        back = np.empty_like(order)
+        back[order] = np.arange(len(order))
+        self._columns = {name: _in_order([part[name] for part in parts], back) for name in parts[0]}
 
     def columns(self, start: int, stop: int) -> dict[str, Any]:
         """Copy the stored bytes of rows start..stop.
@@ -544,26 +547,23 @@ class GatheredRows:
         column = self._columns[name]
         if isinstance(column, np.ndarray):
             return column if stop - start == self.rows else column[start:stop].copy()
-        if name not in self._ranges:
-            return list(column[start:stop])
-        values = [source[at:end] for source, at, end in column[start:stop]]
-        # a slice of a memoryview is not a copy
-        return [*map(bytes, values)] if self._has_views else values
+        values = column[start:stop]
+        return byte_ranges.sliced(values) if isinstance(values, list) else values.to_pylist()
 
 
-def _value_ranges(source: Any, column: Any, size: int) -> Iterable[tuple[Any, int, int]]:
-    """Return (buffer, start, stop) for each value in a column of located rows."""
-    if isinstance(column, tuple):
-        starts, stops = column
-        return zip(repeat(source, size), starts.tolist(), stops.tolist(), strict=True)
-    values = _values(column)
-    return zip(values, repeat(0, size), map(len, values), strict=True)
-
-
-def _values(column: Any) -> list[bytes]:
-    """Return a column, which is an array of dtype void or a list of bytes, as a list of bytes."""
-    values: list[bytes] = column.tolist() if isinstance(column, np.ndarray) else column
-    return values
+def _in_order(parts: Sequence[Any], back: IntArray) -> Any:
+    """Return the values `back` of the concatenated parts of a column; see `GatheredColumns`."""
+    if all(isinstance(part, np.ndarray) for part in parts):
+        return np.concatenate(parts)[back]
+    if all(isinstance(part, pa.Array) for part in parts):
+        # `pa.array` would import pandas
+        indices = pa.Array.from_buffers(pa.int64(), len(back), [None, pa.py_buffer(back)])
+        return pa.concat_arrays(parts).take(indices)
+    values = list[byte_ranges.ValueRange]()
+    for part in parts:
+        is_list = isinstance(part, list)
+        values += part if is_list else [(one, 0, len(one)) for one in part.to_pylist()]
+    return [values[i] for i in back.tolist()]
 
 
 # -- the open shards of the process

@@ -227,19 +227,19 @@ class Table:
         self, indices: Sequence[int] | IntArray, names: Sequence[str] | None
     ) -> Mapping[str, Sequence[Any]]:
         """Return encoded columns: name -> stored bytes of each row, in the order of `indices`."""
-        if len(indices) > 1 and (rows := self.locate(indices, len(indices), names)) is not None:
+        if len(indices) > 1 and (rows := self.gather(indices, len(indices), names)) is not None:
             return rows.columns(0, rows.rows)
         encoded = self.read(indices, names)
         names = [column.name for column in self.columns] if names is None else names
         return {name: [row[name] for row in encoded] for name in names}
 
-    def locate(
+    def gather(
         self, indices: Sequence[int] | IntArray, least: int, names: Sequence[str] | None
     ) -> GatheredRows | None:
-        """Locate rows, or a prefix of at least `least` of them; see `Series.locate`."""
+        """Gather rows, or a prefix of at least `least` of them; see `Series.gather`."""
         if len(self.series) > 1:
             return None
-        return self.series[0].locate(self.series_rows(indices), least, names)
+        return self.series[0].gather(self.series_rows(indices), least, names)
 
     def _split(self, names: Sequence[str] | None) -> list[tuple[Series, Sequence[str] | None]]:
         """Return (series, names of its requested columns) for each series with such columns."""

@@ -71,7 +71,7 @@ def test_code_outside_formats_never_compares_format_names():
         'if format in ("csv", "tsv"):\n    pass',
         'find("ffrecord")',
         "TABLE[stream.format]",
-        'getattr(form, "read_columns", None)',
+        'getattr(form, "gather_columns", None)',
         'hasattr(formats.find("x"), "y")',
     ],
 )

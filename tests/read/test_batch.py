@@ -1,4 +1,4 @@
-"""Batches whose rows are located together: each equals its rows, owns its memory and fails
+"""Batches whose rows are gathered together: each equals its rows, owns its memory and fails
 alone.
 """
 
@@ -117,7 +117,7 @@ def test_each_batch_owns_its_memory(folders: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("compression", "rows"), [(None, 41), ("zstd", 10)]
 )  # of 200 KB in 8 MiB; compressed rows are copied
-def test_the_rows_located_at_once_are_bounded(
+def test_the_rows_gathered_at_once_are_bounded(
     tmp_path: Path, compression: str | None, rows: int
 ) -> None:
     with flare.Writer(
@@ -126,7 +126,7 @@ def test_the_rows_located_at_once_are_bounded(
         for n in range(100):
             writer.write({"a": bytes([n]) * 200_000})
     data = flare.open(str(tmp_path / "data"))
-    assert [data.locate(np.arange(100), least).rows for least in (10, 64)] == [rows, 64]
+    assert [data.gather(np.arange(100), least).rows for least in (10, 64)] == [rows, 64]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

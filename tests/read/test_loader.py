@@ -364,7 +364,7 @@ def test_batches_of_mapped_bytes_are_made_by_the_calling_thread(tmp_path, monkey
         return read(self, rows)
 
     monkeypatch.setattr(type(data), "collated", recorded)
-    monkeypatch.setattr(type(data), "locate", lambda self, rows, least: None)
+    monkeypatch.setattr(type(data), "gather", lambda self, rows, least: None)
     for loader in (flare.Loader(data, 5), flare.Loader(data.decoded({"text": False}), 5)):
         assert sum(len(batch["n"]) for batch in loader) == ROWS
         assert names == {"MainThread"}

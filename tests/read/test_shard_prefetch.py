@@ -196,7 +196,7 @@ def test_a_missing_shard_is_named(served, packed, tmp_path):
     assert Path(caught.value.where).name == name
 
 
-def test_rows_of_a_local_list_of_links_are_not_located_ahead(served, packed, tmp_path):
+def test_rows_of_a_local_list_of_links_are_not_gathered_ahead(served, packed, tmp_path):
     """Locating many rows at once would open shards that the first batches do not need."""
     lines = (
         packed["playlist.yaml"]

@@ -145,7 +145,7 @@ class MDS(MosaicFormat):
     }
 
     read_rows = staticmethod(mds_read.read_rows)
-    read_columns = staticmethod(mds_read.find_columns)
+    gather_columns = staticmethod(mds_read.gather_columns)
     large_values = staticmethod(mds_read.large_values)
 
     def row_reader(

@@ -12,14 +12,15 @@ import numpy as np
 from flarecli.errors import FormatError, Place
 from flarecli.formats import byte_ranges
 from flarecli.formats.base import LargeValue
-from flarecli.model import IntArray, Row, Shard
+from flarecli.model import Column, IntArray, Row, Shard
 from flarecli.storage import needs_read_ahead, read_ahead
 
-__all__ = ["find_columns", "is_large", "large_values", "read_rows", "row_reader"]
+__all__ = ["gather_columns", "is_large", "large_values", "read_rows", "row_reader"]
 
-# A hostile config may declare many or large columns; the next two limits bound the memory use.
-_MAX_HEAD_COLUMN_BYTES = 1 << 12  # maximum size of a column that is unpacked with the lengths
-_MAX_LENGTH_BYTES = 1 << 12  # if the lengths of a row are larger, the row size is checked first
+# Maximum size of a column that is unpacked with the lengths. It bounds the memory use, because a
+# hostile config may declare large columns.
+_MAX_HEAD_COLUMN_BYTES = 1 << 12
+_MAX_HEAD_BYTES = 64  # maximum size of the columns that are copied with the lengths: a cache line
 MAX_WHOLE_ROW_BYTES = 16 << 20  # for larger rows, only the requested columns are read
 
 
@@ -281,112 +282,128 @@ def _refuse(data: bytes | memoryview, shard: Shard, row: int, size: int | None =
 
 
 class _ColumnLayout(NamedTuple):
-    """The state for locating columns in memory, stored with the shard.
+    """The state for copying columns from memory, stored with the shard.
 
-    ready    state for reading rows
-    view     memoryview of the decompressed shard
-    starts   start of each row, from the shard's table: uint32 [rows + 1]
-    words    number of bytes at the start of each row that contain the lengths of its values
-    lengths  numpy void array; item i consists of the `words` bytes from offset i of the shard
-    steps    for each column of fixed size: (name, size, void array of that item size); for each
-             other column: (name, None, index of its length). The name is None if the column is not
-             selected
+    memory  the bytes of the shard
+    bounds  numpy void array; item i consists of the start and the end of row i, from the shard's
+            table
+    heads   numpy void array; item i is the head that begins at offset i of the shard. A head
+            contains the lengths, and the columns before the first column that has a variable size
+            or does not fit into `_MAX_HEAD_BYTES`
+    lead    number of columns in a head
+    values  column name -> numpy void array, for each selected column of fixed size that is not in
+            the head; item i is the value that begins at offset i of the shard
     """
 
-    ready: Ready
-    view: memoryview
-    starts: IntArray
-    words: int
-    lengths: IntArray
-    steps: tuple[tuple[str | None, int | None, Any], ...]
+    memory: byte_ranges.ShardMemory
+    bounds: Any
+    heads: Any
+    lead: int
+    values: Mapping[str, Any]
 
 
-def find_columns(
-    shard: Shard, rows: Sequence[int] | IntArray, columns: Sequence[str] | None = None
-) -> byte_ranges.LocatedRows | None:
-    """Locate the stored bytes of each value, with rows in the requested order.
+def gather_columns(
+    shards: Sequence[Shard],
+    rows: IntArray,
+    edges: Sequence[int],
+    columns: Sequence[str] | None = None,
+) -> byte_ranges.GatheredColumns | None:
+    """Return stored values of several shards in memory; see `Format.gather_columns`.
 
-    numpy copies the values of fixed size for all rows at once. In a compressed shard, all values
-    are copied.
+    Few operations apply to one shard, because an operation on the few rows of a small shard is
+    expensive. All other operations apply to the rows of all shards.
 
-    return  None if the shard is not in memory, or if the lengths in a row do not match the size of
+    return  None if a shard is not in memory, or if the lengths in a row do not match the size of
             the row. The caller then calls `read_rows`, which raises an error with the row number
     """
-    layout = _column_layout(shard, columns)
-    if layout is None:
+    stored = shards[0].columns
+    parts = list[tuple[_ColumnLayout, slice]]()
+    for shard, start, stop in zip(shards, edges, edges[1:], strict=False):
+        layout = _column_layout(shard, columns) if shard.columns == stored else None
+        if layout is None:
+            return None
+        parts.append((layout, slice(start, stop)))
+    bounds = np.concatenate([layout.bounds[rows[part]] for layout, part in parts]).view("<u4")
+    starts, ends = np.array(bounds.reshape(len(rows), 2).T, np.int64)
+    for layout, part in parts:
+        if len(rows) > 1 and needs_read_ahead(layout.memory.view):
+            ranges = zip(starts[part].tolist(), ends[part].tolist(), strict=True)
+            read_ahead(layout.memory.view, ranges)
+    sizes = np.repeat([len(layout.memory.view) for layout, _ in parts], np.diff(edges))
+    head, lead = parts[0][0].heads.itemsize, parts[0][0].lead
+    # A file may have changed after its table was checked.
+    if (
+        (starts <= byte_ranges.MAX_INLINE_BYTES).any()
+        or (ends > sizes).any()
+        or (starts + head > ends).any()
+    ):
         return None
-    ready, view, starts, words, windows, steps = layout
-    indices = np.asarray(rows, np.int64)
-    if len(indices) > 1 and needs_read_ahead(view):
-        read_ahead(view, zip(starts[indices].tolist(), starts[indices + 1].tolist(), strict=True))
-    at, ends = starts[indices].astype(np.int64), starts[indices + 1]
-    if words > _MAX_LENGTH_BYTES and (at + words > ends).any():
-        return None
-    try:
-        lengths = windows[at].view("<u4").reshape(len(indices), words // 4) if words else windows
-    except IndexError:
-        return None
-    at += words
-    places: list[tuple[str, Any, IntArray, IntArray]] = []
-    for name, size, where in steps:
-        stop = at + (lengths[:, where] if size is None else size)
-        if name is not None:
-            places.append((name, where if size else None, at, stop))
-        at = stop
+    copied = np.concatenate([layout.heads[starts[part]] for layout, part in parts])
+    heads = np.ndarray((len(rows), head), np.uint8, copied)
+    first = 4 * sum(column.size is None for column in stored)
+    lengths = iter(heads[:, :first].view("<u4").T)
+    at, places = starts + first, list[tuple[Column, IntArray, Any]]()
+    for column in stored:
+        size = next(lengths) if column.size is None else column.size
+        places.append((column, at, size))
+        at = at + size
     if np.count_nonzero(at != ends):
         return None
-    located = byte_ranges.LocatedRows(
-        ready.source,
-        {
-            name: (at, stop) if windows is None else windows[at]
-            for name, windows, at, stop in places
-        },
-    )
-    # Views would keep a decompressed shard in memory after its eviction from the cache.
-    return located.copied() if byte_ranges.suffix(shard.chunk) else located
+    selected = frozenset(column.name for column in stored) if columns is None else {*columns}
+    out = dict[str, Any]()
+    for i, (column, at, size) in enumerate(places):
+        if i < lead:
+            first, start = first + size, first
+            if column.name in selected:
+                out[column.name] = heads[:, start:first].view(f"V{size}")[:, 0]
+        elif column.name not in selected:
+            pass
+        elif column.size is None:
+            memories = [layout.memory for layout, _ in parts]
+            out[column.name] = byte_ranges.gathered(memories, edges, at, size)
+        elif column.size:
+            values = [layout.values[column.name][at[part]] for layout, part in parts]
+            out[column.name] = np.concatenate(values)
+        else:
+            out[column.name] = [(b"", 0, 0)] * len(rows)
+    return out
 
 
 def _column_layout(shard: Shard, columns: Sequence[str] | None) -> _ColumnLayout | None:
-    """Return the state for locating columns.
+    """Return the state for copying columns.
 
     return  None if the shard is not in memory, or is too short for a single row
     """
-    selection = None if columns is None else tuple(columns)
-    key = (0, selection)
+    key = (0, None if columns is None else tuple(columns))
     layout: _ColumnLayout | None = shard.memo.get(key)
     if layout is not None:
         return layout
-    ready = prepared(shard, columns)
-    view = ready.view
+    view = byte_ranges.whole(shard.chunk)
     if view is None or sum(
         4 if column.size is None else column.size for column in shard.columns
     ) > len(view):
         return None
-    selected, steps, words = set(ready.names), list[tuple[str | None, int | None, Any]](), 0
+    head, lead = 4 * sum(column.size is None for column in shard.columns), 0
     for column in shard.columns:
-        is_selected = column.name in selected
-        where = (
-            words
-            if column.size is None
-            else _windows(view, column.size)
-            if is_selected and column.size
-            else None
-        )
-        steps.append((column.name if is_selected else None, column.size, where))
-        words += column.size is None
+        if not column.size or head + column.size > _MAX_HEAD_BYTES:
+            break
+        head, lead = head + column.size, lead + 1
     layout = _ColumnLayout(
-        ready,
-        view,
-        shard.layout["starts"],
-        4 * words,
-        _windows(view, 4 * words),
-        tuple(steps),
+        byte_ranges.ShardMemory.of(view),
+        np.ndarray((shard.rows,), "V8", memoryview(shard.layout["starts"]), 0, (4,)),
+        _windows(view, head),
+        lead,
+        {
+            column.name: _windows(view, column.size)
+            for column in shard.columns[lead:]
+            if column.size and (columns is None or column.name in columns)
+        },
     )
-    if shard.memo.get(selection) is ready:
+    if not byte_ranges.suffix(shard.chunk):  # see `_prepare`
         shard.memo[key] = layout
     return layout
 
 
-def _windows(view: memoryview, size: int) -> IntArray:
+def _windows(view: memoryview, size: int) -> Any:
     """Return a void array without a copy; item i is the `size` bytes at offset i of `view`."""
     return np.ndarray((len(view) - size + 1,), f"V{size}", view, 0, (1,))

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from flarecli.encodings import column, field
 from flarecli.errors import FormatError
-from flarecli.formats import find
+from flarecli.formats import byte_ranges, find
 from flarecli.formats.mds import read as mds_read
-from flarecli.formats.mds.read import find_columns, read_rows
+from flarecli.formats.mds.read import read_rows
 from flarecli.model import Chunk, Settings, Shard
 from flarecli.storage import locate
 from tests.properties import examples
@@ -81,15 +81,12 @@ def test_every_column_is_read_from_its_position(tmp_path_factory, data):
     assert all(
         type(value) is bytes for row in read_rows(shard, order, some) for value in row.values()
     )
-    found = find_columns(shard, order, some)
+    found = gathered([shard], order, some)
     assert (found is not None) is maps
     if found is not None:
-        turned = {
+        assert found == {
             name: [row[name] for row in wanted] for name in names if some is None or name in some
         }
-        assert [(name, at_last(found, one)) for name, one in found.columns.items()] == list(
-            turned.items()
-        )
 
 
 @settings(max_examples=examples(40), deadline=None)
@@ -130,14 +127,14 @@ def test_a_large_row_with_invalid_lengths_is_refused(tmp_path, monkeypatch, cut)
     assert mds.large_values(damaged, 1) == []
 
 
-def at_last(found, one):
-    if isinstance(one, np.ndarray):
-        return one.tolist()
-    return (
-        [bytes(found.source[start:stop]) for start, stop in zip(*one, strict=True)]
-        if isinstance(one, tuple)
-        else one
-    )
+def gathered(shards, rows, some=None):
+    """Return the columns of rows in several shards as lists; `rows` has the same rows per shard."""
+    edges = [len(rows) * k for k in range(len(shards) + 1)]
+    found = mds.gather_columns(shards, np.array([*rows] * len(shards), np.int64), edges, some)
+    return found and {
+        name: byte_ranges.sliced(one) if isinstance(one, list) else one.tolist()
+        for name, one in found.items()
+    }
 
 
 def test_readers_do_not_keep_a_compressed_shard(tmp_path):
@@ -145,8 +142,22 @@ def test_readers_do_not_keep_a_compressed_shard(tmp_path):
     chunk = mds.write_shard(
         locate(str(tmp_path)), 0, (column("b", "bytes"),), [batch], Settings(compression="zstd")
     )
-    found = find_columns(mds.open_shard(chunk), [1, 0, 1])
-    assert (found.source, found.columns) == (b"", {"b": [b"c", b"ab", b"c"]})
+    shard = mds.open_shard(chunk)
+    assert gathered([shard], [1, 0, 1]) == {"b": [b"c", b"ab", b"c"]}
+    assert shard.memo == {}
+
+
+@pytest.mark.parametrize("buffer_bits", [4, 30])  # a value may begin in any of the buffers
+@pytest.mark.parametrize("sizes", [(0, 12), (13, 14), (1, 300), (3000, 4000)])
+def test_values_of_several_shards_are_copied(tmp_path, monkeypatch, buffer_bits, sizes):
+    monkeypatch.setattr(byte_ranges, "BUFFER_BITS", buffer_bits)
+    rows = [{"a": size, "c": bytes([size % 251]) * size, "e": "x" * size} for size in (*sizes, 7)]
+    shards = [shard_of(tmp_path / str(k), ["a", "c", "e"], rows[k:], True) for k in range(2)]
+    order = [1, 0, 1]
+    wanted = [rows[k:][i] for k in range(2) for i in order]
+    assert gathered(shards, order) == {
+        name: [stored(row, name) for row in wanted] for name in ("a", "c", "e")
+    }
 
 
 @pytest.mark.parametrize("maps", [True, False])
@@ -163,7 +174,7 @@ def test_a_sample_that_is_too_short_is_reported(tmp_path, maps, size, message):
     starts = np.array(shard.layout["starts"])
     starts[1] = starts[0] + size
     shard.layout["starts"] = starts
-    assert find_columns(shard, [0]) is None
+    assert gathered([shard], [0]) is None
     with pytest.raises(FormatError) as caught:
         read_rows(shard, [0])
     assert str(caught.value) == f"{shard.chunk.at}[0]: {message}"
@@ -173,6 +184,15 @@ def test_a_huge_declared_column_size_is_only_an_error(tmp_path):
     shard = shard_of(tmp_path, ["a", "c"], [{"a": 1, "c": b"xy"}], True)
     columns = (column("a", "ndarray:uint8:4294967295"), shard.columns[1])
     hostile = type(shard)(shard.chunk, columns, shard.rows, shard.layout)
-    assert find_columns(hostile, [0]) is None
+    assert gathered([hostile], [0]) is None
     with pytest.raises(FormatError, match="sample has 14 bytes; its fields need [0-9]+$"):
         read_rows(hostile, [0])
+
+
+@pytest.mark.parametrize("starts", [[0, 20], [1 << 20, 1 << 20], [60, 1 << 20]])
+def test_rows_outside_a_file_that_was_changed_are_not_copied(tmp_path, starts):
+    shard = shard_of(tmp_path, ["c"], [{"c": b"xy"}], True)
+    changed = Shard(shard.chunk, shard.columns, 1, {"starts": np.array(starts, np.uint32)})
+    assert gathered([changed], [0]) is None
+    with pytest.raises(FormatError, match=r"^[^ ]+\[0\]: sample has \d+ bytes; its "):
+        read_rows(changed, [0])
