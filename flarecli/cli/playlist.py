@@ -41,7 +41,7 @@ class Line(PlaylistOptions, CommandLine):
         Option(
             group="Run",
             metavar="OTHER",
-            help="List the chunks that are added, removed or changed in OTHER.",
+            help="List the chunks that are added, removed or changed in OTHER; exit with code 1 if there are any.",
             is_everyday=True,
         ),
     )
@@ -90,8 +90,7 @@ def command(line: Line) -> int:
     if line.diff is not None:
         if len(sources) != 1:
             raise UsageError("--diff compares one playlist with OTHER", hint="Specify one SOURCE.")
-        _print_diff(printer, line, sources[0], line.diff)
-        return 0
+        return _print_diff(printer, line, sources[0], line.diff)
     out = None if line.out == "-" else line.out
     options = {**line.keywords(PlaylistOptions), "out": out}
     with ProgressBar(printer, "playlist") as bar:
@@ -125,8 +124,11 @@ def _check(printer: Printer, line: Line, path: str) -> int:
     return 1 if findings else 0
 
 
-def _print_diff(printer: Printer, line: Line, old: str, new: str) -> None:
-    """Print the chunks that are added, removed or changed from playlist `old` to `new`."""
+def _print_diff(printer: Printer, line: Line, old: str, new: str) -> int:
+    """Print the chunks that are added, removed or changed from playlist `old` to `new`.
+
+    return  exit code: 1 if the playlists differ
+    """
     from flarecli import commands
 
     changes = commands.diff_playlists(old, new, line.guard(()))
@@ -138,7 +140,8 @@ def _print_diff(printer: Printer, line: Line, old: str, new: str) -> None:
                 "changed": list(changes.changed),
             }
         )
-        return
-    for mark, urls in (("+", changes.added), ("-", changes.removed), ("~", changes.changed)):
-        for url in urls:
-            printer.line(f"{mark} {url}")
+    else:
+        for mark, urls in (("+", changes.added), ("-", changes.removed), ("~", changes.changed)):
+            for url in urls:
+                printer.line(f"{mark} {url}")
+    return int(any((changes.added, changes.removed, changes.changed)))

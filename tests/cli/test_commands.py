@@ -581,9 +581,13 @@ def test_playlist_checks_and_compares_playlists(flare):
     changes = Recorder(SimpleNamespace(added=["c.mds"], removed=["a.mds"], changed=["b.mds"]))
     ran = flare("playlist", "old.yaml", "--diff", "new.yaml", diff_playlists=changes)
     assert (ran.code, ran.out, changes.args[:2]) == (
-        0,
+        1,
         "+ c.mds\n- a.mds\n~ b.mds\n",
         ("old.yaml", "new.yaml"),
     )
     ran = flare("playlist", "old.yaml", "--diff", "new.yaml", "--json", diff_playlists=changes)
     assert json.loads(ran.out) == {"added": ["c.mds"], "removed": ["a.mds"], "changed": ["b.mds"]}
+    assert ran.code == 1
+    same = Recorder(SimpleNamespace(added=[], removed=[], changed=[]))
+    ran = flare("playlist", "old.yaml", "--diff", "new.yaml", diff_playlists=same)
+    assert (ran.code, ran.out) == (0, "")
