@@ -50,6 +50,7 @@ OPTIONS = {
     "where": ["--where", "id % 2 = 0"],
     "limit": ["--limit", "{half}"],
 }
+WHERE_OPTIONS = {"where": OPTIONS["where"]}
 LIST_OPTIONS = {"shuffle": ["--shuffle", "7"], "where": ["--where", "name like '%7'"]}
 PYTHON_OPTIONS = {"shuffle": ["--shuffle", "7"], "key": ["--key", "id"]}
 LISTED_FILES = 1000  # number of different files in a list of addresses
@@ -197,8 +198,13 @@ flare.pack(pa.ipc.open_stream(source), out, overwrite=True, **json.loads(options
 PACK_DICTS = """
 import json, sys, flarecli as flare, pyarrow as pa
 source, out, options = sys.argv[1:]
-rows = (row for batch in pa.ipc.open_stream(source) for row in batch.to_pylist())
-flare.pack(rows, out, overwrite=True, **json.loads(options))
+
+def generate():
+    for batch in pa.ipc.open_stream(source):
+        for start in range(0, batch.num_rows, 256):  # 65,536 dicts would need 20 MB
+            yield from batch.slice(start, 256).to_pylist()
+
+flare.pack(generate(), out, overwrite=True, **json.loads(options))
 """
 
 
@@ -252,16 +258,18 @@ KINDS = {
     "stdin: tsv": Kind("table.tsv", write_csv, OPTIONS, True),
     "csv.gz": Kind("table.csv.gz", write_csv, OPTIONS),
     "stdin: csv.gz": Kind("table.csv.gz", write_csv, {}, True),
-    "csv.zst": Kind("table.csv.zst", write_csv),
+    "csv.zst": Kind("table.csv.zst", write_csv, WHERE_OPTIONS),
     "stdin: csv.zst": Kind("table.csv.zst", write_csv, {}, True),
     "jsonl": Kind("table.jsonl", write_jsonl, OPTIONS),
     "stdin: jsonl": Kind("table.jsonl", write_jsonl, OPTIONS, True),
-    "jsonl.gz": Kind("table.jsonl.gz", write_jsonl),
+    "jsonl.gz": Kind("table.jsonl.gz", write_jsonl, WHERE_OPTIONS),
     "stdin: jsonl.gz": Kind("table.jsonl.gz", write_jsonl, {}, True),
-    "jsonl.zst": Kind("table.jsonl.zst", write_jsonl),
+    "jsonl.zst": Kind("table.jsonl.zst", write_jsonl, WHERE_OPTIONS),
     "stdin: jsonl.zst": Kind("table.jsonl.zst", write_jsonl, {}, True),
     "json array": Kind("array.json", write_array, OPTIONS),
     "stdin: json array": Kind("array.json", write_array, OPTIONS, True),
+    "json array.zst": Kind("array.json.zst", write_array, WHERE_OPTIONS),
+    "stdin: json array.zst": Kind("array.json.zst", write_array, {}, True),
     "list of parquet files": Kind("tables.txt", write_list, OPTIONS),
     "addresses": Kind("addresses.txt", write_addresses, LIST_OPTIONS, always=("--input", "lines")),
     "stdin: addresses": Kind("addresses.txt", write_addresses, LIST_OPTIONS, True),

@@ -84,6 +84,9 @@ def _sorted(
         pa.default_memory_pool().release_unused()  # the caller needs memory for its shards
         for part in file.parts():
             yield from _sorted(part, part_bytes, part_bytes, bits - _PART_BITS)
+            if bits == _KEY_BITS:
+                # Arrow would keep the memory of this part while rows of later parts are buffered
+                pa.default_memory_pool().release_unused()
     finally:
         if file is not None:
             file.close()

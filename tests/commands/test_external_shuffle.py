@@ -62,6 +62,15 @@ def test_a_part_that_does_not_fit_in_memory_is_divided_again(monkeypatch):
     assert shifts.count(56) == 1 and shifts.count(50) > 32
 
 
+def test_batches_without_rows_are_ignored():
+    table, parts = batches(3000)
+    mixed = [parts[0][:0], parts[0][:0], *parts, parts[0][:0]]
+    complete = pa.Table.from_batches(list(shuffled(mixed, 7, 1)))
+    assert complete == pa.Table.from_batches(list(shuffled(parts, 7, 1)))
+    assert complete.sort_by("id") == table
+    assert list(shuffled([parts[0][:0]] * 3, 7, 1)) == []
+
+
 @pytest.mark.parametrize("kept_open", [1, 10**9])
 def test_a_column_may_have_the_name_of_the_sort_key(kept_open):
     table = pa.table({room._SORT_KEY: np.full(100, 7), "id": np.arange(100)})

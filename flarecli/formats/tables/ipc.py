@@ -26,7 +26,6 @@ import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -128,13 +127,23 @@ class Ipc(Part):
 
     @cached_property
     def _batch_starts(self) -> list[int]:
-        """First row of each record batch, followed by the total number of rows."""
-        rows = (one.rows for one in self._checked_messages if not one.is_dictionary)
-        return list(accumulate(rows, initial=0))
+        """First row of each record batch, followed by the total number of rows.
+
+        raises  FormatError if the messages declare more data than a file of its size can contain
+        """
+        size, stored, rows, starts = 0, self.at.size(), 0, [0]
+        for message in messages(self.at.read, stored):
+            size += message.size
+            check_decoded(size, stored, self.at)
+            if not message.is_dictionary:
+                rows += message.rows
+                check_rows(rows, len(self.schema), stored, self.at)
+                starts.append(rows)
+        return starts
 
     def _batches(self, schema: pa.Schema, number: int, row: int) -> Iterator[pa.RecordBatch]:
         """Yield batches, beginning with record batch `number`, whose first row is `row`."""
-        _ = self._checked_messages
+        _ = self._batch_starts  # checks the messages
         file = LocationFile(self.at)
         with arrow_errors(self.at, file, "Arrow IPC"):
             batches = self._raw_batches(self._open(file, schema.names), number)
@@ -153,21 +162,6 @@ class Ipc(Part):
                 arrays = [convert(part.column(field.name), field.type) for field in schema]
                 yield pa.RecordBatch.from_arrays(arrays, schema=schema)
             row += batch.num_rows
-
-    @cached_property
-    def _checked_messages(self) -> list[Message]:
-        """Messages of the file.
-
-        raises  FormatError if the messages declare more data than a file of its size can contain
-        """
-        size, stored, rows, found = 0, self.at.size(), 0, list[Message]()
-        for message in messages(self.at.read, stored):
-            found.append(message)
-            size += message.size
-            rows += 0 if message.is_dictionary else message.rows
-            check_decoded(size, stored, self.at)
-            check_rows(rows, len(self.schema), stored, self.at)
-        return found
 
     def _open(self, file: LocationFile, names: Sequence[str] | None) -> Any:
         source = open_native(file)  # keep the file open, because its path may be replaced
