@@ -71,7 +71,7 @@ def check_values(count: int, stored: int, where: object) -> None:
     limit = max(FREE_CELLS, CELLS_PER_BYTE * stored)
     if count > limit:
         raise FormatError(
-            f"{count} values in {stored} bytes; the maximum is {limit}",
+            f"{count} values in {stored} bytes; the maximum is {limit} values",
             where=where,
             hint=BOMB_HINT,
         )

@@ -281,7 +281,7 @@ def test_a_row_with_too_many_values_for_the_file_is_refused(tmp_path):
     code, said, _ = flare("pack", path, tmp_path / "out", data=700 * MB)
     size = path.stat().st_size
     found = re.fullmatch(
-        rf"error: {path}: (\d+) values in {size} bytes; the maximum is 33554432\nhint: {BOMB}\n",
+        rf"error: {path}: (\d+) values in {size} bytes; the maximum is 33554432 values\nhint: {BOMB}\n",
         said,
     )
     assert code == 4

@@ -238,12 +238,12 @@ class _MixOrder:
         return block * int(self._mix.quotas[k]) + int(in_block)
 
     def _mix_step(self, k: int, own_step: int) -> int:
-        """Return the step of this epoch that is the own step `own_step` of dataset `k`."""
+        """Return the step of this epoch that reads step `own_step` of dataset `k`."""
         block, which = divmod(own_step, int(self._mix.quotas[k]))
         return block * BLOCK + int(np.flatnonzero(self._block(block)[0] == k)[which]) - self._first
 
     def _block(self, block: int) -> tuple[IntArray, IntArray]:
-        """Return the dataset and the own step of each step in a block: int64 [BLOCK] each."""
+        """Return the dataset of each step in a block, and its step there: int64 [BLOCK] each."""
         ends = np.cumsum(self._mix.quotas)
         part = np.searchsorted(
             ends, positions(np.arange(BLOCK), BLOCK, self._seed, _FIRST_BLOCK_KEY + block), "right"
@@ -254,7 +254,7 @@ class _MixOrder:
         return part, own_steps
 
     def _rows_of(self, k: int, own_steps: IntArray) -> IntArray:
-        """Convert own steps of dataset `k` to row numbers of the mix: int64 [n] -> int64 [n]."""
+        """Convert steps of dataset `k` to row numbers of the mix: int64 [n] -> int64 [n]."""
         rows = len(self._mix.parts[k])
         out = np.empty(len(own_steps), np.int64)
         epochs = own_steps // rows

@@ -16,6 +16,7 @@ value of such an expression.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import re
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from flarecli import lifetimes
 from flarecli.errors import UsageError
 from flarecli.names import whole_path
 from flarecli.suggest import choose
@@ -58,6 +60,10 @@ _ROW_PRESERVING = {
 _MAX_DIGITS = 38  # maximum number of digits of a decimal in DuckDB
 _POSITION = "position in its batch"  # column added for conditions; see `_unused_name`
 _HINT = "Use a form such as \"aes > 4 and lang = 'en'\"."
+
+# DuckDB ends a forked child that closes a connection of its parent. Therefore, the child never
+# collects the reference cycles of its parent, which may contain an unfinished query.
+lifetimes.after_fork(gc.freeze)
 
 
 def connect() -> duckdb.DuckDBPyConnection:

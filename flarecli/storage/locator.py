@@ -157,7 +157,7 @@ def bucket_in(url: str) -> str:
 
 
 def bucket_note(by: object, buckets: Sequence[str]) -> str:
-    """Return the note about buckets in local data, which are read with the user's credentials.
+    """Return a note: local data refers to buckets, which are read with the user's credentials.
 
     by  the table or file that refers to the buckets
     """

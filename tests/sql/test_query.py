@@ -2,6 +2,7 @@
 
 import datetime
 import decimal
+import gc
 import os
 import subprocess
 import sys
@@ -434,3 +435,27 @@ def test_a_decimal_with_too_many_digits_is_refused():
         "--where: a decimal has more than 38 digits, which SQL cannot read: "
     )
     assert caught.value.hint == "Store the column as text with --encode COLUMN=str."
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "n > 3",
+        "SELECT n + 1 AS m FROM dataframe",
+        "SELECT n, count(*) AS c FROM dataframe GROUP BY n ORDER BY n",
+    ],
+)
+def test_a_forked_child_does_not_close_an_unfinished_query_of_its_parent(expression):
+    class Cycle:
+        pass
+
+    cycle = Cycle()
+    cycle.itself, cycle.rows = cycle, iter(select(SCHEMA, CountedBatches(20), expression)[1])
+    next(cycle.rows)
+    del cycle
+    child = os.fork()
+    if not child:
+        gc.collect()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    gc.collect()  # the parent closes the connection

@@ -821,10 +821,10 @@ def _change_folder(folder: str | None) -> None:
 def pack_part(task: PackTask, progress: Progress | None = None) -> _Outcome:
     """Pack one part, on any engine.
 
-    The target is locked by this process or by its driver. If another process packs the same part,
-    its driver or node was lost, and the process will end soon.
+    The target is locked by this process or by its driver. A process of an earlier run may still
+    pack the same part, if its driver or node was lost. Such a process ends soon, so wait for it.
 
-    progress  progress of the pack; None in another process, whose rows the engine reports
+    progress  progress of the pack; None in a worker process, because the engine reports its rows
     """
     stop = time.monotonic() + _MAX_BUSY_S
     while True:

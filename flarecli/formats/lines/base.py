@@ -163,7 +163,7 @@ class LineFormat(MosaicFormat):
                 the first row that a line cannot store
         """
         writer = self.line_writer(columns, settings)
-        # Row sizes are checked first, so that the values of too large rows are not checked.
+        # Row sizes are checked first, so that no value of an oversized row is checked.
         sizes = weights(columns, batch, writer.fixed_bytes, 0, self.name)
         first = 0
         for piece in pieces(batch):

@@ -438,7 +438,7 @@ def _stored(
 ) -> pa.Array:
     """Encode the values of a column as stored bytes. Null values remain null.
 
-    first   row number in the file of the first value
+    first   row number of the first value in the file
     raises  ValueFitError with row and column for a value that the encoding cannot store
     """
     source = None if is_default(column, array.type) else encoding
