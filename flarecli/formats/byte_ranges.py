@@ -443,7 +443,7 @@ def sliced(ranges: Iterable[ValueRange]) -> list[bytes]:
     """Copy values as bytes objects."""
     values = [source[start:stop] for source, start, stop in ranges]
     # a slice of a memoryview is not a copy
-    return [value if type(value) is bytes else bytes(value) for value in values]
+    return values if {*map(type, values)} == {bytes} else [*map(bytes, values)]
 
 
 def views(data: ByteArray, starts: IntArray, lengths: IntArray) -> pa.Array:

@@ -34,7 +34,7 @@ _BATCH_BYTES = 16 << 20  # approximate maximum bytes per batch in a scan
 _MIN_SHARD_ROWS = 8  # with fewer rows per shard, reading single rows is faster than reading columns
 # Approximate memory of the rows to gather in one call: _GATHER_BYTES, or the memory of
 # _GATHER_SHARD_ROWS rows per shard if it is larger, but at most _MAX_GATHER_BYTES.
-_GATHER_BYTES, _MAX_GATHER_BYTES, _GATHER_SHARD_ROWS = 1 << 20, 8 << 20, 128
+_GATHER_BYTES, _MAX_GATHER_BYTES, _GATHER_SHARD_ROWS = 4 << 20, 16 << 20, 256
 _VALUE_BYTES = 100  # approximate memory of a value of variable size, in addition to its bytes
 _MAX_GATHERED_FILES = 256  # maximum number of mapped files in GatheredRows
 _TRIM_BLOCK_BYTES = 1 << 24
@@ -563,7 +563,7 @@ def _in_order(parts: Sequence[Any], back: IntArray) -> Any:
     for part in parts:
         is_list = isinstance(part, list)
         values += part if is_list else [(one, 0, len(one)) for one in part.to_pylist()]
-    return [values[i] for i in back.tolist()]
+    return [*map(values.__getitem__, back.tolist())]
 
 
 # -- the open shards of the process
