@@ -252,6 +252,14 @@ def test_a_table_with_too_many_rows_for_its_size_is_refused(tmp_path, name):
     )
 
 
+def test_batches_of_a_struct_are_small_if_only_its_second_text_is_long(tmp_path):
+    texts = [pa.array(["x"] * 8192, pa.binary()), _repeated(8192, 4096)]
+    table = pa.table({"a": pa.StructArray.from_arrays(texts, ["short", "long"])})
+    path = _parquet(tmp_path / "x.parquet", table, use_dictionary=True)
+    batch = next(iter(open_index(str(path)).batches()))
+    assert 1 < batch.num_rows * 100_000 < 70 * MB
+
+
 def test_dictionaries_and_views_of_a_valid_table_are_read(tmp_path):
     path = _written(
         tmp_path / "x.arrow",

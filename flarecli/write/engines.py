@@ -124,6 +124,6 @@ def _ended(ray: Any, waiting: dict[Any, int]) -> tuple[int, Any]:
         raise error.cause from None
     except ray.exceptions.RayError as error:
         raise ReachError(
-            f"task {i} was lost by the cluster {_RETRIES} times: {type(error).__name__}",
+            f"task {i} was lost by the cluster {_RETRIES + 1} times: {type(error).__name__}",
             hint="Run the same command with --resume.",
         ) from None
