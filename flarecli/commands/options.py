@@ -36,6 +36,7 @@ __all__ = [
 Pairs: TypeAlias = "Mapping[str, str] | Sequence[tuple[str, str]]"
 
 DEFAULT_SHARD_SIZE = "64MiB"
+MAX_OBJECT_BYTES = 10**9  # default of --max-object
 _MIN_UNITLESS_SIZE = 1024  # a smaller shard size without a unit is probably a number of megabytes
 _FRACTION = r"(?a)(\d{1,18})/(\d{1,18})"
 _PARTS_HINT = "Name another folder, or remove the folder and pack all parts again."
@@ -172,6 +173,15 @@ _RESUME = Option(
     help="Continue an interrupted run; the result is the same as without the interruption.",
     is_everyday=True,
 )
+_MAX_OBJECT = Option(
+    group="Network and cache",
+    metavar="SIZE",
+    parse=parse_size,
+    takes_text=True,
+    minimum=0,
+    shown="1GB",
+    help="Maximum size of one value, downloaded or read from the source.",
+)
 _SOURCE_FORMAT = Option(
     group="Rows",
     flags=("-f",),
@@ -187,18 +197,7 @@ _SOURCE_FORMAT = Option(
 class _ValueOptions(CacheOptions):
     """The network and cache options, and the limit on the size of a value."""
 
-    max_object: int | str = option(
-        10**9,
-        Option(
-            group="Network and cache",
-            metavar="SIZE",
-            parse=parse_size,
-            takes_text=True,
-            minimum=0,
-            shown="1GB",
-            help="Maximum size of one value, downloaded or read from the source.",
-        ),
-    )
+    max_object: int | str = option(MAX_OBJECT_BYTES, _MAX_OBJECT)
 
     def limits(self) -> Limits:
         return replace(super().limits(), max_bytes=cast(int, self.max_object))
@@ -708,6 +707,7 @@ class VerifyOptions(NetworkOptions, TableOptions, _FormatOptions, _SeedOptions):
     duplicates: bool = option(
         False, Option(group="Run", help="Also report rows with identical bytes within a stream.")
     )
+    max_object: int | str = option(MAX_OBJECT_BYTES, _MAX_OBJECT)
     sample: int | float | None = option(
         None,
         Option(

@@ -406,6 +406,7 @@ def test_every_option_of_verify_is_passed(flare):
         "seed": 0,
         "against": None,
         "state": None,
+        "max_object": 10**9,
         "duplicates": False,
         "engine": "local",
     }

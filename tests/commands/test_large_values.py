@@ -363,3 +363,35 @@ def test_the_hint_for_a_large_value_names_the_option_that_allows_it(tmp_path, co
         f"error: {tmp_path}/data/shard.00000.mds[1]: k01: {REASON.format(size=60, limit=50)}",
         "hint: Increase --max-object, or use --on-error skip to omit such rows.",
     ]
+
+
+@pytest.mark.parametrize("form", ["granular", "webdataset", "mds", "parquet"])
+def test_verify_reports_each_large_value_and_decodes_the_others(tmp_path, form, capsys):
+    written(tmp_path / "data", form)
+    source = str(tmp_path / "data")
+    state = ["--state", str(tmp_path / "state")]
+    assert main(["verify", source, "--decode", "-q", *state]) == 0
+    assert main(["verify", source, "--max-object", "50", "-q"]) == 0
+    capsys.readouterr()
+    assert main(["verify", source, "--decode", "--max-object", "50", "--json"]) == 1
+    *findings, _ = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(one["kind"], one["row"], one["column"], one["message"]) for one in findings] == [
+        ("large", row % 4, "bin", f"column 'bin': {REASON.format(size=size, limit=50)}")
+        for row, size in enumerate(SIZES)
+        if size > 50
+    ]
+    assert {one["hint"] for one in findings} == {"Increase --max-object."}
+
+
+def test_damage_in_a_row_with_a_large_value_is_reported(tmp_path, capsys):
+    columns = {"large": "bytes", "image": "jpeg"}
+    with flarecli.Writer(str(tmp_path / "data"), columns=columns) as writer:
+        writer.write({"large": bytes(60), "image": b"no image"})
+    source = str(tmp_path / "data")
+    assert main(["verify", source, "--decode", "--max-object", "50"]) == 1
+    *findings, _ = capsys.readouterr().out.splitlines()
+    row = f"{source}/shard.00000.mds[0]"
+    assert [line.partition(" (")[0] for line in findings] == [
+        f"{row}: column 'large': {REASON.format(size=60, limit=50)}",
+        f"{row}: column 'image': invalid jpeg: not an image",
+    ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from flarecli import formats
 from flarecli.arguments import address_text, address_texts, from_options
@@ -383,7 +383,12 @@ def _depth(options: VerifyOptions) -> Depth:
         return Depth(options.quick, hash_rows=options.duplicates)
     from flarecli.media import Sandbox
 
-    return Depth(options.quick, Sandbox(), options.duplicates)
+    return Depth(
+        options.quick,
+        Sandbox(),
+        hash_rows=options.duplicates,
+        max_value_bytes=cast(int, options.max_object),
+    )
 
 
 def _open_state(
@@ -395,6 +400,7 @@ def _open_state(
         "sources": addresses,
         "quick": options.quick,
         "decode": options.decode,
+        "max_object": options.max_object if options.decode else None,
         "sample": options.sample,
         "part": options.part,
         "seed": options.seed,

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 
 from flarecli import encodings, formats
 from flarecli.encodings import Encoding
 from flarecli.errors import FlareError
 from flarecli.expansion import MAX_DECODED_VALUE
+from flarecli.formats import LargeValue
 from flarecli.media import Sandbox, check_header, is_image, is_media, kind_of, sniff
 from flarecli.model import Finding, Row, Shard, finding_of
 from flarecli.progress import count_bytes
+from flarecli.storage import Location
 from flarecli.units import format_size
 
 __all__ = ["HINT", "decode_values"]
@@ -25,15 +27,17 @@ _DOCUMENTS = ("json", "json_json", "msgpack", "tree")
 _IMAGES = ("jpeg", "png")
 _IMAGE_LISTS = ("jpeg_array", "jpegarray", "list[jpeg]", "list[png]")
 _VIDEOS = {"mp4": ("mp4", "mov", "m4a"), "webm": ("webm", "mkv")}  # encoding -> containers
+_LARGE_HINT = "Increase --max-object."
 HINT = "The source file was already damaged; repair it and pack again, or exclude the row with `flare pack … --where`."
 
 
 def decode_values(
-    form: formats.Format, shard: Shard, decoder: Sandbox, is_typed: bool = False
+    form: formats.Format, shard: Shard, decoder: Sandbox, max_bytes: int, is_typed: bool = False
 ) -> Iterator[Finding]:
     """Decode all values except pickles; yield a finding for each invalid value or unreadable row.
 
-    is_typed  whether the structure check has already parsed numbers and text
+    max_bytes  a larger value is a finding, and is not decoded
+    is_typed   whether the structure check has already parsed numbers and text
     """
     decoded = {
         column.name: encodings.lookup(column.encoding)
@@ -42,12 +46,17 @@ def decode_values(
     }
     decoded = {name: kind for name, kind in decoded.items() if not (is_typed and _is_plain(kind))}
     chunk = shard.chunk
+    large: dict[int, list[str]] = {}  # row -> columns whose values are not read
+    for value in form.large_values(shard, max_bytes) if decoded else ():
+        if value.column in decoded:
+            large.setdefault(value.row, []).append(value.column)
+            yield _too_large(value, chunk.at, max_bytes)
     # limit the number of list items, because hostile rows may share the same bytes
     items_left = sum(at.size() for at in (chunk.at, *chunk.companions))
     unreported = 0  # bytes
     for start in range(0, shard.rows if decoded else 0, _ROWS):
         rows = range(start, min(start + _ROWS, shard.rows))
-        for i, row in _read_rows(form, shard, rows, list(decoded)):
+        for i, row in _read_rows(form, shard, rows, list(decoded), large):
             if isinstance(row, FlareError):
                 yield finding_of(row if row.where else row.changed(row=i), chunk.at)
                 continue
@@ -60,6 +69,10 @@ def decode_values(
                     message = "list items overlap: rows have more items than the shard has bytes; later rows are not decoded"
                     yield Finding(f"{chunk.at}[{i}]", "format", message, HINT)
                     return
+                size = sum(map(len, data)) if isinstance(data, list) else len(data)
+                if size > max_bytes:  # the format does not store the sizes of values
+                    yield _too_large(LargeValue(i, name, size), chunk.at, max_bytes)
+                    continue
                 kind = decoded[name].item or decoded[name]
                 named_kind = kind_of(f"a.{name}") if form.key_column else None
                 for part in data if isinstance(data, list) else [data]:
@@ -79,18 +92,35 @@ def _is_plain(kind: Encoding) -> bool:
 
 
 def _read_rows(
-    form: formats.Format, shard: Shard, rows: Sequence[int], names: list[str]
+    form: formats.Format,
+    shard: Shard,
+    rows: Sequence[int],
+    names: list[str],
+    large: Mapping[int, Sequence[str]],
 ) -> Iterator[tuple[int, Row | FlareError]]:
-    """Read rows together; if a row cannot be read, read the rows one at a time."""
-    try:
-        yield from zip(rows, form.read_rows(shard, rows, names), strict=True)
-        return
-    except FlareError as error:
-        if len(rows) == 1:
-            yield rows[0], error
+    """Read rows together; if a row has a large value or cannot be read, read each row separately.
+
+    large  row -> columns that are not read
+    """
+    if len(rows) == 1:
+        names = [name for name in names if name not in large.get(rows[0], ())]
+        if not names:
             return
+    if len(rows) == 1 or large.keys().isdisjoint(rows):
+        try:
+            yield from zip(rows, form.read_rows(shard, rows, names), strict=True)
+            return
+        except FlareError as error:
+            if len(rows) == 1:
+                yield rows[0], error
+                return
     for row in rows:
-        yield from _read_rows(form, shard, [row], names)
+        yield from _read_rows(form, shard, [row], names, large)
+
+
+def _too_large(value: LargeValue, at: Location, max_bytes: int) -> Finding:
+    message = f"column {value.column!r}: a value of {value.size} bytes, larger than the limit of {max_bytes} bytes"
+    return Finding(str(at), "large", message, _LARGE_HINT, row=value.row, column=value.column)
 
 
 def _fault(encoding: Encoding, data: bytes, named_kind: str | None, decoder: Sandbox) -> str:

@@ -75,13 +75,14 @@ class ListEntry:
 class Depth:
     """Depth of a check.
 
-    quick         check only sizes, and headers of local shards
-    decoder       image decoder; if set, all values except pickles are also decoded
-    hash_rows     also hash each row, to find equal rows
-    key           column whose values are compared with another stream; empty: none
-    listed_sizes  address -> size in bytes, for every file below `listed_below`; None: the size of
-                  each file is requested
-    listed_below  address of the listed folder, with a final slash
+    quick            check only sizes, and headers of local shards
+    decoder          image decoder; if set, all values except pickles are also decoded
+    max_value_bytes  a larger value is a finding, and is not decoded
+    hash_rows        also hash each row, to find equal rows
+    key              column whose values are compared with another stream; empty: none
+    listed_sizes     address -> size in bytes, for every file below `listed_below`; None: the size
+                     of each file is requested
+    listed_below     address of the listed folder, with a final slash
     """
 
     quick: bool = False
@@ -90,6 +91,7 @@ class Depth:
     key: str = ""
     listed_sizes: Mapping[str, int] | None = None
     listed_below: str = ""
+    max_value_bytes: int = 0
 
     @property
     def needs_rows(self) -> bool:
@@ -177,7 +179,7 @@ def check_chunk(
             hashed = _hash_chunk(chunk, entries, compression, rows, result)
         if hashed is not None:
             shard = _open(form, hashed, columns, entries, result)
-            result.findings += _check_structure(form, shard, depth.decoder, bool(result.findings))
+            result.findings += _check_structure(form, shard, depth, bool(result.findings))
             if depth.hash_rows and not result.findings:
                 result.row_hashes = hash_rows(form, shard)
             if depth.key and not result.findings:
@@ -261,7 +263,7 @@ def _check_in_one_pass(
         ):
             opened = _of_size(chunk, result.size, file)
             shard = _open(form, opened, columns, entries, structure)
-            structure.findings += _check_structure(form, shard, None, False)
+            structure.findings += _check_structure(form, shard, Depth(), False)
         _compare(at, sums, entries, rows, result)
     result.rows = structure.rows
     result.findings += structure.findings
@@ -269,12 +271,13 @@ def _check_in_one_pass(
 
 
 def _check_structure(
-    form: formats.Format, shard: Shard, decoder: Sandbox | None, is_changed: bool
+    form: formats.Format, shard: Shard, depth: Depth, is_changed: bool
 ) -> list[Finding]:
     """Check the structure of a shard and, with a decoder, its values. Report each row only once.
 
     is_changed  whether a checksum differs; if so, the hints state that the file was changed
     """
+    decoder = depth.decoder
     findings = [
         _with_byte_range(one, shard)
         for one in islice(form.verify_shard(shard, decoder is not None), _MAX_FINDINGS)
@@ -284,8 +287,12 @@ def _check_structure(
 
         reported = {one.where for one in findings}
         values = (
-            _with_byte_range(replace(one, hint=_CHANGED) if is_changed else one, shard)
-            for one in decode_values(form, shard, decoder, is_typed=not findings)
+            _with_byte_range(
+                replace(one, hint=_CHANGED) if is_changed and one.kind != "large" else one, shard
+            )
+            for one in decode_values(
+                form, shard, decoder, depth.max_value_bytes, is_typed=not findings
+            )
         )
         findings += islice((one for one in values if one.where not in reported), _MAX_FINDINGS)
         findings.sort(key=lambda one: -1 if one.start is None else one.start)
