@@ -211,6 +211,12 @@ def test_errors_name_the_line_where_a_record_starts(fields):
             "line 6 has 1 field; the header has 2",
             "Quote fields that contain a separator or a newline.",
         ),
+        (
+            b"# exported by a tool\nid,name\n1,a\n",
+            "line 2 has 2 fields; the header has 1",
+            "If the first line is a comment, remove it; otherwise, quote fields that contain a "
+            "separator or a newline.",
+        ),
         (b"a,b\n1,2\n3,caf\xe9\n", "line 3: byte 13 is not UTF-8", ENCODING),
         (b"\xfea,b\n1,2\n", "line 1: byte 0 is not UTF-8", ENCODING),
         (b"a,b\n1,2\0\n", "line 2: byte 7 is NUL", UTF8),

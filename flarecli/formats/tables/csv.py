@@ -249,10 +249,13 @@ class Delimited(TextPart):
         row = ragged[0]
         line, fields = self._line(piece, row.number - 1), format_count(row.actual_columns, "field")
         first = "header" if self._dialect.has_header else "first line"
+        hint = "Quote fields that contain a separator or a newline."
+        if self._dialect.has_header and self._names[0].startswith("#"):
+            hint = f"If the first line is a comment, remove it; otherwise, q{hint[1:]}"
         return FormatError(
             f"line {line} has {fields}; the {first} has {row.expected_columns}",
             where=self.at,
-            hint="Quote fields that contain a separator or a newline.",
+            hint=hint,
         )
 
     def _convert(
