@@ -422,6 +422,25 @@ def test_a_value_that_does_not_fit_is_listed_with_on_error_skip(here, capfd):
     assert json.loads(line) == told
 
 
+@pytest.mark.parametrize("format", ["mds", "webdataset"])
+def test_the_report_names_a_failed_file_of_a_list_as_the_list_does(here, capfd, format):
+    (here / "a.jpg").write_bytes(b"GIF89a")
+    (here / "list.txt").write_text("a.jpg\nb.jpg\nok.csv\n")
+    line = ["pack", "list.txt", "out", "-f", format, "--strict", "--input", "lines"]
+    assert main([*line, "--on-error", "skip"]) == 1
+    reasons = [
+        "a.jpg: content does not match the file extension: gif, not jpeg",
+        "b.jpg: no such file or folder",
+    ]
+    _, err = capfd.readouterr()
+    assert [line for line in err.splitlines() if line.startswith(("a", "b"))] == reasons
+    lines = (here / "out" / "failed.jsonl").read_text().splitlines()
+    assert [json.loads(line)["reason"] for line in lines] == reasons
+    hint = "Use --on-error skip to omit such rows and list them in failed.jsonl."
+    error = f"list.txt[0]: {reasons[0]}"
+    check_error(capfd, " ".join(["pack", "list.txt", "out2", *line[3:]]), 4, error, hint)
+
+
 def test_text_that_is_not_utf8_is_reported(here, capfd):
     (here / "latin.csv").write_bytes(b"a,b\n1,caf\xe9\n")
     check_error(

@@ -55,7 +55,7 @@ class Failure:
     file, file_row  source file that contains the row, and the row number in that file; None if a
                     query computed the row
     hint            how to pack the row, such as an option; not written to `failed.jsonl`
-    names_key       whether the reason begins with the key
+    names_key       whether the reason begins with a file name that identifies the row like the key
     """
 
     row: int
@@ -72,6 +72,14 @@ class Failure:
     def where(self) -> str:
         """Return the source file and row number; the row position if the file is unknown."""
         return f"row {self.row}" if self.file is None else f"{self.file}[{self.file_row}]"
+
+    @property
+    def report(self) -> tuple[str, str]:
+        """Return the key, the file name or the place of the row, and the reason."""
+        if self.names_key:
+            name, _, reason = self.reason.partition(": ")
+            return name, reason
+        return self.key or self.where, self.reason
 
     def redacted(self) -> Failure:
         """Return a copy in which secrets in URLs are redacted."""

@@ -10,7 +10,7 @@ of threads. Pillow releases the GIL while it decodes, so threads use all cores.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -37,7 +37,7 @@ from flarecli.units import format_count
 from flarecli.write import Failure, key_text
 from flarecli.write.fetch_links import Fetched
 
-__all__ = ["MediaColumn", "MediaOptions", "info_names", "media_columns", "processed"]
+__all__ = ["FileKeys", "MediaColumn", "MediaOptions", "info_names", "media_columns", "processed"]
 
 _AHEAD_BYTES = 32 << 20  # maximum size of the values in flight
 _TASK_VALUES = 8  # values per task, to reduce the overhead of tasks
@@ -252,14 +252,14 @@ def processed(
     columns: Sequence[MediaColumn],
     options: MediaOptions,
     infos: Mapping[str, Mapping[str, str]],
-    key: str | None,
+    keys: FileKeys,
     progress: Progress,
     jobs: int,
 ) -> Generator[Fetched, None, None]:
     """Yield the rows with processed media columns, in order.
 
     infos   names of the media info columns, as returned by `info_names`
-    key     column that identifies rows in failures
+    keys    keys that identify rows in failures
     jobs    maximum number of threads; 1: process values in the calling thread
     return  processed rows, and failures for all other rows; the media info columns (int64,
             float64) are the last columns
@@ -292,13 +292,25 @@ def processed(
             values[columns.index(task.column)] += some
             if task.column is columns[-1] and task.stop >= task.part.batch.num_rows:
                 mismatches.add(task.part, columns, values)
-                yield _with_values(task.part, columns, values, infos, key)
+                yield _with_values(task.part, columns, values, infos, keys)
                 values = [[] for _ in columns]
         for note in mismatches.notes():
             progress.note(note)
     finally:
         results.close()
         parts.close()
+
+
+class FileKeys(NamedTuple):
+    """The keys of rows that contain files.
+
+    column       column of keys; None: the rows have no keys
+    is_file_key  function that returns whether a key (first argument) identifies the same file as a
+                 file name
+    """
+
+    column: str | None
+    is_file_key: Callable[[str, str], bool]
 
 
 class _Task(NamedTuple):
@@ -354,22 +366,24 @@ def _with_values(
     columns: Sequence[MediaColumn],
     values: Sequence[_Values],
     infos: Mapping[str, Mapping[str, str]],
-    key: str | None,
+    keys: FileKeys,
 ) -> Fetched:
     """Return the rows with the processed values."""
     failures: dict[int, Failure] = {}
-    keys = part.batch.column(key) if key is not None else None
+    key_column = part.batch.column(keys.column) if keys.column is not None else None
     batch = part.batch
     for column, column_values in zip(columns, values, strict=True):
         for row, value in enumerate(column_values):
             if value is not None and value.error is not None and row not in failures:
-                name = redact(_file_name(part, column, row)) or column.name
+                name = _file_name(part, column, row)
+                key = "" if key_column is None else key_text(key_column[row])
                 failures[row] = Failure(
                     int(part.rows[row]),
-                    "" if keys is None else key_text(keys[row]),
+                    key,
                     column.name,
                     "value",
-                    f"{name}: {value.error}",
+                    f"{redact(name) or column.name}: {value.error}",
+                    names_key=bool(name) and keys.is_file_key(key, name),
                 )
         if any(value is not None and value.data is not None for value in column_values):
             at, unchanged = batch.schema.get_field_index(column.name), batch.column(column.name)

@@ -17,6 +17,7 @@ from flarecli.arguments import address_text, address_texts, name_list
 from flarecli.commands.external_shuffle import shuffled
 from flarecli.commands.options import PackOptions
 from flarecli.commands.packing.media import (
+    FileKeys,
     MediaColumn,
     MediaOptions,
     info_names,
@@ -351,6 +352,10 @@ class Plan:
         """Return the column that identifies rows in failures; None if downloads replace it."""
         key = self._source_key
         return None if key is None else self.task.format.key_column or key
+
+    def is_file_key(self, key: str, name: str) -> bool:
+        """Return whether a key is a file name, or the form of this name that the format stores."""
+        return key in (name, self.task.format.storable_keys(pa.array([name]))[0].as_py())
 
     @property
     def _source_key(self) -> str | None:
@@ -799,7 +804,8 @@ def fetched(
         columns = [column for column in columns if column.has_names]
     if columns:
         jobs = task.limits.jobs
-        parts = processed(parts, columns, task.media, infos, plan.row_name, plan.progress, jobs)
+        keys = FileKeys(plan.row_name, plan.is_file_key)
+        parts = processed(parts, columns, task.media, infos, keys, plan.progress, jobs)
     if task.null_columns:
         parts = _with_null_columns(plan, parts)
     return _filled(plan, parts) if task.nulls != NullValues() else parts
@@ -885,7 +891,7 @@ def _read_files(
         for row, column, error in flaws:
             name = str(batch.column(_NAME_OF + column)[row])
             # in a list of files, the file name is the key
-            is_key = keys is not None and str(keys[row]) == name
+            is_key = keys is not None and plan.is_file_key(str(keys[row]), name)
             hint = error.hint if error.kind == "unsafe" else ""
             problems.append((row, column, error.kind, f"{name}: {error.message}", hint, is_key))
         missing = _missing_files(plan, batch, [*names_of, *read_already], plan.row_name)

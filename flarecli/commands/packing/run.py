@@ -341,7 +341,7 @@ def _write(
             failures = [plan.places.placed(failure) for failure in failures]
             if skips:
                 for failure in failures:
-                    progress.failed(failure.key or failure.where, failure.reason)
+                    progress.failed(*failure.report)
                     writer.fail(plan.source.name.listed(failure))
             elif failures and batch is not None:  # keep the earlier rows for a resumed pack
                 kept = int(np.searchsorted(rows, failures[0].row))
@@ -570,7 +570,7 @@ def dry_run(plan: Plan, part_rows: int | None = None) -> Packed:
         tried, fetched_rows = format_count(totals.tried, "row"), totals.tried - failed
         plan.progress.note(f"tried the links of {tried}: {fetched_rows} succeeded, {failed} failed")
     for failure in totals.failures if plan.links or not ends else ():
-        plan.progress.failed(failure.key or failure.where, failure.reason)
+        plan.progress.failed(*failure.report)
     if ends:
         raise failed_row(plan, totals.failures[0])
     return Packed(
