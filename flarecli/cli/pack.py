@@ -58,7 +58,9 @@ def command(line: Line) -> int:
             counts += f" ({format_count(packed.resumed_rows, 'row')} in an earlier run)"
         if packed.replaced:
             counts += f", replaced {_replaced(packed)}"
-        bar.print_summary(f"{'joined' if line.join else 'packed'} {counts}")
+        # the size includes the shards of an earlier run, and the time does not
+        size = 0 if packed.resumed_rows else packed.bytes
+        bar.print_summary(f"{'joined' if line.join else 'packed'} {counts}", size)
         if packed.playlist:  # a part without rows has no playlist
             printer.line(packed.playlist)
     return 1 if packed.failed else 0

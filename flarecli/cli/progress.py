@@ -206,13 +206,13 @@ class ProgressBar(Progress):
         for reason, count in by_count[:MAX_FAILURES]:
             self._printer.note(f"{format_count(count, 'row')} failed: {reason}")
 
-    def print_summary(self, text: str) -> None:
-        """Print `text` and the elapsed time on one line.
+    def print_summary(self, text: str, size: int | None = None) -> None:
+        """Print `text` and the elapsed time on one line. If bytes were processed, add the rate.
 
-        If bytes were processed, add their rate.
+        size  number of bytes from which the rate is computed; None: the processed bytes
         """
         seconds = max(1e-3, time.monotonic() - self._begin)
-        rate = int(self._bytes / seconds)
+        rate = int((self._bytes if size is None else size) / seconds) if self._bytes else 0
         shown = f" ({format_size(rate)}/s)" if rate else ""
         self._printer.note(f"{text} in {seconds:.1f} s{shown}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from dataclasses import asdict, dataclass, field
 from types import SimpleNamespace
 
@@ -241,6 +242,12 @@ def test_pack_prints_the_playlist_and_a_summary_on_stderr(flare):
     assert ran.err.startswith("packed 5 rows in 2 shards, 1.2 kB as version 3 in ")
     ran = flare("pack", "a", "out", "-q", pack=Recorder(Packed()))
     assert (ran.code, ran.out, ran.err) == (0, "out/playlist.yaml\n", "")
+    # the rate is computed from the printed size, which includes the shards of an earlier run
+    advance = lambda progress: progress.advance(5, 10**18)  # noqa: E731
+    ran = flare("pack", "a", "out", pack=Recorder(Packed(), advance))
+    assert re.fullmatch(r"packed .*, 1\.2 kB in [\d.]+ s \([\d.]+ ([kM]?B)/s\)\n", ran.err)
+    ran = flare("pack", "a", "out", "--resume", pack=Recorder(Packed(resumed_rows=2), advance))
+    assert re.fullmatch(r"packed .*, 1\.2 kB \(2 rows in an earlier run\) in [\d.]+ s\n", ran.err)
     ran = flare("pack", "a", "out", "--json", pack=Recorder(Packed()))
     assert (ran.code, json.loads(ran.out), ran.err) == (
         0,
