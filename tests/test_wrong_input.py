@@ -422,6 +422,30 @@ def test_a_value_that_does_not_fit_is_listed_with_on_error_skip(here, capfd):
     assert json.loads(line) == told
 
 
+def test_a_change_of_an_unfinished_pack_recommends_to_finish_the_pack(here, capfd):
+    assert main(["pack", "ok.csv", "parts", "--part", "1/2", "-q"]) == 0
+    (here / "killed" / ".flare").mkdir(parents=True)
+    (here / "killed" / ".flare" / "journal").write_text("{}\n")
+    capfd.readouterr()
+    for folder, hint in (
+        (
+            "parts",
+            "Run `flare pack … --part K/2` for each missing part, then `flare pack … --join`.",
+        ),
+        ("killed", "Run the same `flare pack` command again with --resume."),
+    ):
+        error = f"{folder}: folder contains an unfinished pack"
+        for line in (
+            f"pack ok.csv {folder} --append",
+            f"pack ok.csv {folder} --add-column t",
+            f"log {folder}",
+            f"drop {folder} -r 0",
+            f"compact {folder}",
+            f"prune {folder} --keep 1",
+        ):
+            check_error(capfd, line, 4, error, hint)
+
+
 @pytest.mark.parametrize("format", ["mds", "webdataset"])
 def test_the_report_names_a_failed_file_of_a_list_as_the_list_does(here, capfd, format):
     (here / "a.jpg").write_bytes(b"GIF89a")

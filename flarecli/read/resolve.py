@@ -259,7 +259,7 @@ def without_version_index(stream: Stream) -> Stream:
 def _of_file(at: Location, format: str | None, exists: bool) -> Playlist:
     if at.name.endswith((".yaml", ".yml")):
         if at.is_local or not at.exists():
-            _refuse_unfinished(at.folder)
+            refuse_unfinished(at.folder)
         return read_list(at, format)
     if at.name == INDEX:
         return read_list(at, format)
@@ -291,13 +291,13 @@ def _sniffed(at: Location) -> str | None:
 
 def _of_folder(at: Location, format: str | None) -> Playlist:
     if at.is_local:
-        _refuse_unfinished(at)
+        refuse_unfinished(at)
     if (at / playlists.PLAYLIST).exists():
         return _formatted(playlists.read(at / playlists.PLAYLIST), format)
     # In a bucket, an old playlist remains valid while a pack replaces the dataset. Therefore, an
     # unfinished pack is an error only without a playlist.
     if not at.is_local:
-        _refuse_unfinished(at)
+        refuse_unfinished(at)
     if (at / INDEX).exists():
         return _formatted(_indexed(at), format)
     for index, name in INDEX_FILES.items():
@@ -410,7 +410,8 @@ def _indexed(at: Location) -> Playlist:
     return Playlist((formats.find(INDEX_FILES[INDEX]).open_dataset(at),), at / INDEX)
 
 
-def _refuse_unfinished(at: Location) -> None:
+def refuse_unfinished(at: Location) -> None:
+    """Raise UnfinishedError if a folder contains an unfinished pack or unpack."""
     if at.is_local:
         is_unfinished = any((at / name).exists() for name in _UNFINISHED)
     else:

@@ -61,7 +61,7 @@ from flarecli.playlists import (
     version_of,
 )
 from flarecli.read import Dataset
-from flarecli.read.resolve import without_version_index
+from flarecli.read.resolve import refuse_unfinished, without_version_index
 from flarecli.read.version_lists import COMMIT_LOCK, FRAGMENT, confined, is_fragment
 from flarecli.storage import Guard, Location, descriptors, locate
 from flarecli.storage.local import SCRATCH, LocalStore
@@ -280,7 +280,8 @@ def read_version(at: Location, number: int) -> Version:
 def newest(at: Location) -> Version:
     """Read the newest version of a dataset.
 
-    raises  UsageError if the folder contains no playlist
+    raises  UsageError if the folder contains no playlist; UnfinishedError if it contains an
+            unfinished pack
     """
     at = _fresh(at)
     found = numbers(at)
@@ -302,6 +303,7 @@ def newest(at: Location) -> Version:
                 where=at,
                 hint="Name the folder that contains playlist.yaml.",
             ) from None
+        refuse_unfinished(at)
         if not _has_entries(at):
             raise UsageError(
                 "no dataset in this folder",
