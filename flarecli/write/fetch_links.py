@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
@@ -42,7 +42,7 @@ from flarecli.write.link_targets import (
 )
 from flarecli.write.spool import FetchedLink, Spool, address_digest
 
-__all__ = ["Fetched", "Link", "fetch"]
+__all__ = ["Fetched", "Link", "LinkFailure", "fetch"]
 
 MAX_SLICE_ROWS = 1024
 MAX_ROWS_AHEAD = 4096  # maximum number of rows in slices whose links have been requested
@@ -123,6 +123,7 @@ def fetch(
     first_row: int = 0,
     progress: Progress,
     spool: Spool | None = None,
+    refused: Callable[[pa.RecordBatch], Mapping[int, LinkFailure]] | None = None,
 ) -> Generator[Fetched, None, None]:
     """Download the links in each batch, and yield batches with the bytes in place of the links.
 
@@ -132,6 +133,8 @@ def fetch(
     first_row  position in the selection of the first row of `batches`
     spool      contains the downloads of an interrupted pack, and saves the downloads of this pack
     ignore_robots_tag  True: also download objects whose X-Robots-Tag disallows their use
+    refused    function that returns the rows of a batch whose links must not be downloaded: row ->
+               failure; None: download the links of all rows
     raises     UsageError if a link column is not text
     """
     if not links:
@@ -141,7 +144,7 @@ def fetch(
             first_row = next_row
         return
     fetcher = _Fetcher(
-        links, key, at, guard, limits, allow_empty, ignore_robots_tag, spool, progress
+        links, key, at, guard, limits, allow_empty, ignore_robots_tag, spool, refused, progress
     )
     try:
         rows = 0
@@ -201,12 +204,14 @@ class _Fetcher:
         allow_empty: bool,
         ignore_robots_tag: bool,
         spool: Spool | None,
+        refused: Callable[[pa.RecordBatch], Mapping[int, LinkFailure]] | None,
         progress: Progress,
     ) -> None:
         self._progress = progress
         self._finished_rows = 0  # number of rows in the slices before `slices`
         self._reported_rows = self._reported_bytes = 0  # rows and bytes reported to `progress`
         self._links, self._key, self._allow_empty = links, key, allow_empty
+        self._refused = refused
         self._obeys_robots_tag, self._robots_hint = not ignore_robots_tag, ""
         self._guard, self._limits, self._spool = guard, limits, spool
         self._may_be_page = [
@@ -256,6 +261,11 @@ class _Fetcher:
             else:
                 outcomes[i] = target
                 has_objects |= isinstance(target, Location) and not target.is_local
+        if self._refused is not None:
+            width = len(self._links)
+            for row, failure in self._refused(batch).items():
+                for i in range(row * width, (row + 1) * width):
+                    outcomes[i], urls[i], origins[i] = failure, "", ""
         if self._saved:
             for i in self._use_saved(flat, outcomes, first):
                 urls[i] = origins[i] = ""
@@ -444,7 +454,7 @@ class _Fetcher:
             if isinstance(value, bytes):
                 values.append(value)
             elif failed is None:
-                failed = link.name, value
+                failed = value.column or link.name, value
         if failed is None:
             for builder, value in zip(self._builders, values, strict=True):
                 builder.add((value,))

@@ -58,11 +58,15 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class LinkFailure:
-    """The failure of a link. The fields have the same meaning as in `Failure`."""
+    """The failure of a link. The fields have the same meaning as in `Failure`.
+
+    column  column that caused the failure; empty for the link column
+    """
 
     kind: str
     reason: str
     hint: str = ""
+    column: str = ""
 
 
 # Result of a link, or its state: None while an HTTP download is running; a Location if a file or an

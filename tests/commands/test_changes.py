@@ -412,6 +412,73 @@ def test_a_row_with_an_erased_key_is_a_failed_row_of_a_later_append(out, tmp_pat
     assert list(flare.verify(str(out))) == []
 
 
+def with_links(ids, web, path):
+    """Write a table of two links per row, to `/N.jpg` and `/N.txt`."""
+    for i in ids:
+        web.file(f"/{i}.jpg", b"\xff\xd8\xff\xe0 image %d" % i)
+        web.file(f"/{i}.txt", b"page %d" % i)
+    samples = [{"id": i, "image": web.url(f"/{i}.jpg"), "page": web.url(f"/{i}.txt")} for i in ids]
+    return table(samples, path)
+
+
+@pytest.mark.parametrize("options", [{}, {"key": "id"}, {"part_rows": 2}, {"where": "id != 4"}])
+def test_the_links_of_a_row_with_an_erased_key_are_not_requested(options, web, tmp_path):
+    out = tmp_path / "out"
+    links = {"fetch": ["image", "page"], "encode": {"page": "str"}, "allow_private": True}
+    flare.pack(with_links(range(4), web, tmp_path / "first.parquet"), out, **links)
+    flare.drop(out, where="id = 2", key="id", erase=True)
+    more = with_links([4, 2, 5, 6], web, tmp_path / "more.parquet")
+    links |= {"append": True, **options}
+    web.asked.clear()
+    flare.pack(more, out, **links, on_error="skip", dry_run=True)
+    with pytest.raises(FormatError) as caught:
+        flare.pack(more, out, **links)
+    part = "part 00000: " if "part_rows" in options else ""
+    assert str(caught.value) == f"{part}{more}[1]: a row with this key was erased from the dataset"
+    packed = flare.pack(more, out, **links, on_error="skip")
+    kept = [5, 6] if "where" in options else [4, 5, 6]
+    assert (packed.rows, packed.failed, dict(packed.reasons)) == (len(kept), 1, {"erased": 1})
+    # parts and their fragment have separate lists
+    (failed,) = {path.read_text() for path in out.glob("fragment.*/**/failed.jsonl")}
+    assert json.loads(failed) == {
+        "file": "more.parquet",
+        "row": 1,
+        "key": "",
+        "column": "id",
+        "kind": "erased",
+        "reason": "a row with this key was erased from the dataset",
+    }
+    assert set(web.asked) == {f"/{i}.{kind}" for i in kept for kind in ("jpg", "txt")}
+    assert [(one["id"], one["page"]) for one in content(out)] == [
+        (i, f"page {i}") for i in [0, 1, 3, *kept]
+    ]
+    assert list(flare.verify(str(out))) == []
+
+
+def test_a_row_with_an_erased_key_and_without_a_link_fails_because_of_the_key(web, tmp_path):
+    out = tmp_path / "out"
+    links = {"fetch": ["image"], "allow_private": True, "columns": ["id", "image"]}
+    flare.pack(with_links(range(4), web, tmp_path / "first.parquet"), out, **links)
+    flare.drop(out, where="id = 2", key="id", erase=True)
+    samples = [{"id": i, "image": web.url("/0.jpg") if i == 9 else None} for i in (2, 8, 9)]
+    more = table(samples, tmp_path / "more.parquet")
+    packed = flare.pack(more, out, append=True, on_error="skip", **links)
+    assert (packed.rows, dict(packed.reasons)) == (1, {"erased": 1, "null": 1})
+
+
+def test_an_address_is_not_compared_with_the_erased_texts_of_its_column(web, tmp_path):
+    out, address = tmp_path / "out", web.file("/page", b"other text")
+    flare.pack(table([{"text": address}, {"text": "kept"}], tmp_path / "first.parquet"), out)
+    flare.drop(out, where="text != 'kept'", key="text", erase=True)
+    more = table([{"text": address}], tmp_path / "more.parquet")
+    flare.pack(more, out, append=True, fetch=["text"], allow_private=True)
+    assert content(out) == [{"text": "kept"}, {"text": "other text"}]
+    web.file("/page", address.encode())  # the downloaded text is erased
+    with pytest.raises(FormatError) as caught:
+        flare.pack(more, out, append=True, fetch=["text"], allow_private=True)
+    assert str(caught.value) == f"{more}[0]: a row with this key was erased from the dataset"
+
+
 def test_an_erased_key_is_not_listed_if_the_row_fails_for_another_reason(out, tmp_path):
     flare.drop(out, where="id = 3", key="id", erase=True)
     (tmp_path / "a.csv").write_text("id,text\n10,fine\n3," + "x" * 3000 + "\n")

@@ -6,7 +6,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, cast
 
 import numpy as np
@@ -62,6 +62,7 @@ __all__ = [
 DOTS_NOTE = (
     "keys contain dots, which are stored as '_', because the extension starts at the first dot"
 )
+_ERASED, _ERASED_REASON = "erased", "a row with this key was erased from the dataset"
 _NAME_OF = "name of the file in "  # prefix of internal columns that contain file names
 
 
@@ -795,6 +796,7 @@ def fetched(
             first_row=skip,
             progress=plan.progress,
             spool=spool,
+            refused=partial(_refused, plan) if task.erased else None,
         )
     parts = _limited(plan, parts)
     if task.erased:
@@ -849,22 +851,47 @@ def _without_erased(
     erased = plan.task.erased
     with contextlib.closing(parts):
         for part in parts:
-            failures: dict[int, Failure] = {}
-            for name in erased.hashes:
-                if name not in part.batch.schema.names:
-                    continue
-                found = erased.contains(name, key_values(plan, name, part.batch.column(name)))
-                for at in np.flatnonzero(found).tolist():
-                    failures[at] = _erased(int(part.rows[at]), name)
+            found = _erased_rows(plan, part.batch, part.batch.schema.names)
+            failures = {at: _erased(int(part.rows[at]), name) for at, name in found.items()}
             earlier = [
-                _erased(one.row, one.column) if erased.contains_text(one.key) else one
+                _erased(one.row, one.column)
+                if one.kind == _ERASED or erased.contains_text(one.key)
+                else one
                 for one in part.failures
             ]
             yield replace(part, failures=earlier).without(failures)
 
 
+def _refused(plan: Plan, batch: pa.RecordBatch) -> dict[int, fetch_links.LinkFailure]:
+    """Return the rows with an erased key, whose links must not be downloaded: row -> failure.
+
+    Link columns are not compared, because the downloaded bytes replace their values. A value above
+    `--max-object` may have been replaced with zero bytes; its row fails after the download.
+    """
+    links = {link.source for link in plan.links}
+    names = [name for name in batch.schema.names if name not in links]
+    return {
+        row: fetch_links.LinkFailure(_ERASED, _ERASED_REASON, column=name)
+        for row, name in _erased_rows(plan, batch, names).items()
+    }
+
+
+def _erased_rows(plan: Plan, batch: pa.RecordBatch, names: Sequence[str]) -> dict[int, str]:
+    """Return the rows of a batch with an erased key: row -> key column.
+
+    names  columns to compare
+    """
+    found: dict[int, str] = {}
+    for name, hashes in plan.task.erased.hashes.items():
+        if name in names and hashes:
+            keys = key_values(plan, name, batch.column(name))
+            is_erased = plan.task.erased.contains(name, keys)
+            found.update(dict.fromkeys(np.flatnonzero(is_erased).tolist(), name))
+    return found
+
+
 def _erased(row: int, column: str) -> Failure:
-    return Failure(row, "", column, "erased", "a row with this key was erased from the dataset")
+    return Failure(row, "", column, _ERASED, _ERASED_REASON)
 
 
 def _read_files(
