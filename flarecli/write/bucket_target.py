@@ -34,7 +34,7 @@ from typing import Any
 from flarecli.errors import BusyError, FlareError, MissingError, ReachError, UsageError
 from flarecli.playlists import PLAYLIST
 from flarecli.prefetch import ordered_map, start_thread
-from flarecli.read.version_lists import is_fragment
+from flarecli.read.version_lists import COMMIT_LOCK, is_fragment
 from flarecli.storage import Entry, Location
 from flarecli.storage.cloud.store import Snapshot, snapshot, swap
 from flarecli.storage.local import SCRATCH
@@ -169,20 +169,24 @@ class Lease:
                 hint = "Run the same command with --resume."
             raise BusyError(self._lost, where=self._where, hint=hint)
 
-    def check_store(self) -> None:
+    def check_store(self, named: Location | None = None) -> None:
         """Raise an error unless the store refuses to create the lock again.
 
+        named   file that the error names; None: the lock
         raises  UsageError if the store rejects conditional writes; ReachError if it ignores the
                 condition
         """
+        named = named or self._at
         with self._mutex:
             try:
                 self._at.create(self._snapshot.data)
             except BusyError:
                 return
+            except UsageError as error:
+                raise error.changed(address=str(named)) from None
         raise ReachError(
             "the store created a file that already exists",
-            where=self._at,
+            where=named,
             hint="Use a store with conditional writes (If-None-Match), or a local folder.",
         )
 
@@ -271,6 +275,10 @@ class BucketTarget(Target):
                 return
         self._lease = Lease(out / f"{SCRATCH}/lock", self.shown, resume or overwrite)
         try:
+            if is_fragment(out.name):
+                # Without conditional writes, the commit would fail after the upload. The error
+                # names the lock of the commit, because the lock of the fragment is deleted.
+                self._lease.check_store(out.folder / COMMIT_LOCK)
             self._begin(resume, overwrite)
         except BaseException:
             self._lease.release()

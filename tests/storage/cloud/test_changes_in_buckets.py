@@ -4,6 +4,7 @@ conditional puts.
 
 import itertools
 import os
+import re
 import signal
 import traceback
 import urllib.request
@@ -243,13 +244,56 @@ def test_a_store_without_conditional_writes_is_refused(
     server.fault = unsupported
     assert changed(change, out, source, "--retries", "0") == code
     assert capsys.readouterr().err == f"error: {out}/.flare-commit: {message}\nhint: {STORE_HINT}\n"
-    names = {entry.name for entry in locate(out).list()}
-    assert {name for name in names - before if not name.startswith("fragment.")} == set()
+    assert {entry.name for entry in locate(out).list()} == before
     server.fault = lambda request: None
     assert ids(out) == [0, 1, 2, 3]
     assert changed(change, out, source, "--resume") == 0
     assert ids(out) == CHANGES[change][1]
     assert list(flare.verify(out)) == []
+
+
+def test_a_store_that_ignores_conditions_is_refused_before_an_upload(faulty, tmp_path, capsys):
+    bucket, server = faulty("s3")
+    out, source = f"{bucket}/living/store", table(4, 2, tmp_path / "1.parquet")
+    labels = str(tmp_path / "labels.parquet")
+    pq.write_table(pa.table({"label": range(4)}), labels)
+    flare.pack(table(0, 4, tmp_path / "0.parquet"), out, shard_rows=2)
+    before = {entry.name: entry.size for entry in locate(out).list()}
+    commands = {
+        **{name: arguments for name, (arguments, _) in CHANGES.items()},
+        "append in parts": ["pack", "{source}", "{out}", "--append", "--part-rows", "1"],
+        "add column": ["pack", labels, "{out}", "--add-column", "label"],
+    }
+
+    def ignored(request):
+        del request.headers["If-None-Match"]
+
+    for name, arguments in commands.items():
+        server.fault = ignored
+        server.asked.clear()
+        capsys.readouterr()
+        command = [text.format(out=out, source=source) for text in arguments]
+        assert main([*command, "--quiet"]) == 3, name
+        assert capsys.readouterr().err == (
+            f"error: {out}/.flare-commit: the store created a file that already exists\n"
+            f"hint: {STORE_HINT}\n"
+        )
+        (put,) = {urlsplit(one.path).path for one in server.asked if one.method == "PUT"}
+        assert re.fullmatch(r".*/fragment\.[0-9a-f]{32}/\.flare/lock", put), name
+        assert {entry.name: entry.size for entry in locate(out).list()} == before, name
+        server.fault = lambda request: None
+
+
+def test_a_change_tests_the_store_with_one_request_before_the_upload(faulty, tmp_path):
+    bucket, server = faulty("s3")
+    out, source = f"{bucket}/living/store", table(4, 2, tmp_path / "1.parquet")
+    flare.pack(table(0, 4, tmp_path / "0.parquet"), out)
+    server.asked.clear()
+    assert changed("append", out, source) == 0
+    puts = [(urlsplit(one.path).path, one.status) for one in server.asked if one.method == "PUT"]
+    is_lock = [path.endswith("/.flare/lock") for path, _ in puts]
+    refused = [i for i, (_, status) in enumerate(puts) if is_lock[i] and status == 412]
+    assert len(refused) == 1 and refused[0] < is_lock.index(False)
 
 
 def test_a_bucket_that_keeps_earlier_versions_of_objects_is_named_by_an_erasure(
