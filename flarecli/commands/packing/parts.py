@@ -791,10 +791,11 @@ def _run(
         progress.note(f"{format_count(notes - _MAX_NOTES, 'more note')} about parts")
     if errors:
         i = min(errors)
-        error, part = errors[i], f"part {parts.part_name(i)}: "
+        error, part = errors[i], f"part {parts.part_name(i)}"
         if error.address:
-            raise error.changed(address=part + error.address)
-        raise error.changed(address=part + error.where, row=None)
+            raise error.changed(address=f"{part}: {error.address}")
+        where = f"{part}: {error.where}" if error.where else part
+        raise error.changed(address=where, row=None)
 
 
 def _base_folder(task: PackTask) -> str | None:
