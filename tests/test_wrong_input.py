@@ -422,6 +422,22 @@ def test_a_value_that_does_not_fit_is_listed_with_on_error_skip(here, capfd):
     assert json.loads(line) == told
 
 
+def test_a_column_that_is_not_text_cannot_be_fetched(here, capfd):
+    with Writer(str(here / "data"), columns={"b": "bytes", "n": "int"}) as writer:
+        writer.write({"b": b"\xff", "n": 1})
+    hint = "Use a text column with --fetch."
+    for verb in ("pack", "unpack"):
+        for name, type in (("b", "large_binary"), ("n", "int64")):
+            error = f"column {name!r}: expected text with addresses, got {type}"
+            check_error(capfd, f"{verb} data out --fetch {name}", 2, error, hint)
+
+
+def test_an_error_in_all_parts_is_reported_for_the_first_part(here, capfd):
+    hint = "Did you mean gz? Choose one of br, bz2, gz, snappy, zstd, or NAME:LEVEL."
+    line = "pack ok.csv out --part-rows 2 -z gzip"
+    check_error(capfd, line, 2, "part 00000: unknown compression 'gzip'", hint)
+
+
 def test_a_change_of_an_unfinished_pack_recommends_to_finish_the_pack(here, capfd):
     assert main(["pack", "ok.csv", "parts", "--part", "1/2", "-q"]) == 0
     (here / "killed" / ".flare").mkdir(parents=True)

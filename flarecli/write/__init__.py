@@ -13,6 +13,7 @@ from flarecli.write.keys import (
     key_bytes,
     key_text,
 )
+from flarecli.write.link_targets import address_column
 from flarecli.write.spool import Spool
 from flarecli.write.target import Contents, Target, check_can_pack, check_streams
 from flarecli.write.versions import CommitLock
@@ -30,6 +31,7 @@ __all__ = [
     "Spool",
     "Target",
     "Writer",
+    "address_column",
     "bucket_of",
     "check_can_pack",
     "check_streams",

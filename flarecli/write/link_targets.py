@@ -32,6 +32,7 @@ __all__ = [
     "LinkResolver",
     "ObjectReader",
     "Outcome",
+    "address_column",
     "address_texts",
     "extension_of",
 ]
@@ -192,22 +193,28 @@ def _size(at: Location) -> int:
         raise
 
 
-def address_texts(batch: pa.RecordBatch, source: str) -> list[str | None]:
-    """Return the addresses in a text column. Invalid UTF-8 becomes surrogate escapes.
-
-    raises  UsageError if the column is not text
-    """
+def address_column(batch: pa.RecordBatch, source: str) -> pa.Array:
+    """Return a column of addresses as text. Raises UsageError if the column is not text."""
     column = batch.column(source)
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
+    if pa.types.is_null(column.type):
+        return column.cast(pa.large_string())
     if not is_text(column.type):
-        if pa.types.is_null(column.type):
-            return [None] * len(column)
         raise UsageError(
             f"column {source!r}: expected text with addresses, got {column.type}",
             hint="Use a text column with --fetch.",
             column=source,
         )
+    return column
+
+
+def address_texts(batch: pa.RecordBatch, source: str) -> list[str | None]:
+    """Return the addresses in a text column. Invalid UTF-8 becomes surrogate escapes.
+
+    raises  UsageError if the column is not text
+    """
+    column = address_column(batch, source)
     try:
         texts: list[str | None] = column.to_pylist()
     except UnicodeDecodeError:  # only the rows with invalid UTF-8 must fail

@@ -39,7 +39,15 @@ from flarecli.hashes import DEFAULT
 from flarecli.model import IntArray, column_of
 from flarecli.progress import Progress
 from flarecli.storage import Guard
-from flarecli.write import FAILED, Failure, drop_rows, fetch_links, key_text, too_large
+from flarecli.write import (
+    FAILED,
+    Failure,
+    address_column,
+    drop_rows,
+    fetch_links,
+    key_text,
+    too_large,
+)
 from flarecli.write.failures import error_of
 
 __all__ = ["Unpacked", "unpack"]
@@ -310,7 +318,7 @@ class _Unpacking:
     def _with_addresses(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Add columns with the addresses of downloads, to use their extensions in file names."""
         for link in self.links:
-            addresses = batch.column(link.source).cast(pa.large_string())
+            addresses = address_column(batch, link.source).cast(pa.large_string())
             batch = batch.append_column(ADDRESS + link.name, addresses)
         return batch
 
