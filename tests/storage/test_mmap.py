@@ -39,6 +39,17 @@ def test_read_ahead_stops_once_the_whole_map_was_requested(cold):
     assert needs_read_ahead(locate(str(path)).map())
 
 
+def test_read_ahead_includes_small_gaps_between_ranges_in_ascending_order(cold):
+    path, _ = cold
+    view = locate(str(path)).map()
+    half = len(view) // 2
+    read_ahead(view, [(half + 1, len(view)), (0, half - 8192)])  # in descending order: two requests
+    assert needs_read_ahead(view)
+    view = locate(str(path)).map()
+    read_ahead(view, [(0, half - 8192), (half + 1, len(view))])
+    assert not needs_read_ahead(view)
+
+
 def test_read_ahead_of_an_uncached_map_returns_the_same_bytes(cold):
     path, _ = cold
     view = locate(str(path)).map()
