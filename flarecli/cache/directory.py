@@ -463,9 +463,9 @@ class PartialFile:
         return True
 
     def publish(self, identity: Entry, open_now: bool = False) -> bool:
-        """Rename the complete file to the name of its copy; return False after an error.
+        """Rename the complete temporary file to its final name; return False after an error.
 
-        open_now  whether to add the copy to the open copies, without verifying it again
+        open_now  whether to keep the file open for reads, without verifying it again
         """
         folder = self._folder.fd
         try:

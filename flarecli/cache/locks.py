@@ -37,9 +37,9 @@ __all__ = [
 _PAUSE_S = 0.004  # maximum delay between two attempts to lock a file
 _TURNS, _DIGITS = "turns", 3
 NOTICE_AFTER_S = 10.0  # the user is notified of a longer wait for a lock
-# A temporary file whose process may still run is kept until it has one of these ages.
-_YOUNG_S = 5.0  # age limit for a file that is not locked
-_OLD_S = 3600.0  # age limit if the file system does not support locks
+# Minimum ages at which a temporary file is deleted if its process may still be running.
+_YOUNG_S = 5.0  # for a file that is not locked
+_OLD_S = 3600.0  # for a file system that does not support locks
 _HERE = "here"
 _ALONE_S = 0.25  # time for which the number of other processes is reused
 _number = itertools.count()

@@ -707,7 +707,10 @@ class VerifyOptions(NetworkOptions, TableOptions, _FormatOptions, _SeedOptions):
     duplicates: bool = option(
         False, Option(group="Run", help="Also report rows with identical bytes within a stream.")
     )
-    max_object: int | str = option(MAX_OBJECT_BYTES, _MAX_OBJECT)
+    max_object: int | str = option(
+        MAX_OBJECT_BYTES,
+        replace(_MAX_OBJECT, help="Maximum size of one value to decode, with --decode."),
+    )
     sample: int | float | None = option(
         None,
         Option(

@@ -424,7 +424,7 @@ def gathered(
     # preceding bytes, too, so that it is larger.
     sizes = np.maximum(lengths, MAX_INLINE_BYTES + 1).astype(np.int64)
     at = starts + lengths - sizes
-    views = np.zeros((len(at), 4), "<i4")  # Arrow does not use the prefix of a value in this cast
+    views = np.zeros((len(at), 4), "<i4")  # the cast below does not read prefixes
     views[:, 0] = sizes
     firsts = np.cumsum([0, *(len(shard.buffers) for shard in shards[:-1])])
     views[:, 2] = np.repeat(firsts, np.diff(edges)) + (at >> BUFFER_BITS)

@@ -644,7 +644,7 @@ class Folder(Part):
             return None
         if not is_alone or self._has_requested:
             return "incomplete", f"no {escape(column)} file for this key"
-        if is_alone and _NOT_UTF8.search(key):
+        if _NOT_UTF8.search(key):
             return "column", "the file name is not UTF-8"
         shown = ", ".join(escape(name) for name in self.files[:MAX_SHOWN])
         more = ", …" if len(self.files) > MAX_SHOWN else ""

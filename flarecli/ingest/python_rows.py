@@ -95,8 +95,8 @@ def _types(schema: pa.Schema) -> dict[str, str]:
 def rows_of(source: Any) -> tuple[PythonRows | None, Any]:
     """Return the rows of an object (None for addresses), and the source.
 
-    If the source is an iterator of addresses, a list is returned instead, because reading the first
-    address changes the iterator.
+    The source is returned unchanged, except that an iterator of addresses becomes a list: finding
+    out what it contains consumes its first item.
 
     raises  UsageError for an object with neither rows nor addresses
     """

@@ -267,9 +267,9 @@ class Series:
         return _format(shard).large_values(shard, max_bytes)
 
     def expect(self, total_bytes: int) -> None:
-        """Announce that all chunks will be read, so that their memory maps use large pages.
+        """Request large pages for the memory maps of all chunks, because all chunks will be read.
 
-        total_bytes  total listed size of all files that will be read, in this and other series
+        total_bytes  total listed size of all files that will be read, also those of other Series
         """
         with self._lock:
             self._expected, opened = total_bytes, [*self._open.values()]
@@ -322,7 +322,7 @@ class Series:
             for at, file in zip_longest((chunk.at, *chunk.companions), chunk.files):
                 at.store.keep(at.path, file.size if file else None, passing)
             self._fetched[i] = chunk
-            if passing and i not in self._passing:  # the run ended during the download
+            if passing and i not in self._passing:  # the iteration that needed the shard ended
                 self._release(i, chunk)
 
     def release(self, i: int) -> None:
@@ -487,7 +487,7 @@ def _format(shard: Shard) -> formats.Format:
 def _gathered(
     shards: Sequence[Shard], rows: IntArray, edges: Sequence[int], columns: Sequence[str] | None
 ) -> byte_ranges.GatheredColumns | None:
-    """Copy the stored values of rows in shards; see `Format.gather_columns`."""
+    """Return the stored values of rows in shards; see `Format.gather_columns`."""
     form = _format(shards[0])
     if any(shard.chunk.format != shards[0].chunk.format for shard in shards):
         return None
@@ -497,7 +497,7 @@ def _gathered(
 
 
 def _copied(columns: byte_ranges.GatheredColumns) -> byte_ranges.GatheredColumns:
-    """Return columns that do not refer to the memory of a shard."""
+    """Copy the values that refer to the memory of a shard; return the columns."""
     return {
         name: [(value, 0, len(value)) for value in byte_ranges.sliced(column)]
         if isinstance(column, list)

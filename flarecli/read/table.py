@@ -134,7 +134,10 @@ class Table:
         return {name: field for part in self.series for name, field in part.fields.items()}
 
     def take(self, indices: Sequence[int] | IntArray, names: Sequence[str]) -> dict[str, pa.Array]:
-        """Return columns of formats that store Arrow types, in the order of `indices`."""
+        """Return the rows `indices`, in this order, as Arrow arrays by column.
+
+        Columns whose format does not store Arrow types are omitted.
+        """
         rows, out = self.series_rows(indices), dict[str, pa.Array]()
         for series, own_names in self._split(names):
             table = series.take(rows, own_names or [])
@@ -403,7 +406,7 @@ class Shards:
             series.release(i)
 
     def release_all(self) -> None:
-        """Release all shards that runs keep in memory."""
+        """Release all shards that are kept in memory for iterations."""
         for series in self._series:
             series.release_all()
 

@@ -16,9 +16,10 @@ value of such an expression.
 
 from __future__ import annotations
 
-import gc
+import contextlib
 import itertools
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from flarecli import lifetimes
 from flarecli.errors import UsageError
 from flarecli.names import whole_path
 from flarecli.suggest import choose
@@ -61,9 +61,8 @@ _MAX_DIGITS = 38  # maximum number of digits of a decimal in DuckDB
 _POSITION = "position in its batch"  # column added for conditions; see `_unused_name`
 _HINT = "Use a form such as \"aes > 4 and lang = 'en'\"."
 
-# DuckDB ends a forked child that closes a connection of its parent. Therefore, the child never
-# collects the reference cycles of its parent, which may contain an unfinished query.
-lifetimes.after_fork(gc.freeze)
+# Connections and readers that a forked child inherited; closing one of them ends the child.
+_inherited: list[Any] = []
 
 
 def connect() -> duckdb.DuckDBPyConnection:
@@ -435,7 +434,7 @@ def _filter(
     DuckDB returns only row positions. The rows are taken from the input batches, because DuckDB may
     return values of other types.
     """
-    with con:
+    with _closing(con):
         for batch in batches:
             numbers = pa.array(np.arange(batch.num_rows, dtype=np.int32))
             selected = _run(con, query, batch.append_column(position, numbers))
@@ -446,10 +445,23 @@ def _filter(
                 yield batch.take(positions)
 
 
+@contextlib.contextmanager
+def _closing(resource: Any) -> Iterator[Any]:
+    """Close a connection or a reader at the end, but not in a forked child."""
+    process = os.getpid()
+    try:
+        yield resource
+    finally:
+        if os.getpid() == process:
+            resource.close()
+        else:
+            _inherited.append(resource)
+
+
 def _query_each(
     con: Any, query: str, batches: Iterable[pa.RecordBatch], result: pa.Schema, max_rows: int
 ) -> Iterator[pa.RecordBatch]:
-    with con:
+    with _closing(con):
         for batch in batches:
             for part in _run(con, query, batch).to_batches(max_rows):
                 yield _typed(part, result)
@@ -492,11 +504,11 @@ def _query_all(
 ) -> Iterator[pa.RecordBatch]:
     import duckdb
 
-    with con:
+    with _closing(con):
         try:
             reader = pa.RecordBatchReader.from_batches(source.schema, source)
             con.register("dataframe", reader)
-            with con.sql(query).to_arrow_reader(max_rows) as reader:
+            with _closing(con.sql(query).to_arrow_reader(max_rows)) as reader:
                 while (batch := next(reader, None)) is not None:
                     if batch.num_rows:
                         yield _typed(batch, result)

@@ -103,7 +103,7 @@ def read_ahead(view: memoryview, ranges: Iterable[tuple[int, int]]) -> None:
         return
     joined = list[tuple[int, int]]()
     for start, stop in ranges:
-        if start < stop:
+        if start < min(stop, len(map_)):  # the file may have changed after `start` was read
             if joined and joined[-1][0] <= start <= joined[-1][1] + _GAP_BYTES:
                 joined[-1] = joined[-1][0], max(joined[-1][1], stop)
             else:

@@ -138,7 +138,7 @@ class ErasedKeys:
         return np.fromiter(found, bool, len(values))
 
     def contains_text(self, text: str) -> bool:
-        """Return whether a key from `failed.jsonl` was erased, in any column."""
+        """Return whether a key from `failed.jsonl` is an erased value of any column."""
         if not text or not self:
             return False
         one = self._hash(text.encode())
@@ -341,7 +341,7 @@ class WithoutFailures(Change):
         streams = self.change.apply(base)
         if not {url for stream in streams for url in stream.urls}.isdisjoint(self.erases):
             raise BusyError(
-                "the newest version again lists files to erase",
+                "the newest version lists files that are being erased",
                 where=base.at,
                 hint="Run the same command again.",
             )

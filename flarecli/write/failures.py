@@ -75,7 +75,7 @@ class Failure:
 
     @property
     def report(self) -> tuple[str, str]:
-        """Return the key, the file name or the place of the row, and the reason."""
+        """Return (row, reason), where the row is a key, a file name, or a file and row number."""
         if self.names_key:
             name, _, reason = self.reason.partition(": ")
             return name, reason
@@ -203,8 +203,8 @@ class Failed:
 
     state       state of `failed.jsonl` in the journal of an interrupted pack
     counts      kind of failure -> number of rows
-    keeps_rows  whether failures remain in `unrecorded` until the journal or the spool covers them
-    unrecorded  failures that neither the journal nor the spool covers yet
+    keeps_rows  whether `unrecorded` is used, so that an interrupted pack loses no failure
+    unrecorded  failures that are not yet in the journal or in the file of fetched rows
     """
 
     def __init__(self, at: Location, state: Mapping[str, Any] | None = None) -> None:

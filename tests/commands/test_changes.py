@@ -730,7 +730,7 @@ def test_an_erasure_of_a_version_that_is_restored_meanwhile_records_no_key(tmp_p
     monkeypatch.setattr(versions, "commit", commit)
     with pytest.raises(BusyError) as caught:
         flare.drop(out, keys=tmp_path / "keys.txt", key="id", erase=True)
-    assert caught.value.message == "the newest version again lists files to erase"
+    assert caught.value.message == "the newest version lists files that are being erased"
     assert not (out / ".flare-erased").exists()
     assert flare.drop(out, keys=tmp_path / "keys.txt", key="id", erase=True).rows == 2
     assert not has_secret(out)

@@ -4,6 +4,7 @@ import datetime
 import decimal
 import gc
 import os
+import signal
 import subprocess
 import sys
 
@@ -449,13 +450,23 @@ def test_a_forked_child_does_not_close_an_unfinished_query_of_its_parent(express
     class Cycle:
         pass
 
-    cycle = Cycle()
-    cycle.itself, cycle.rows = cycle, iter(select(SCHEMA, CountedBatches(20), expression)[1])
+    batches = CountedBatches(20)
+    cycle, rows = Cycle(), iter(select(SCHEMA, batches, expression)[1])
+    cycle.itself, cycle.rows = cycle, iter(select(SCHEMA, batches, expression)[1])
     next(cycle.rows)
     del cycle
+    first = next(rows).num_rows
     child = os.fork()
     if not child:
-        gc.collect()
-        os._exit(0)
+        signal.alarm(60)
+        code = 1
+        try:
+            gc.collect()
+            del rows
+            code = 0
+        finally:
+            os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    gc.collect()  # the parent closes the connection
+    assert first + sum(batch.num_rows for batch in rows) == sum(
+        batch.num_rows for batch in select(SCHEMA, batches, expression)[1]
+    )

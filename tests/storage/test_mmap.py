@@ -63,6 +63,7 @@ def test_read_ahead_of_an_uncached_map_returns_the_same_bytes(cold):
     ]
     read_ahead(view, ranges)
     read_ahead(memoryview(b"bytes"), ranges)
+    read_ahead(view, [(len(view) + 4096, len(view) + 8192), (1, 2)])  # outside the file
     data = path.read_bytes()
     assert [bytes(view[start:stop]) for start, stop in ranges] == [
         data[start:stop] for start, stop in ranges

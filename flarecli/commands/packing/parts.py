@@ -288,7 +288,7 @@ def join_parts(task: PackTask, progress: Progress) -> Packed:
 
 
 def _join(plan: Plan, division: _Division, target: Target, progress: Progress) -> Packed:
-    """Join all parts in a target that this process has locked."""
+    """Join all parts into one dataset. This process has locked the target."""
     task, journal = plan.task, None
     try:
         record, head = _record_and_head(plan.task, plan.source, division)
@@ -737,7 +737,7 @@ def _sample(plan: Plan) -> Estimate:
         raise failed_row(plan, sample.failures[0])
     if not sample.columns:
         raise NoRowsError(
-            "no rows to pack among the first rows",
+            "no row was found from which to infer the columns",
             where=plan.source.address,
             hint="Set the encoding of each column with --encode.",
         )

@@ -400,7 +400,6 @@ def _open_state(
         "sources": addresses,
         "quick": options.quick,
         "decode": options.decode,
-        "max_object": options.max_object if options.decode else None,
         "sample": options.sample,
         "part": options.part,
         "seed": options.seed,
@@ -408,6 +407,7 @@ def _open_state(
         "streams": list(options.streams),
         "format": options.source_format(options.format),
         **options.table_headers(),
+        **({"max_object": options.max_object} if options.decode else {}),
     }
     return VerifyState(path, recorded)
 

@@ -19,7 +19,7 @@ from flarecli.units import format_size
 __all__ = ["HINT", "decode_values"]
 
 _ROWS = 64  # number of rows that are read together
-# minimum size of values that are reported together, because one call per number would be slow
+# Number of decoded bytes after which the progress is updated. An update per value would be slow.
 _REPORT_BYTES = 1 << 16
 _PICKLES = ("pkl", "pkl[]")
 # encodings whose values become Python objects
@@ -44,13 +44,13 @@ def decode_values(
         for column in shard.columns
         if column.encoding not in _PICKLES
     }
-    decoded = {name: kind for name, kind in decoded.items() if not (is_typed and _is_plain(kind))}
     chunk = shard.chunk
     large: dict[int, list[str]] = {}  # row -> columns whose values are not read
     for value in form.large_values(shard, max_bytes) if decoded else ():
         if value.column in decoded:
             large.setdefault(value.row, []).append(value.column)
             yield _too_large(value, chunk.at, max_bytes)
+    decoded = {name: kind for name, kind in decoded.items() if not (is_typed and _is_plain(kind))}
     # limit the number of list items, because hostile rows may share the same bytes
     items_left = sum(at.size() for at in (chunk.at, *chunk.companions))
     unreported = 0  # bytes

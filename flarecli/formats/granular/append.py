@@ -228,7 +228,12 @@ class _Shard:
 
 
 def _begin(at: Location, columns: Columns, expected: bytes) -> None:
-    """Create the files of a new shard, with spec.json last. Check a spec.json that exists."""
+    """Create the files of a new shard. If `spec.json` exists, only check its columns.
+
+    `spec.json` is written last.
+
+    raises  IntegrityError if spec.json has different columns; UsageError for an older generation
+    """
     if (at / REFS).exists() and all(one.name != "refs" for one in columns):
         raise UsageError(
             "cannot append to a dataset of granular 0.21 or older",

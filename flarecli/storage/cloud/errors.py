@@ -169,7 +169,7 @@ def converted(error: Exception, where: str, tried: str, endpoint: str) -> FlareE
         return MissingError("no such bucket" if is_bucket else "not found", where=where)
     if name == "InvalidPathError" or "Could not parse path" in text:
         return FormatError(
-            "cannot read a key with an empty component, `.`, `..` or a control character",
+            "cannot read a key that contains `//`, a component `.` or `..`, or a control character",
             where=where,
         )
     if "without LOCATION" in text or code in _REGION_CODES:

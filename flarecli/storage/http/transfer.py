@@ -254,7 +254,7 @@ class Handle:
             return
         self._limit = sys.maxsize
         if is_probe:
-            self._first = sys.maxsize  # counts the bytes without keeping them
+            self._first = sys.maxsize  # keep no byte of the body, which is only counted
             self._last = 0 if total is not None else sys.maxsize
         else:
             self._first = request.start
