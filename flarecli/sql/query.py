@@ -21,12 +21,14 @@ import itertools
 import json
 import os
 import re
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
+from flarecli import lifetimes
 from flarecli.errors import UsageError
 from flarecli.names import whole_path
 from flarecli.suggest import choose
@@ -61,8 +63,10 @@ _MAX_DIGITS = 38  # maximum number of digits of a decimal in DuckDB
 _POSITION = "position in its batch"  # column added for conditions; see `_unused_name`
 _HINT = "Use a form such as \"aes > 4 and lang = 'en'\"."
 
-# Connections and readers that a forked child inherited; closing one of them ends the child.
+# DuckDB ends a forked child that closes a connection of its parent, so a child keeps all of them.
+_open: weakref.WeakSet[duckdb.DuckDBPyConnection] = weakref.WeakSet()
 _inherited: list[Any] = []
+lifetimes.after_fork(lambda: _inherited.extend(_open))
 
 
 def connect() -> duckdb.DuckDBPyConnection:
@@ -75,6 +79,7 @@ def connect() -> duckdb.DuckDBPyConnection:
 
     whole_path("")
     con = duckdb.connect(":memory:", config=_CONNECTION_SETTINGS)
+    _open.add(con)
     con.execute("SELECT setseed(0)")  # random() must return the same values when a pack is resumed
     con.execute("SET TimeZone = 'UTC'")  # the default depends on the machine
     return con
@@ -447,7 +452,7 @@ def _filter(
 
 @contextlib.contextmanager
 def _closing(resource: Any) -> Iterator[Any]:
-    """Close a connection or a reader at the end, but not in a forked child."""
+    """Close a connection or a reader at the end, but not in a forked child, which keeps it."""
     process = os.getpid()
     try:
         yield resource

@@ -453,6 +453,7 @@ def test_a_forked_child_does_not_close_an_unfinished_query_of_its_parent(express
     batches = CountedBatches(20)
     cycle, rows = Cycle(), iter(select(SCHEMA, batches, expression)[1])
     cycle.itself, cycle.rows = cycle, iter(select(SCHEMA, batches, expression)[1])
+    cycle.unread = select(SCHEMA, batches, expression)
     next(cycle.rows)
     del cycle
     first = next(rows).num_rows
