@@ -395,3 +395,17 @@ def test_damage_in_a_row_with_a_large_value_is_reported(tmp_path, capsys):
         f"{row}: column 'large': {REASON.format(size=60, limit=50)}",
         f"{row}: column 'image': invalid jpeg: not an image",
     ]
+
+
+@pytest.mark.parametrize("form", ["mds", "ffrecord", "granular", "webdataset"])
+def test_verify_reports_large_text_that_the_structure_check_has_read(tmp_path, form, capsys):
+    source = str(tmp_path / "data")
+    name = "data" if form == "ffrecord" else "text"
+    with flarecli.Writer(source, columns={name: "str"}, format=form) as writer:
+        writer.write_batch(pa.table({name: ["short", "x" * 60]}))
+    assert main(["verify", source, "--decode", "--max-object", "60", "-q"]) == 0
+    capsys.readouterr()
+    assert main(["verify", source, "--decode", "--max-object", "50", "--json"]) == 1
+    (finding,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()][:-1]
+    assert (finding["kind"], finding["row"], finding["column"]) == ("large", 1, name)
+    assert finding["message"] == f"column {name!r}: {REASON.format(size=60, limit=50)}"
