@@ -55,7 +55,7 @@ class Failure:
     file, file_row  source file that contains the row, and the row number in that file; None if a
                     query computed the row
     hint            how to pack the row, such as an option; not written to `failed.jsonl`
-    names_key       whether the reason begins with a file name that identifies the row like the key
+    name            file name that identifies the row, like its key; precedes the reason
     """
 
     row: int
@@ -66,7 +66,7 @@ class Failure:
     file: str | None = None
     file_row: int | None = None
     hint: str = ""
-    names_key: bool = False
+    name: str = ""
 
     @property
     def where(self) -> str:
@@ -75,16 +75,14 @@ class Failure:
 
     @property
     def report(self) -> tuple[str, str]:
-        """Return (row, reason), where the row is a key, a file name, or a file and row number."""
-        if self.names_key:
-            name, _, reason = self.reason.partition(": ")
-            return name, reason
-        return self.key or self.where, self.reason
+        """Return (row, reason), where the row is a file name, a key, or a file and row number."""
+        return self.name or self.key or self.where, self.reason
 
     def redacted(self) -> Failure:
         """Return a copy in which secrets in URLs are redacted."""
         key = redact(self.key) if is_url(self.key) else redact_text(self.key)
-        return replace(self, key=key, reason=redact_text(self.reason))
+        name, reason = redact_text(self.name), redact_text(self.reason)
+        return replace(self, key=key, name=name, reason=reason)
 
     def line(self) -> bytes:
         """Return the line for `failed.jsonl`."""
@@ -95,7 +93,7 @@ class Failure:
             "key": stored.key,
             "column": self.column,
             "kind": self.kind,
-            "reason": stored.reason,
+            "reason": f"{stored.name}: {stored.reason}" if stored.name else stored.reason,
         }
         return format_line(entry)
 
@@ -181,7 +179,8 @@ def error_of(failure: Failure, address: object, hint: str = SKIP_HINT) -> FlareE
     address  address of the source, for a row whose file is unknown
     hint     default hint, for failures without a hint of their own
     """
-    named = f"{failure.key}: " if failure.key and not failure.names_key else ""
+    label = failure.name or failure.key
+    named = f"{label}: " if label else ""
     if failure.kind == "robots" or (failure.kind == "unsafe" and "--allow-" in failure.hint):
         hint = f"{failure.hint.rstrip('.')}, or --on-error skip to omit such rows."
     elif failure.kind == "incomplete":

@@ -377,13 +377,15 @@ def _with_values(
             if value is not None and value.error is not None and row not in failures:
                 name = _file_name(part, column, row)
                 key = "" if key_column is None else key_text(key_column[row])
+                is_key = bool(name) and keys.is_file_key(key, name)
+                shown = redact(name) or column.name
                 failures[row] = Failure(
                     int(part.rows[row]),
                     key,
                     column.name,
                     "value",
-                    f"{redact(name) or column.name}: {value.error}",
-                    names_key=bool(name) and keys.is_file_key(key, name),
+                    value.error if is_key else f"{shown}: {value.error}",
+                    name=shown if is_key else "",
                 )
         if any(value is not None and value.data is not None for value in column_values):
             at, unchanged = batch.schema.get_field_index(column.name), batch.column(column.name)

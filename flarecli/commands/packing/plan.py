@@ -914,20 +914,19 @@ def _read_files(
     for batch, flaws in plan.source.filled(with_names(), files):
         keys = batch.column(plan.row_name) if plan.row_name is not None else None
         failures: dict[int, Failure] = {}
-        problems = list[tuple[int, str, str, str, str, bool]]()
+        problems = list[tuple[int, str, str, str, str, str]]()
         for row, column, error in flaws:
             name = str(batch.column(_NAME_OF + column)[row])
             # in a list of files, the file name is the key
             is_key = keys is not None and plan.is_file_key(str(keys[row]), name)
             hint = error.hint if error.kind == "unsafe" else ""
-            problems.append((row, column, error.kind, f"{name}: {error.message}", hint, is_key))
+            reason = error.message if is_key else f"{name}: {error.message}"
+            problems.append((row, column, error.kind, reason, hint, name if is_key else ""))
         missing = _missing_files(plan, batch, [*names_of, *read_already], plan.row_name)
-        problems += [(row, *missing[row], "", False) for row in missing]
-        for row, column, kind, reason, hint, names_key in problems:
+        problems += [(row, *missing[row], "", "") for row in missing]
+        for row, column, kind, reason, hint, name in problems:
             key = "" if keys is None else key_text(keys[row])
-            failure = Failure(
-                first + row, key, column, kind, reason, hint=hint, names_key=names_key
-            )
+            failure = Failure(first + row, key, column, kind, reason, hint=hint, name=name)
             failures.setdefault(row, failure)
         names = {
             file: [text or "" for text in batch.column(name).to_pylist()]
