@@ -146,7 +146,7 @@ def _hashed(parts: Iterable[Any], sums: Sums) -> Iterator[Any]:
 def read_optional(at: Location | None, max_bytes: int) -> bytes | None:
     """Return the bytes of a file, or None if the file cannot be read.
 
-    at         location of the file; None if there is no file
+    at         location of the file; if it is None, the result is None
     max_bytes  if the file is larger, the result is b""
     """
     if at is None:

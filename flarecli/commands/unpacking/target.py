@@ -23,7 +23,7 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import IO, Any
 
 import pyarrow as pa
@@ -225,8 +225,14 @@ class Folder(Output):
         is_same_size = self._is_resumed and self._has(name, len(data))
         if is_same_size and (is_own or b"".join((self._at / name).blocks()) == data):
             return
-        try:
+        with self._disowns(name):
             self._write(name, [data], (), is_own)
+
+    @contextmanager
+    def _disowns(self, name: str) -> Iterator[None]:
+        """Record that a file belongs to another program if it exists and must not be replaced."""
+        try:
+            yield
         except UsageError:
             self._begun.disown(name)
             raise
@@ -246,11 +252,8 @@ class Folder(Output):
             self._begun.add(self.next, [name])
             rows = _index_rows(line.entry for line in self._log.entries())
             is_own = self._is_resumed and self._begun.is_own(name)
-            try:
+            with self._disowns(name):
                 (self._target.at / name).write(write_index(kind, fields, rows), replace=is_own)
-            except UsageError:
-                self._begun.disown(name)
-                raise
             self.index = f"{self.shown.rstrip('/')}/{name}"
         self._close()
         self._target.finish()

@@ -15,6 +15,7 @@ from flarecli.model import Finding, Row, Shard, finding_of
 from flarecli.progress import count_bytes
 from flarecli.storage import Location
 from flarecli.units import format_size
+from flarecli.write.failures import LARGE_HINT
 
 __all__ = ["HINT", "decode_values"]
 
@@ -27,7 +28,6 @@ _DOCUMENTS = ("json", "json_json", "msgpack", "tree")
 _IMAGES = ("jpeg", "png")
 _IMAGE_LISTS = ("jpeg_array", "jpegarray", "list[jpeg]", "list[png]")
 _VIDEOS = {"mp4": ("mp4", "mov", "m4a"), "webm": ("webm", "mkv")}  # encoding -> containers
-_LARGE_HINT = "Increase --max-object."
 HINT = "The source file was already damaged; repair it and pack again, or exclude the row with `flare pack … --where`."
 
 
@@ -120,7 +120,7 @@ def _read_rows(
 
 def _too_large(value: LargeValue, at: Location, max_bytes: int) -> Finding:
     message = f"column {value.column!r}: a value of {value.size} bytes, larger than the limit of {max_bytes} bytes"
-    return Finding(str(at), "large", message, _LARGE_HINT, row=value.row, column=value.column)
+    return Finding(str(at), "large", message, LARGE_HINT, row=value.row, column=value.column)
 
 
 def _fault(encoding: Encoding, data: bytes, named_kind: str | None, decoder: Sandbox) -> str:

@@ -251,7 +251,10 @@ class Delimited(TextPart):
         first = "header" if self._dialect.has_header else "first line"
         hint = "Quote fields that contain a separator or a newline."
         if self._dialect.has_header and self._names[0].startswith("#"):
-            hint = f"If the first line is a comment, remove it; otherwise, q{hint[1:]}"
+            hint = (
+                "If the first line is a comment, remove it; "
+                "otherwise, quote fields that contain a separator or a newline."
+            )
         return FormatError(
             f"line {line} has {fields}; the {first} has {row.expected_columns}",
             where=self.at,
