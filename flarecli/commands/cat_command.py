@@ -95,9 +95,9 @@ def cat(options: CatOptions) -> Iterator[pa.RecordBatch]:
     schema = pa.schema([(data.exact if exact else data.schema).field(name) for name in read])
     values = ValueLimit(data, parts, guard.limits.max_bytes)
     # a condition may use the value of any column, so no value may be replaced with zero bytes
-    large = values.reader(read, exact) if where is None else None
+    reader = values.reader(read if where is None else (), exact)
     row_bytes = average_row_bytes(parts, len(data))
-    pairs = read_rows(data, order, first, last, read, row_bytes, exact, large)
+    pairs = read_rows(reader, order, first, last, read, row_bytes)
     is_partial = where is not None and (limit is not None or head is not None)
     progress.start("cat", None if is_partial else last - first)
     if where is None:

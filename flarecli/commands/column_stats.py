@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from flarecli import encodings
 from flarecli.commands.large_values import ValueLimit
-from flarecli.commands.row_order import Order, read_rows, scan_rows
+from flarecli.commands.row_order import Order, read_rows
 from flarecli.media import is_image, probe
 from flarecli.progress import Progress
 from flarecli.read import Dataset
@@ -69,32 +69,25 @@ def statistics(
     large = [name for name in data.schema.names if name not in small]
     progress.start("inspect", len(order) if small else 0)
     facts = _stats_of_values(
-        data, small, _read(data, small, order, row_bytes, limit, exact=True), progress
+        data, small, _read(small, order, row_bytes, limit, exact=True), progress
     )
     sample = order.sampled(max(1, min(_MAX_ROWS, _MAX_BYTES // row_bytes)), seed)
     progress.start("inspect", len(sample) if large else 0)
-    facts |= _stats_of_bytes(large, _read(data, large, sample, row_bytes, limit), progress)
+    facts |= _stats_of_bytes(large, _read(large, sample, row_bytes, limit), progress)
     return {name: facts[name] for name in data.schema.names}
 
 
 def _read(
-    data: Dataset,
-    names: list[str],
-    order: Order,
-    row_bytes: int,
-    limit: ValueLimit,
-    exact: bool = False,
+    names: list[str], order: Order, row_bytes: int, limit: ValueLimit, exact: bool = False
 ) -> Iterator[pa.RecordBatch]:
     """Yield the values of columns. Raises ReachError for a value above the limit."""
     if not names:
         return
-    large, runs = limit.reader(names, exact), order.runs()
+    reader, runs = limit.reader(names, exact), order.runs()
     if runs is None:
-        pairs = read_rows(data, order, 0, len(order), names, row_bytes, exact, large)
+        pairs = read_rows(reader, order, 0, len(order), names, row_bytes)
     else:
-        pairs = chain.from_iterable(
-            scan_rows(data, run.start, run.stop, names, exact, large) for run in runs
-        )
+        pairs = chain.from_iterable(reader.scan(names, run.start, run.stop) for run in runs)
     yield from limit.checked(pairs)
 
 

@@ -249,8 +249,7 @@ def inspect(options: InspectOptions) -> Inspection:
             )
             progress.start("inspect", len(sampled))
             found, names = [], data.schema.names
-            large = limit.reader(names)
-            pairs = read_rows(data, sampled, 0, len(sampled), names, row_bytes, large=large)
+            pairs = read_rows(limit.reader(names), sampled, 0, len(sampled), names, row_bytes)
             for batch in limit.checked(pairs):
                 progress.advance(batch.num_rows, batch.nbytes)
                 found.append(batch)

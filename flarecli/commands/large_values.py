@@ -1,6 +1,6 @@
-"""Checks of value sizes against `--max-object`.
+"""Reading of dataset rows, with checks of value sizes against `--max-object`.
 
-The reader for datasets skips values that are too large, using the value sizes in shard tables.
+The reader skips values that are too large, using the value sizes in shard tables.
 `flarecli.write` is imported only if a value may be too large, because it loads many modules.
 """
 
@@ -22,12 +22,12 @@ from flarecli.read import Dataset
 if TYPE_CHECKING:
     from flarecli.write import Failure
 
-__all__ = ["LargeValues", "ValueLimit", "small_batches"]
+__all__ = ["RowReader", "ValueLimit", "small_batches"]
 
 
 @dataclass(frozen=True)
 class ValueLimit:
-    """The maximum size of a value, for commands that end at the first value that is too large.
+    """The maximum size of a value in a dataset.
 
     parts      parts of each stream of the dataset
     max_bytes  value of `--max-object`
@@ -37,22 +37,22 @@ class ValueLimit:
     parts: Sequence[Sequence[Stream]]
     max_bytes: int
 
-    def reader(self, columns: Collection[str], exact: bool = False) -> LargeValues | None:
+    def reader(self, columns: Collection[str], exact: bool = False) -> RowReader:
         """Return the reader that does not read values above the limit.
 
-        Return None if the listed sizes of all shards are within the limit.
-
-        columns  columns whose values are used only after `checked`
+        columns  columns whose values are used only after `checked` or `too_large`; other columns
+                 are always read
         exact    whether numbers that are stored as text are returned as text
         """
-        if not any(_can_exceed(stream, self.max_bytes) for one in self.parts for stream in one):
-            return None
-        return LargeValues(self.data, self.max_bytes, columns, exact)
+        can_exceed = any(
+            _can_exceed(stream, self.max_bytes) for one in self.parts for stream in one
+        )
+        return RowReader(self.data, self.max_bytes, columns if can_exceed else (), exact)
 
     def checked(self, pairs: Iterable[tuple[IntArray, pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
-        """Yield the batches of row numbers and batches.
+        """Yield the batches of a reader, up to the first row with a value above the limit.
 
-        raises  ReachError at the first row with a value above the limit
+        raises  ReachError at this row
         """
         for rows, batch in pairs:
             failure, before = _first_large(batch, self.max_bytes)
@@ -102,12 +102,15 @@ def _error(failure: Failure, address: str) -> FlareError:
 
 
 def _can_exceed(stream: Stream, max_bytes: int) -> bool:
-    """Return whether a shard has more than `max_bytes`, or has no listed size."""
+    """Return whether a file of a shard has more than `max_bytes`, or has no listed size."""
     sizes = stream.sizes if stream.raw_sizes is None else stream.raw_sizes
-    return sizes is None or int(sizes.min(initial=0)) < 0 or int(sizes.max(initial=0)) > max_bytes
+    if sizes is None or int(sizes.min(initial=0)) < 0 or int(sizes.max(initial=0)) > max_bytes:
+        return True
+    companions = (file.size for files in stream.parts for file in files)
+    return any(size is None or size > max_bytes for size in companions)
 
 
-class LargeValues:
+class RowReader:
     """Row reader for a dataset. Values above the size limit are not read.
 
     A row with large values is returned as a separate batch, in which each large value is replaced
@@ -153,7 +156,7 @@ class LargeValues:
     ) -> Iterator[tuple[IntArray, pa.RecordBatch]]:
         """Yield the given rows, in the given order, as row numbers and typed batches."""
         first = 0
-        for i, row in enumerate(rows.tolist()):
+        for i, row in enumerate(rows.tolist() if self._fields else ()):
             sizes = self._sizes(columns, row)
             if sizes and first < i:
                 yield rows[first:i], self._data.take(rows[first:i], columns, self._exact)
@@ -166,11 +169,14 @@ class LargeValues:
     def _runs(
         self, columns: Sequence[str], start: int, stop: int
     ) -> Iterator[tuple[int, int, Mapping[str, int]]]:
-        """Yield (start, stop, sizes) for ranges of rows within a shard.
+        """Yield (start, stop, sizes) for ranges of rows.
 
         Each row with large values is a separate range, and `sizes` contains the sizes of these
         values. For all other ranges, `sizes` is empty.
         """
+        if not self._fields:
+            yield start, stop, {}
+            return
         while start < stop:
             shard = bisect_right(self._edges, start) - 1
             end = min(stop, self._edges[shard + 1])

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from flarecli import sql
 from flarecli.arguments import Addresses
-from flarecli.commands.large_values import LargeValues
+from flarecli.commands.large_values import RowReader
 from flarecli.commands.options import sample_size
 from flarecli.commands.sources import note_sources
 from flarecli.errors import UsageError
@@ -47,7 +47,6 @@ __all__ = [
     "order_of",
     "select_rows",
     "read_rows",
-    "scan_rows",
     "without_rows",
 ]
 
@@ -212,18 +211,16 @@ def average_row_bytes(parts: Sequence[Sequence[Stream]], rows: int) -> int:
 
 
 def read_rows(
-    data: Dataset,
+    reader: RowReader,
     order: Order,
     start: int,
     stop: int,
     columns: Sequence[str],
-    row_bytes: int = 1,
-    exact: bool = False,
-    large: LargeValues | None = None,
+    row_bytes: int,
 ) -> Iterator[tuple[IntArray, pa.RecordBatch]]:
     """Yield row numbers and typed batches of bounded size for steps start..stop of an order.
 
-    large  reader that skips large values; None: read all values
+    row_bytes  estimated size of a row in bytes
     """
     take_rows = max(1, min(_TAKE_ROWS, _TAKE_BYTES // row_bytes))
     for begin in range(start, stop, _BLOCK_STEPS):
@@ -231,34 +228,10 @@ def read_rows(
         breaks = np.flatnonzero(np.diff(rows) != 1) + 1
         if len(rows) < _MIN_RUN_ROWS * len(breaks):
             for k in range(0, len(rows), take_rows):
-                part = rows[k : k + take_rows]
-                if large is not None:
-                    yield from large.take(columns, part)
-                else:
-                    yield part, data.take(part, columns, exact)
+                yield from reader.take(columns, rows[k : k + take_rows])
             continue
         for run in np.split(rows, breaks):
-            yield from scan_rows(data, int(run[0]), int(run[-1]) + 1, columns, exact, large)
-
-
-def scan_rows(
-    data: Dataset,
-    start: int,
-    stop: int,
-    columns: Sequence[str],
-    exact: bool = False,
-    large: LargeValues | None = None,
-) -> Iterator[tuple[IntArray, pa.RecordBatch]]:
-    """Yield row numbers and typed batches for rows start..stop.
-
-    large  reader that skips large values; None: read all values
-    """
-    if large is not None:
-        yield from large.scan(columns, start, stop)
-        return
-    for batch in data.scan(columns, start, stop, exact=exact):
-        yield np.arange(start, start + batch.num_rows, dtype=np.int64), batch
-        start += batch.num_rows
+            yield from reader.scan(columns, int(run[0]), int(run[-1]) + 1)
 
 
 def columns_to_read(

@@ -14,7 +14,7 @@ import pyarrow as pa
 from flarecli import ingest, playlists, read
 from flarecli.arguments import Addresses, address_texts
 from flarecli.braces import WILDCARDS
-from flarecli.commands.large_values import LargeValues
+from flarecli.commands.large_values import ValueLimit
 from flarecli.commands.provenance import SourceName, shard_of, source_name
 from flarecli.commands.row_order import average_row_bytes, check_no_rows, read_rows, select_rows
 from flarecli.errors import FormatError, NoRowsError, UsageError
@@ -247,15 +247,16 @@ class _DatasetSource(Source):
 
     def _numbered(self, request: RowRequest) -> Iterator[tuple[IntArray, pa.RecordBatch]]:
         """Return an iterator over the requested rows, as row numbers and batches."""
-        data, exact, start = self._data, self._exact, request.start
+        data, start = self._data, request.start
         rows = len(data) if self._order is None else len(self._order)
         stop = rows if request.stop is None else min(request.stop, rows)
         names = data.schema.names if request.columns is None else request.columns
-        large = LargeValues(data, self._max_bytes, request.unused, exact)
+        limit = ValueLimit(data, self._parts, self._max_bytes)
+        reader = limit.reader(request.unused, self._exact)
         if self._order is None:
-            return large.scan(names, start, stop)
+            return reader.scan(names, start, stop)
         size = average_row_bytes(self._parts, len(data))
-        return read_rows(data, self._order, start, stop, names, size, exact, large)
+        return read_rows(reader, self._order, start, stop, names, size)
 
     def sum(self) -> str:
         sums = Sums([DEFAULT])

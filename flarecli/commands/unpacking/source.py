@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from flarecli import encodings, formats, ingest, read, sql
-from flarecli.commands.large_values import LargeValues
+from flarecli.commands.large_values import RowReader, ValueLimit
 from flarecli.commands.options import UnpackOptions
 from flarecli.commands.provenance import SourceName, shard_of, source_name
 from flarecli.commands.row_order import (
@@ -161,12 +161,11 @@ def open_source(
     order = select_rows(len(data), rows)
     stream = parts[0][0]
     unused = set() if where is not None else _unused_columns(data.schema, options, text_columns)
-    large = LargeValues(data, guard.limits.max_bytes, unused)
+    reader = ValueLimit(data, parts, guard.limits.max_bytes).reader(unused)
 
     def batches(names: Sequence[str], skip: int) -> Iterator[pa.RecordBatch]:
         row_bytes = average_row_bytes(parts, len(data))
-        numbered = read_rows(data, order, skip, len(order), names, row_bytes, large=large)
-        for numbers, batch in numbered:
+        for numbers, batch in read_rows(reader, order, skip, len(order), names, row_bytes):
             yield batch.append_column(_ROW_FIELD, pa.array(numbers))
 
     def checksum() -> str:
@@ -199,7 +198,7 @@ def open_source(
             schema=_FILE_SCHEMA,
             rows=len(files),
             rereads=True,
-            batches=partial(_read_files, large, data.schema.names, files),
+            batches=partial(_read_files, reader, data.schema.names, files),
             place=None,
             extensions={},
         )
@@ -239,7 +238,7 @@ def _packed_files(parts: Sequence[Sequence[Stream]]) -> list[tuple[str, int]] | 
 
 
 def _read_files(
-    large: LargeValues,
+    reader: RowReader,
     columns: Sequence[str],
     files: Sequence[tuple[str, int]],
     names: Sequence[str],
@@ -248,7 +247,7 @@ def _read_files(
     """Yield the files of a packed folder, with name and bytes."""
     while skip < len(files):
         records = np.array([row for _, row in files[skip : skip + _FILES_AT_ONCE]])
-        for _, batch in large.take(columns, records):
+        for _, batch in reader.take(columns, records):
             start, skip = skip, skip + batch.num_rows
             paths = pa.array([path for path, _ in files[start:skip]], pa.large_string())
             arrays = {"name": paths, "data": batch.column(0)}
