@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from flarecli.commands.packing.run import Packed, dry_run, pack_task, planned, s
 from flarecli.commands.provenance import PLACE
 from flarecli.errors import BusyError, FormatError, UsageError
 from flarecli.hashes import DEFAULT, digest
-from flarecli.model import IntArray, Stream
+from flarecli.model import Stream
 from flarecli.progress import Progress
 from flarecli.storage import Location
 from flarecli.storage.local import temporary_file_error
@@ -217,12 +217,8 @@ def _write(
                     f"which is the key of row {row + at} of the dataset",
                     where=where,
                 )
-            for rows in _pieces(found):
-                for piece in table.take(pa.array(rows)).combine_chunks().to_batches():
+            for start in range(0, len(found), _BATCH_ROWS):
+                rows = table.take(pa.array(found[start : start + _BATCH_ROWS]))
+                for piece in rows.combine_chunks().to_batches():
                     writer.write_batch(piece)
             row += batch.num_rows
-
-
-def _pieces(rows: IntArray) -> Iterator[IntArray]:
-    for start in range(0, len(rows), _BATCH_ROWS):
-        yield rows[start : start + _BATCH_ROWS]

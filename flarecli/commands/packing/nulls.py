@@ -70,6 +70,8 @@ class NullValues:
         raises  UsageError for a value that does not match the type of its column, and for a type
                 without a default
         """
+        if self == NullValues():
+            return batch
         if self.fills:
             self._check_defaults(batch, names)
         for i, (at, array) in enumerate(zip(batch.schema, batch.columns, strict=True)):

@@ -20,7 +20,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, cast
 
@@ -45,6 +45,7 @@ from flarecli.commands.packing.run import (
     estimate,
     failed_row,
     finished_before,
+    no_rows,
     note_addresses,
     pack_task,
     planned,
@@ -189,16 +190,11 @@ def pack_parts(
         keep = True
         common = _common_task(task, record, journal)
         tasks = _PartTasks(common, str(target.at), division)
-        done = _Totals(bytearray(len(tasks)))
+        done = _Totals(len(tasks))
         _run(options, tasks, done, division.rows, progress, (*source.notes, DOTS_NOTE))
         if not any(done.has_rows):
-            raise NoRowsError(
-                "no rows to pack",
-                where=source.address,
-                hint="Check --where." if options.where else "",
-            )
-        names = (parts.part_name(i) for i, has_rows in enumerate(done.has_rows) if has_rows)
-        stream = parts.join(target.at, names, {"source": record})
+            raise no_rows(plan)
+        stream = parts.join(target.at, done.names(), {"source": record})
         if commit is not None:
             commit(stream)
     except BaseException as error:
@@ -213,21 +209,9 @@ def pack_parts(
         raise
     finally:
         progress.close()
-    columns = _columns(journal)
     journal.close()
     target.finish()
-    return Packed(
-        target.playlist,
-        options.format,
-        done.rows,
-        len(stream),
-        done.bytes,
-        done.failed,
-        dict(sorted(done.reasons.items())),
-        columns,
-        0,
-        done.resumed_rows,
-    )
+    return done.packed(target.playlist, options.format)
 
 
 def pack_one_part(task: PackTask, progress: Progress) -> Packed:
@@ -294,11 +278,8 @@ def _join(plan: Plan, division: _Division, target: Target, progress: Progress) -
         record, head = _record_and_head(plan.task, plan.source, division)
         journal = Journal(target.at, head)
         tasks = _PartTasks(_common_task(task, record, journal), str(target.at), division)
-        _check_all_packed(target.at, tasks)
-        packed = [_packed_part(plan, one, progress) for one in tasks]
-        check_keys(plan)
-        names = [parts.part_name(i) for i in range(len(tasks))]
-        parts.join(target.at, names, {"source": record})
+        done = _check_parts(plan, target.at, tasks, progress)
+        parts.join(target.at, done.names(), {"source": record})
     except BaseException as error:
         if journal is not None:
             journal.close()
@@ -310,46 +291,17 @@ def _join(plan: Plan, division: _Division, target: Target, progress: Progress) -
         raise
     finally:
         progress.close()
-    columns = _columns(journal)
     journal.close()
     target.finish()
-    return _total(plan, target.playlist, packed, columns)
+    return replace(done.packed(target.playlist, task.options.format), resumed_rows=done.rows)
 
 
 def _dry_run_join(plan: Plan, division: _Division, out: Location) -> Packed:
     """Check that all parts are packed, and return their totals, without writing anything."""
     tasks = _PartTasks(plan.task, str(out), division)
-    _check_all_packed(out, tasks)
-    packed = [_packed_part(plan, one, plan.progress) for one in tasks]
-    check_keys(plan)
-    columns = next((one.columns for one in packed if one.columns), ())
-    playlist = f"{plan.task.out.rstrip('/')}/{PLAYLIST}"
-    return replace(_total(plan, playlist, packed, columns), dry_run=True)
-
-
-def _total(
-    plan: Plan,
-    playlist: str,
-    packed: Sequence[Packed],
-    columns: Columns,
-) -> Packed:
-    """Return the totals of all parts."""
-    rows = sum(one.rows for one in packed)
-    reasons = Counter[str]()
-    for one in packed:
-        reasons.update(one.reasons)
-    return Packed(
-        playlist,
-        plan.options.format,
-        rows,
-        sum(one.shards for one in packed),
-        sum(one.bytes for one in packed),
-        reasons.total(),
-        dict(sorted(reasons.items())),
-        columns,
-        0,
-        rows,
-    )
+    done = _check_parts(plan, out, tasks, plan.progress)
+    packed = done.packed(plan.task.playlist, plan.options.format)
+    return replace(packed, resumed_rows=done.rows, dry_run=True)
 
 
 def _joined_before(plan: Plan, target: Target) -> Packed:
@@ -363,6 +315,19 @@ def _joined_before(plan: Plan, target: Target) -> Packed:
     return finished_before(
         target, _record_and_head(plan.task, plan.source, division)[0], plan.options.format
     )
+
+
+def _check_parts(plan: Plan, at: Location, tasks: _PartTasks, progress: Progress) -> _Totals:
+    """Check all parts and their keys, and return the totals.
+
+    raises  the errors of `join_parts`
+    """
+    _check_all_packed(at, tasks)
+    done = _Totals(len(tasks))
+    for number, task in enumerate(tasks):
+        done.add(number, _packed_part(plan, task, progress))
+    check_keys(plan)
+    return done
 
 
 def _check_all_packed(at: Location, tasks: _PartTasks) -> None:
@@ -442,12 +407,7 @@ def _divided(plan: Plan, count: int) -> _Division:
         kept = replace(plan.task, options=replace(options, on_duplicate="keep"))
         rows = count_selected(Plan(kept, plan.source, Progress()))
     if not rows:
-        selects = (options.where, options.limit, options.rows) != (None, None, None)
-        raise NoRowsError(
-            "no rows to pack",
-            where=plan.source.address,
-            hint="Check --rows, --where and --limit." if selects else "",
-        )
+        raise no_rows(plan)
     return _Division(rows, -(-rows // count), count, is_selection)
 
 
@@ -606,10 +566,6 @@ def _record_columns(plan: Plan, journal: Journal) -> None:
     )
 
 
-def _columns(journal: Journal) -> Columns:
-    return tuple(encodings.column(*one) for one in journal.columns or ())
-
-
 def _common_task(
     task: PackTask, record: Mapping[str, str], journal: Journal | None = None
 ) -> PackTask:
@@ -655,7 +611,6 @@ class _PartTasks(Sequence[PackTask]):
         return replace(self._common, options=replace(options, out=out, limit=None), rows=rows)
 
 
-@dataclass
 class _Totals:
     """Totals over the packed parts.
 
@@ -663,14 +618,11 @@ class _Totals:
     parts     number of parts that were packed without an error
     """
 
-    has_rows: bytearray
-    parts: int = 0
-    rows: int = 0
-    shards: int = 0
-    bytes: int = 0
-    failed: int = 0
-    resumed_rows: int = 0
-    reasons: Counter[str] = field(default_factory=Counter)
+    def __init__(self, count: int) -> None:
+        self.has_rows = bytearray(count)
+        self.parts = self.rows = self.shards = self.bytes = self.resumed_rows = 0
+        self.reasons = Counter[str]()
+        self.columns: Columns = ()
 
     def add(self, number: int, one: Packed) -> None:
         """Add the result of a part that has rows."""
@@ -678,9 +630,27 @@ class _Totals:
         self.rows += one.rows
         self.shards += one.shards
         self.bytes += one.bytes
-        self.failed += one.failed
         self.resumed_rows += one.resumed_rows
         self.reasons.update(one.reasons)
+        self.columns = self.columns or one.columns
+
+    def names(self) -> Iterator[str]:
+        """Yield the folder names of the parts that have rows."""
+        return (parts.part_name(i) for i, has_rows in enumerate(self.has_rows) if has_rows)
+
+    def packed(self, playlist: str, format: str) -> Packed:
+        """Return the result for the joined dataset."""
+        return Packed(
+            playlist,
+            format,
+            self.rows,
+            self.shards,
+            self.bytes,
+            self.reasons.total(),
+            dict(sorted(self.reasons.items())),
+            self.columns,
+            resumed_rows=self.resumed_rows,
+        )
 
 
 def check_division(plan: Plan) -> None:

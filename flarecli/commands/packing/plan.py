@@ -798,9 +798,7 @@ def fetched(
             spool=spool,
             refused=partial(_refused, plan) if task.erased else None,
         )
-    parts = _limited(plan, parts)
-    if task.erased:
-        parts = _without_erased(plan, parts)
+    parts = _accepted(plan, parts)
     columns, infos = _media(plan, names)
     if task.media.is_noop:
         columns = [column for column in columns if column.has_names]
@@ -808,58 +806,48 @@ def fetched(
         jobs = task.limits.jobs
         keys = FileKeys(plan.row_name, plan.is_file_key)
         parts = processed(parts, columns, task.media, infos, keys, plan.progress, jobs)
-    if task.null_columns:
-        parts = _with_null_columns(plan, parts)
-    return _filled(plan, parts) if task.nulls != NullValues() else parts
+    return _with_nulls(plan, parts)
 
 
-def _with_null_columns(
+def _accepted(
     plan: Plan, parts: Generator[fetch_links.Fetched, None, None]
 ) -> Generator[fetch_links.Fetched, None, None]:
+    """Yield the rows. Rows with values above `--max-object` or with erased keys become failures."""
+    limit = plan.task.limits.max_bytes
+    with contextlib.closing(parts):
+        for part in parts:
+            part = part.without(too_large(part.batch, part.rows, plan.row_name, limit))
+            yield _without_erased(plan, part) if plan.task.erased else part
+
+
+def _without_erased(plan: Plan, part: fetch_links.Fetched) -> fetch_links.Fetched:
+    """Convert each row with an erased key to a failure that does not contain the key."""
+    found = _erased_rows(plan, part.batch, part.batch.schema.names)
+    failures = {at: _erased(int(part.rows[at]), name) for at, name in found.items()}
+    earlier = [
+        _erased(one.row, one.column)
+        if one.kind == _ERASED or plan.task.erased.contains_text(one.key)
+        else one
+        for one in part.failures
+    ]
+    return replace(part, failures=earlier).without(failures)
+
+
+def _with_nulls(
+    plan: Plan, parts: Generator[fetch_links.Fetched, None, None]
+) -> Generator[fetch_links.Fetched, None, None]:
+    """Yield the rows with the columns that the source lacks, and with nulls replaced.
+
+    Nulls in the key column are errors, and are not replaced.
+    """
+    task = plan.task
+    names = {*plan.names, *task.null_columns} - {plan.row_name}
     with contextlib.closing(parts):
         for part in parts:
             batch = part.batch
-            for name, kind in plan.task.null_columns.items():
+            for name, kind in task.null_columns.items():
                 batch = batch.append_column(name, pa.nulls(batch.num_rows, kind))
-            yield replace(part, batch=batch)
-
-
-def _filled(
-    plan: Plan, parts: Generator[fetch_links.Fetched, None, None]
-) -> Generator[fetch_links.Fetched, None, None]:
-    """Yield the rows with nulls replaced, except nulls in the key column, which are errors."""
-    names = {*plan.names, *plan.task.null_columns} - {plan.row_name}
-    with contextlib.closing(parts):
-        for part in parts:
-            yield replace(part, batch=plan.task.nulls.fill(part.batch, names))
-
-
-def _limited(
-    plan: Plan, parts: Generator[fetch_links.Fetched, None, None]
-) -> Generator[fetch_links.Fetched, None, None]:
-    """Yield the rows, but convert each row with a value above `--max-object` to a failure."""
-    with contextlib.closing(parts):
-        for part in parts:
-            limit = plan.task.limits.max_bytes
-            yield part.without(too_large(part.batch, part.rows, plan.row_name, limit))
-
-
-def _without_erased(
-    plan: Plan, parts: Generator[fetch_links.Fetched, None, None]
-) -> Generator[fetch_links.Fetched, None, None]:
-    """Yield the rows; a row with an erased key becomes a failure that does not contain the key."""
-    erased = plan.task.erased
-    with contextlib.closing(parts):
-        for part in parts:
-            found = _erased_rows(plan, part.batch, part.batch.schema.names)
-            failures = {at: _erased(int(part.rows[at]), name) for at, name in found.items()}
-            earlier = [
-                _erased(one.row, one.column)
-                if one.kind == _ERASED or erased.contains_text(one.key)
-                else one
-                for one in part.failures
-            ]
-            yield replace(part, failures=earlier).without(failures)
+            yield replace(part, batch=task.nulls.fill(batch, names))
 
 
 def _refused(plan: Plan, batch: pa.RecordBatch) -> dict[int, fetch_links.LinkFailure]:

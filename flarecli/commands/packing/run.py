@@ -73,6 +73,7 @@ __all__ = [
     "estimate",
     "failed_row",
     "finished_before",
+    "no_rows",
     "note_addresses",
     "pack_task",
     "planned",
@@ -273,12 +274,7 @@ def pack_task(
                         spool.save(now=True)
                 raise
             if writer.is_empty and not writer.failed.count:
-                selects = (options.where, options.limit, options.rows) != (None, None, None)
-                raise NoRowsError(
-                    "no rows to pack",
-                    where=source.address,
-                    hint="Check --rows, --where and --limit." if selects else "",
-                )
+                raise no_rows(plan)
             path = writer.close(record(), commit)
     except KeyboardInterrupt:
         saved = 0 if spool is None else spool.saved_rows(len(plan.links))
@@ -367,6 +363,17 @@ def _write(
     if plan.duplicates:
         count = format_count(plan.duplicates, "row")
         progress.note(f"skipped {count} with the key of an earlier row")
+
+
+def no_rows(plan: Plan) -> NoRowsError:
+    """Return the error for a pack that selects no row."""
+    options = plan.options
+    selects = (options.where, options.limit, options.rows) != (None, None, None)
+    return NoRowsError(
+        "no rows to pack",
+        where=plan.source.address,
+        hint="Check --rows, --where and --limit." if selects else "",
+    )
 
 
 def failed_row(plan: Plan, failure: Failure) -> FlareError:

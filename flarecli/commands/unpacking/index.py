@@ -80,25 +80,6 @@ def _csv(rows: Iterable[Sequence[str]]) -> bytes:
     return out.getvalue().encode()
 
 
-class _Parts(io.RawIOBase):
-    """A writable file that buffers data until the data is read."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.parts: list[bytes] = []
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        self.parts.append(bytes(data))
-        return len(data)
-
-    def take(self) -> bytes:
-        data, self.parts = b"".join(self.parts), []
-        return data
-
-
 def _parquet(fields: Sequence[pa.Field], rows: Iterable[Mapping[str, Any]]) -> Iterator[bytes]:
     import pyarrow.parquet as pq
 
@@ -108,7 +89,7 @@ def _parquet(fields: Sequence[pa.Field], rows: Iterable[Mapping[str, Any]]) -> I
             for field in fields
         ]
     )
-    out = _Parts()
+    out = io.BytesIO()
     with pq.ParquetWriter(pa.PythonFile(out, mode="w"), schema) as writer:
         for some in _blocks(rows):
             writer.write_table(
@@ -117,8 +98,10 @@ def _parquet(fields: Sequence[pa.Field], rows: Iterable[Mapping[str, Any]]) -> I
                     schema=schema,
                 )
             )
-            yield out.take()
-    yield out.take()
+            yield out.getvalue()
+            out.truncate(0)
+            out.seek(0)
+    yield out.getvalue()
 
 
 def _is_plain(kind: pa.DataType) -> bool:
