@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 from flarecli import prefetch
 from flarecli.errors import ReachError
 from flarecli.prefetch import OrderedQueue, ordered_map, run_interruptibly, submit
-from flarecli.write.shard_queue import ShardQueue
 from tests.pool import is_idle
 from tests.properties import examples
 
@@ -390,14 +389,14 @@ class Held:
     """An object that is local to a caller."""
 
 
-def write_shards(call):
-    queue = ShardQueue(2)
-    queue.add(lambda: call(1), 1, 1, lambda chunk, next: None)
-    queue.close(lambda chunk, next: None)
+def put_and_drain(call):
+    queue = OrderedQueue(call, workers=2)
+    list(queue.put(1))
+    list(queue.drain())
 
 
 CALLS = {
-    "ShardQueue": write_shards,
+    "OrderedQueue": put_and_drain,
     "run_interruptibly": lambda call: run_interruptibly(lambda: call(1)),
     "submit": lambda call: submit(lambda: call(1)).result(),
     "ordered_map": lambda call: list(ordered_map(call, [1, 2, 3], workers=2)),

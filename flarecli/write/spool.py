@@ -131,7 +131,7 @@ class Spool:
             self._number = number + 1
             rows += self._restore_file(number)
         if numbers:
-            self._writer.keep()
+            self._writer.journal.is_kept = True
         self._next = self.until
         self._drop(numbers)
         return rows + self._complete_rows(self.until, links)
@@ -147,12 +147,12 @@ class Spool:
             failures = [Failure(**one) for one in head["failures"]]
         except (FlareError, pa.ArrowException, ValueError, KeyError, TypeError, IndexError):
             return 0  # the file is damaged, or another version of flare wrote it
-        if not (first <= self.until < stop and self._writer.source_matches(head["source"])):
+        if not (first <= self.until < stop and self._writer.journal.source_matches(head["source"])):
             return 0
         rows = 0
         for failure in failures:
             if failure.row >= self.until:
-                self._writer.fail(failure)
+                self._writer.failed.add(failure)
         for batch, places in batches:
             start = int(np.searchsorted(places, self.until))
             if start < len(places):
@@ -225,7 +225,7 @@ class Spool:
             "kind": "rows",
             "first": first,
             "next": stop,
-            "source": self._writer.source_state(),
+            "source": self._writer.journal.source_state(),
             "failures": [asdict(one.redacted()) for one in failures],
             "batches": [
                 [places.tolist(), data.size]
@@ -243,7 +243,7 @@ class Spool:
         self._links.update((one.row, one.link) for one in links)
 
     def _write(self, head: dict[str, Any], parts: Iterable[Any], until: int) -> None:
-        self._writer.keep()
+        self._writer.journal.is_kept = True
         self._file(self._number).write(_summed(head, parts))
         self._files.append(_Saved(self._number, until))
         self._number += 1

@@ -7,11 +7,11 @@ import os
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +22,7 @@ from flarecli.arguments import Address, checked, shown
 from flarecli.errors import FlareError, UnsafeError, UsageError, ValueFitError
 from flarecli.model import Chunk, Column, Columns, File, IntArray, Playlist, Settings, Stream
 from flarecli.names import escape
+from flarecli.prefetch import OrderedQueue
 from flarecli.progress import Progress, counted
 from flarecli.storage import Guard
 from flarecli.write.columns import (
@@ -38,10 +39,9 @@ from flarecli.write.columns import (
     stored_schema,
     table_encodings,
 )
-from flarecli.write.failures import Failed, Failure
+from flarecli.write.failures import Failed
 from flarecli.write.folder_target import claim
 from flarecli.write.journal import Journal
-from flarecli.write.shard_queue import ShardQueue, rows_lost_error
 from flarecli.write.target import Target, check_files
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 __all__ = ["SHARD_LIMIT", "Writer"]
 
 MAX_BUFFERED_SAMPLES, MAX_BUFFERED_BYTES = 1024, 1 << 24
+_MAX_QUEUED_BYTES = 256 << 20  # maximum total size of the rows in unrecorded shards
 _KEYS_HINT = "Make the keys unique, or omit the column so that each row gets a generated key."
 _COLUMNS_ERROR = "columns: expected names with encodings"
 _COLUMNS_HINT = 'Use a mapping such as {"image": "jpeg", "label": "int"}.'
@@ -89,16 +90,12 @@ class Writer:
         (
             "INTERNAL",
             "abandon",
-            "fail",
             "find_unstorable",
             "is_done",
             "is_empty",
-            "keep",
             "kept_rows",
             "name_columns",
             "size",
-            "source_matches",
-            "source_state",
             "stored_schema",
             "write_typed",
         )
@@ -140,16 +137,23 @@ class Writer:
         self._measured: tuple[pa.RecordBatch | None, IntArray] = (None, np.zeros(0, np.int64))
         self.keeps_rows = False
         self.unrecorded = deque[tuple[pa.RecordBatch, IntArray]]()
-        self._failed_states = deque[dict[str, Any]]()  # for each queued shard
         self._samples = _SampleBuffer()
         # keys in the unfinished shard, if the format requires unique keys
         self._shard_keys: set[bytes] = set()
         # the calling thread writes uncompressed shards, because more threads would not be faster
-        self._queue = ShardQueue(jobs if self.settings.compression else 1)
+        threads = jobs if self.settings.compression and jobs > 1 else 0
+        self._queue = OrderedQueue(
+            _write_queued,
+            workers=threads,
+            max_items=threads + 1,
+            max_bytes=_MAX_QUEUED_BYTES,
+            weigh=lambda shard: shard.size,
+        )
         self._ended = self.target.is_done
         self._writes_playlist, self._progress = playlist, progress or Progress()
         self._is_abandoned = self.has_large_row = False
-        # True while several fields are updated; after an interrupt, rows may be lost or repeated
+        # True while several fields are updated; after an interrupt, rows may be lost or repeated.
+        # It remains True after a shard could not be written.
         self._is_inconsistent = False
         self.rows = self.next = 0
         self.written_bytes = 0  # size of the rows that this Writer wrote, before compression
@@ -172,13 +176,13 @@ class Writer:
             self.target.abandon(keep=True)
             raise
         self._dropped = weakref.finalize(
-            self, _drop, os.getpid(), self.target, self.failed, self._journal
+            self, _drop, os.getpid(), self.target, self.failed, self.journal
         )
         self._dropped.atexit = False  # not needed, because the lock ends with the process
 
     def _begin(self, head: dict[str, Any], source_checksum: SourceChecksum | None) -> None:
-        self._journal = Journal(self.target.at, head, source_checksum)
-        for entry in self._journal.shards:
+        self.journal = Journal(self.target.at, head, source_checksum)
+        for entry in self.journal.shards:
             files = tuple(File(**file) for file in entry["files"])
             main, *companions = (self.target.at / file.name for file in files)
             self._chunks.append(
@@ -187,12 +191,12 @@ class Writer:
             self.rows += entry["rows"]
             self.next = entry["next"]
         self.failed = Failed(
-            self.target.at, self._journal.shards[-1]["failed"] if self._chunks else None
+            self.target.at, self.journal.shards[-1]["failed"] if self._chunks else None
         )
-        if self._journal.columns is not None:
+        if self.journal.columns is not None:
             self.columns = tuple(
-                encodings.column(name, encoding, self._journal.extensions.get(name, ""))
-                for name, encoding in self._journal.columns
+                encodings.column(name, encoding, self.journal.extensions.get(name, ""))
+                for name, encoding in self.journal.columns
             )
 
     def _listed_rows(self) -> int:
@@ -207,7 +211,10 @@ class Writer:
     def _check_open(self) -> None:
         """Raise UsageError if the Writer is closed, or if an interrupt may have lost rows."""
         if self._is_inconsistent and not self._ended:
-            raise rows_lost_error()
+            raise UsageError(
+                "an earlier shard could not be written, so later rows are refused",
+                hint="Open another Writer with resume=True, and continue after its `rows`.",
+            )
         if self._ended:
             raise UsageError(
                 "the dataset is already finished"
@@ -234,7 +241,7 @@ class Writer:
     def _name_columns(self, columns: Columns, schema: Mapping[str, Any] | None) -> None:
         if self.columns is None:
             self.columns = columns
-            self._journal.record_columns(
+            self.journal.record_columns(
                 [(column.name, column.encoding) for column in columns],
                 schema,
                 {column.name: column.extension for column in columns if column.extension},
@@ -272,7 +279,7 @@ class Writer:
     @property
     def kept_rows(self) -> int | None:
         """Return the number of rows in finished shards; None if `abandon` removes the output."""
-        return sum(chunk.rows or 0 for chunk in self._chunks) if _is_kept(self._journal) else None
+        return sum(chunk.rows or 0 for chunk in self._chunks) if _is_kept(self.journal) else None
 
     @property
     def size(self) -> int:
@@ -511,20 +518,24 @@ class Writer:
             set(),
         )
         # later failures may be written before the shard is recorded, so the state is computed now
-        self._failed_states.append(self.failed.settle(next))
-        self._queue.add(write, next, size, self._record)
+        failed = self.failed.settle(next)
+        self._record(partial(self._queue.put, _QueuedShard(write, next, failed, size)))
         self._is_inconsistent = False
 
-    def _record(self, chunk: Chunk, next: int) -> None:
-        self._chunks.append(chunk)
-        self.target.check()
-        self._journal.record_shard(
-            chunk.rows or 0, next, chunk.files, self._failed_states.popleft()
-        )
-        self.next = next
-        self.failed.forget(next)
-        while self.unrecorded and self.unrecorded[0][1][-1] < next:
-            self.unrecorded.popleft()
+    def _record(self, written: Callable[[], Iterable[_WrittenShard]]) -> None:
+        """Record the shards that a method of the queue returns in the journal, in order."""
+        try:
+            for chunk, next, failed in written():
+                self._chunks.append(chunk)
+                self.target.check()
+                self.journal.record_shard(chunk.rows or 0, next, chunk.files, failed)
+                self.next = next
+                self.failed.forget(next)
+                while self.unrecorded and self.unrecorded[0][1][-1] < next:
+                    self.unrecorded.popleft()
+        except BaseException:
+            self._queue.close()  # no later shard is recorded without this shard
+            raise
 
     @property
     def stored_schema(self) -> pa.Schema:
@@ -538,8 +549,8 @@ class Writer:
     @property
     def _types(self) -> dict[str, pa.DataType]:
         """Return the Arrow types of the packed table, in its order: column -> type."""
-        if self._journal.schema is not None:
-            return {name: encodings.parse_type(one) for name, one in self._journal.schema.items()}
+        if self.journal.schema is not None:
+            return {name: encodings.parse_type(one) for name, one in self.journal.schema.items()}
         return {one.name: encodings.lookup(one.encoding).arrow for one in self.columns or ()}
 
     def _write_shard(self, number: int, batches: list[pa.RecordBatch], size: int) -> Chunk:
@@ -576,25 +587,6 @@ class Writer:
             ),
         )
 
-    def keep(self) -> None:
-        """Make `abandon` keep the output for a later resume, even without a finished shard."""
-        self._journal.is_kept = True
-
-    def source_state(self) -> list[Any] | None:
-        """Return the number of bytes that were read from the source so far, and their checksum.
-
-        The result is None if the checksum of the source was known before the pack started.
-        """
-        return self._journal.source_state()
-
-    def source_matches(self, state: Any) -> bool:
-        """Return whether the source starts with the bytes that a `source_state` describes."""
-        return self._journal.source_matches(state)
-
-    def fail(self, failure: Failure) -> None:
-        """Add a failed row to `failed.jsonl`. Failures and written rows must be in row order."""
-        self.failed.add(failure)
-
     @checked
     def close(
         self,
@@ -618,7 +610,9 @@ class Writer:
         self._write_samples()
         if self._buffered_rows:
             self._flush(1 << 62)
-        self._queue.close(self._record)
+        self._is_inconsistent = True
+        self._record(self._queue.drain)
+        self._is_inconsistent = False
         self.failed.settle(1 << 62)
         self.target.check()
         files = self._format.write_index(
@@ -640,7 +634,7 @@ class Writer:
         if commit is not None:
             commit(self._stream({**files, **failed}, source))
         self.failed.close()
-        self._journal.close()
+        self.journal.close()
         self._ended = True
         self._dropped.detach()
         self.target.finish()
@@ -655,7 +649,7 @@ class Writer:
         stored = [chunk.files[0] for chunk in self._chunks]
         names = sorted({sums.DEFAULT, *self.settings.hashes})
         zipped = any(file.raw_size is not None for file in stored)
-        schema = self._journal.schema
+        schema = self.journal.schema
         if schema is None and self._format.typed:
             schema = {
                 name: encodings.type_header(encodings.without_variants(kind))
@@ -699,8 +693,9 @@ class Writer:
         self._ended = self._is_abandoned = True
         self._dropped.detach()
         with contextlib.suppress(Exception):  # the caller is already handling another error
-            self._queue.close(self._record)
-        _release(self.target, self.failed, self._journal)
+            self._record(self._queue.drain)
+        self._queue.close(wait=True)  # threads may still write shards
+        _release(self.target, self.failed, self.journal)
 
     def __reduce__(self) -> NoReturn:
         raise UsageError(
@@ -725,6 +720,28 @@ class Writer:
                 raise
         else:
             self.abandon()
+
+
+class _QueuedShard(NamedTuple):
+    """A shard to write.
+
+    write   function that writes the shard
+    next    position in the selection of the next shard's first row
+    failed  state of `failed.jsonl` for the journal
+    size    total size in bytes of the rows in the shard
+    """
+
+    write: Callable[[], Chunk]
+    next: int
+    failed: dict[str, Any]
+    size: int
+
+
+_WrittenShard = tuple[Chunk, int, dict[str, Any]]  # chunk, and the fields `next` and `failed`
+
+
+def _write_queued(shard: _QueuedShard) -> _WrittenShard:
+    return shard.write(), shard.next, shard.failed
 
 
 class _SampleBuffer:

@@ -29,7 +29,7 @@ def packed(folder: Path, compression: str | None = None) -> Path:
     ) as writer:
         for i in range(ROWS):
             if i == 7:
-                writer.fail(Failure(i, "k7", "image", "reach", "404 not found"))
+                writer.failed.add(Failure(i, "k7", "image", "reach", "404 not found"))
             writer.write(sample(i))
     return folder
 

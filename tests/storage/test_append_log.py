@@ -155,7 +155,7 @@ def write(path, stop, **options):
         start = writer.next
         for row in range(start, stop):
             if row == 3:
-                writer.fail(Failure(3, "k3", "n", "null", "n is null"))
+                writer.failed.add(Failure(3, "k3", "n", "null", "n is null"))
             else:
                 batch = pa.record_batch({"n": pa.array([row], pa.int64())})
                 writer.write_batch(batch, np.array([row]))

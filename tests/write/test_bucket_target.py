@@ -32,7 +32,7 @@ def pack(address, rows, **options):
     ) as writer:
         for row in rows:
             if row % 5 == 4:
-                writer.fail(Failure(row, f"k{row}", "n", "null", "n is null"))
+                writer.failed.add(Failure(row, f"k{row}", "n", "null", "n is null"))
             writer.write({"n": row})
     return objects(address)
 

@@ -67,7 +67,7 @@ def test_many_failures_are_written_before_the_first_shard(tmp_path):
     rows = 5000  # more failures than are kept in memory
     with Writer(str(tmp_path / "out"), columns={"n": "int"}) as writer:
         for row in range(rows):
-            writer.fail(Failure(row, "", "n", "null", "is null"))
+            writer.failed.add(Failure(row, "", "n", "null", "is null"))
         assert not (tmp_path / "out/failed.jsonl").exists()
         writer.failed.write(rows)
         listed = (tmp_path / "out/failed.jsonl").read_text().splitlines()

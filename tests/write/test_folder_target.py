@@ -219,7 +219,7 @@ def test_failed_rows_are_synced_before_the_journal_counts_them(tmp_path, monkeyp
     monkeypatch.setattr("os.fsync", recording)
     with Writer(str(tmp_path / "out"), columns=COLUMNS, settings=Settings(shard_rows=1)) as writer:
         for row in range(0, 6, 2):
-            writer.fail(Failure(row, f"k{row}", "n", "null", "n is null"))
+            writer.failed.add(Failure(row, f"k{row}", "n", "null", "n is null"))
             writer.write_batch(
                 pa.record_batch({"n": pa.array([row], pa.int64())}), np.array([row + 1])
             )

@@ -156,7 +156,7 @@ def test_a_shard_that_changed_before_the_commit_is_an_error(tmp_path, how, form,
 
 def test_a_deleted_list_of_failed_rows_is_an_error_before_the_commit(tmp_path):
     with pytest.raises(MissingError) as caught, opened(tmp_path / "out") as writer:
-        writer.fail(Failure(0, "k", "n", "null", "n is null"))
+        writer.failed.add(Failure(0, "k", "n", "null", "n is null"))
         write(writer, 5)
         (tmp_path / "out" / "failed.jsonl").unlink()
     assert str(caught.value).startswith(f"{tmp_path}/out/failed.jsonl: the file is missing")

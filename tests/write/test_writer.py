@@ -529,9 +529,9 @@ def test_invalid_settings_are_refused_before_the_target_is_claimed(tmp_path, how
 
 def test_failed_rows_are_listed_in_order_with_a_checksum_in_the_playlist(tmp_path):
     with Writer(str(tmp_path / "out"), columns=COLUMNS) as writer:
-        writer.fail(Failure(0, "k0", "t", "null", "t is null"))
+        writer.failed.add(Failure(0, "k0", "t", "null", "t is null"))
         writer.write({"n": 1, "t": ""})
-        writer.fail(Failure(2, "k2", "u", "http", "http://u:p@h/x?token=1: 404"))
+        writer.failed.add(Failure(2, "k2", "u", "http", "http://u:p@h/x?token=1: 404"))
     lines = [
         json.loads(line) for line in (tmp_path / "out" / "failed.jsonl").read_text().splitlines()
     ]
@@ -667,7 +667,7 @@ def test_an_empty_target_is_not_the_root_folder(out):
 def test_a_missing_list_of_failed_rows_is_not_filled_with_zeros(tmp_path):
     out, how = tmp_path / "out", Settings(shard_rows=1)
     writer = Writer(str(out), columns={"v": "int"}, settings=how)
-    writer.fail(Failure(0, "k", "v", "null", "v is null"))
+    writer.failed.add(Failure(0, "k", "v", "null", "v is null"))
     writer.write_batch(pa.record_batch({"v": pa.array([1, 2], pa.int64())}), np.array([1, 2]))
     writer.abandon()
     (out / "failed.jsonl").unlink()

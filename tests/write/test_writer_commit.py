@@ -119,7 +119,7 @@ def failing(out, stop=None, **options):
         rows = range(begin, min(begin + 5, 12))
         for row in rows:
             if row in LACKING:
-                writer.fail(
+                writer.failed.add(
                     Failure(row, f"k{row}", "n", "null" if row % 2 else "value", "n is null")
                 )
         good = [row for row in rows if row not in LACKING]
@@ -161,7 +161,7 @@ def test_failed_rows_after_the_last_shard_are_listed(tmp_path):
         for row in range(3):
             writer.write_batch(pa.record_batch({"n": pa.array([row], pa.int64())}), np.array([row]))
         writer._flush(3)
-        writer.fail(Failure(3, "k3", "n", "null", "n is null"))
+        writer.failed.add(Failure(3, "k3", "n", "null", "n is null"))
     assert [
         json.loads(line)["row"]
         for line in (tmp_path / "out" / "failed.jsonl").read_text().splitlines()
@@ -249,7 +249,7 @@ def test_a_truncated_list_of_failed_rows_is_synced_before_the_playlist_is_writte
 ):
     """No later row may fail, since that would sync the list."""
     writer = Writer(str(tmp_path / "out"), columns=COLUMNS, settings=Settings(shard_rows=1))
-    writer.fail(Failure(0, "k0", "n", "null", "n is null"))
+    writer.failed.add(Failure(0, "k0", "n", "null", "n is null"))
     for row in (1, 2, 3):
         writer.write_batch(pa.record_batch({"n": pa.array([row], pa.int64())}), np.array([row]))
     writer.abandon()

@@ -63,7 +63,7 @@ def test_a_writer_that_lost_a_shard_refuses_rows_and_finishes_no_dataset(
     ):
         for row in range(9):
             try:
-                writer.fail(Failure(row, f"k{row}", "n", "null", "n is null"))
+                writer.failed.add(Failure(row, f"k{row}", "n", "null", "n is null"))
                 writer.write({"n": row})
                 writer._write_samples()
             except FlareError as error:

@@ -7,8 +7,8 @@ import pytest
 import flarecli as flare
 from flarecli.errors import FlareError, UsageError, ValueFitError
 from flarecli.model import Settings
+from flarecli.prefetch import OrderedQueue
 from flarecli.write.journal import Journal
-from flarecli.write.shard_queue import ShardQueue
 
 LOST = "an earlier shard could not be written, so later rows are refused"
 
@@ -80,7 +80,7 @@ def test_an_interrupt_between_two_fields_loses_no_row_silently(tmp_path, monkeyp
         str(tmp_path / "d"), columns={"n": "int"}, settings=Settings(shard_rows=1000)
     )
     with monkeypatch.context() as patched:
-        patched.setattr(ShardQueue, "add", interrupted)
+        patched.setattr(OrderedQueue, "put", interrupted)
         with pytest.raises(KeyboardInterrupt):
             for n in range(2000):
                 writer.write({"n": n})

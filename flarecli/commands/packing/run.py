@@ -338,7 +338,7 @@ def _write(
             if skips:
                 for failure in failures:
                     progress.failed(*failure.report)
-                    writer.fail(plan.source.name.listed(failure))
+                    writer.failed.add(plan.source.name.listed(failure))
             elif failures and batch is not None:  # keep the earlier rows for a resumed pack
                 kept = int(np.searchsorted(rows, failures[0].row))
                 batch, rows = batch.slice(0, kept), rows[:kept]

@@ -448,7 +448,7 @@ def _part(
 ) -> None:
     with Writer(str(folder), columns=columns) as writer:
         for failure in failed:
-            writer.fail(failure)
+            writer.failed.add(failure)
         for row in rows:
             writer.write(row)
 

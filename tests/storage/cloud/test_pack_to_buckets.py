@@ -448,11 +448,11 @@ def test_a_pack_stopped_at_any_step_resumes_to_the_same_objects(index, monkeypat
 def test_failures_of_a_resumed_pack_are_listed_once(s3):
     out = f"{s3}/out"
     writer = Writer(out, columns={"id": "int"}, settings=None)
-    writer.fail(Failure(0, "a", "id", "null", "is null"))
+    writer.failed.add(Failure(0, "a", "id", "null", "is null"))
     writer.write({"id": 1})
     writer._write_samples()
     writer._flush(2)
-    writer.fail(Failure(2, "b", "id", "null", "is null"))
+    writer.failed.add(Failure(2, "b", "id", "null", "is null"))
     writer.failed.settle(3)  # not recorded
     writer.target.release()
     with Writer(out, columns={"id": "int"}, resume=True) as again:

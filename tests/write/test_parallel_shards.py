@@ -15,19 +15,19 @@ import pytest
 import flarecli
 from flarecli import prefetch
 from flarecli.errors import FlareError, UsageError
-from flarecli.model import Chunk, Settings
-from flarecli.storage import locate
+from flarecli.model import Settings
 from flarecli.write import Writer
-from flarecli.write.shard_queue import ShardQueue
+from flarecli.write import writer as writer_module
 from tests.outputs import files_of
 
 ROWS = 400
 COLUMNS = {"n": "int", "text": "str"}
 SMALL = Settings(shard_bytes=2000, compression="zstd")
+ROWS_OF_5 = Settings(shard_rows=5, compression="zstd")
 
 
-def chunk(number: int) -> Chunk:
-    return Chunk(locate(f"/{number}"), 1, (), "mds", ())
+def numbers(count: int) -> pa.RecordBatch:
+    return pa.record_batch({"n": pa.array(range(count), pa.int64())})
 
 
 def written(out: Path, jobs: int, **options) -> Writer:
@@ -111,94 +111,67 @@ def test_a_failed_first_shard_leaves_no_files(tmp_path):
     assert not out.exists()
 
 
-def test_shards_are_recorded_in_order_for_any_order_of_completion():
-    recorded, gate = [], threading.Event()
+def test_shards_are_recorded_in_order_for_any_order_of_completion(tmp_path, monkeypatch):
+    second_is_written, write = threading.Event(), writer_module._write_queued
 
-    def first() -> Chunk:
-        assert gate.wait(60)
-        return chunk(0)
+    def first_shard_last(shard):
+        if shard.next == 5:
+            assert second_is_written.wait(60)
+        written = write(shard)
+        second_is_written.set()
+        return written
 
-    def second() -> Chunk:
-        gate.set()
-        return chunk(1)
-
-    queue, record = ShardQueue(2), lambda created, next: recorded.append((created.at.path, next))
-    queue.add(first, 10, 1, record)
-    queue.add(second, 20, 1, record)
-    assert (len(queue), recorded) == (2, [])
-    queue.close(record)
-    assert (len(queue), recorded) == (0, [("0", 10), ("1", 20)])
+    monkeypatch.setattr(writer_module, "_write_queued", first_shard_last)
+    with Writer(str(tmp_path / "out"), columns={"n": "int"}, settings=ROWS_OF_5, jobs=2) as writer:
+        writer.write_batch(numbers(20))
+    assert [row["n"] for row in flarecli.open(str(tmp_path / "out"))] == list(range(20))
 
 
-def test_the_number_of_parallel_shards_is_limited_and_large_shards_are_written_alone():
-    making, most, lock = [], [], threading.Lock()
+@pytest.mark.parametrize(("max_bytes", "expected"), [(1 << 20, 3), (1, 1)])
+def test_parallel_shards_are_limited_by_number_and_bytes(
+    tmp_path, monkeypatch, max_bytes, expected
+):
+    writing, counts, lock, write = [], [], threading.Lock(), writer_module._write_queued
 
-    def make() -> Chunk:
+    def counted(shard):
         with lock:
-            making.append(1)
-            most.append(len(making))
-        threading.Event().wait(0.01)
+            writing.append(1)
+            counts.append(len(writing))
+        written = write(shard)
         with lock:
-            making.pop()
-        return chunk(0)
+            writing.pop()
+        return written
 
-    for size, expected in ((1, 3), (200 << 20, 1)):
-        most.clear()
-        queue, record = ShardQueue(3), lambda created, next: None
-        for next in range(12):
-            queue.add(make, next, size, record)
-            assert len(queue) <= expected
-        queue.close(record)
-        assert max(most) <= expected
+    monkeypatch.setattr(writer_module, "_write_queued", counted)
+    monkeypatch.setattr(writer_module, "_MAX_QUEUED_BYTES", max_bytes)
+    with Writer(str(tmp_path / "out"), columns={"n": "int"}, settings=ROWS_OF_5, jobs=3) as writer:
+        writer.write_batch(numbers(100))
+    assert len(counts) == 20
+    assert max(counts) <= expected
 
 
-def test_a_large_shard_waits_until_enough_memory_is_free():
-    gate, recorded = threading.Event(), []
-
-    def make() -> Chunk:
-        assert gate.wait(60)
-        return chunk(0)
-
-    queue, record = ShardQueue(4), lambda created, next: recorded.append(next)
-    for next in (1, 2):
-        queue.add(make, next, 100 << 20, record)
-    threading.Timer(0.05, gate.set).start()
-    queue.add(make, 3, 200 << 20, record)
-    assert (recorded, len(queue)) == ([1, 2], 1)
-    queue.close(record)
-
-
-def test_with_one_job_the_calling_thread_writes_each_shard():
-    threads = []
-
-    def make() -> Chunk:
-        threads.append(threading.current_thread())
-        return chunk(0)
-
-    queue = ShardQueue(1)
-    queue.add(make, 7, 1, lambda created, next: threads.append(next))
-    assert threads == [threading.current_thread(), 7]
-    assert len(queue) == 0
-
-
-def test_uncompressed_shards_are_written_by_the_calling_thread(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("jobs", "compression"), [(1, "zstd"), (4, None)])
+def test_with_one_job_or_without_compression_the_calling_thread_writes_each_shard(
+    tmp_path, monkeypatch, jobs, compression
+):
     monkeypatch.setattr("flarecli.prefetch._run_task", None)
-    with Writer(
-        str(tmp_path / "out"), columns={"n": "int"}, settings=Settings(shard_rows=5), jobs=4
-    ) as writer:
-        writer.write_batch(pa.record_batch({"n": pa.array(range(50), pa.int64())}), range(50))
+    how = Settings(shard_rows=5, compression=compression)
+    with Writer(str(tmp_path / "out"), columns={"n": "int"}, settings=how, jobs=jobs) as writer:
+        writer.write_batch(numbers(50))
     assert writer.shards == 10
 
 
 @pytest.mark.parametrize("is_running", [True, False])
-def test_after_an_interrupt_no_thread_writes_a_shard(monkeypatch, is_running):
-    running, gate, ended, start = threading.Event(), threading.Event(), [], prefetch._run_task
+def test_after_an_interrupt_no_thread_writes_a_shard(tmp_path, monkeypatch, is_running):
+    running, gate, ended = threading.Event(), threading.Event(), []
+    write, start = writer_module._write_queued, prefetch._run_task
 
-    def make() -> Chunk:
+    def waiting(shard):
         running.set()
         assert gate.wait(60)
+        written = write(shard)
         ended.append(1)
-        return chunk(0)
+        return written
 
     def interrupted(task) -> None:
         if is_running:
@@ -207,12 +180,15 @@ def test_after_an_interrupt_no_thread_writes_a_shard(monkeypatch, is_running):
             threading.Timer(0.05, gate.set).start()
         raise KeyboardInterrupt
 
+    monkeypatch.setattr(writer_module, "_write_queued", waiting)
     monkeypatch.setattr("flarecli.prefetch._run_task", interrupted)
-    queue = ShardQueue(2)
+    writer = Writer(str(tmp_path / "out"), columns={"n": "int"}, settings=ROWS_OF_5, jobs=2)
     with pytest.raises(KeyboardInterrupt):
-        queue.add(make, 10, 1, lambda created, next: None)
-    assert (len(queue), ended) == (0, [1] if is_running else [])
+        writer.write_batch(numbers(20))
     with pytest.raises(
         UsageError, match="^an earlier shard could not be written, so later rows are refused(?m:$)"
     ):
-        queue.close(lambda created, next: None)
+        writer.close()
+    writer.abandon()
+    assert ended == ([1] if is_running else [])
+    assert not (tmp_path / "out").exists()
