@@ -268,8 +268,8 @@ The other program does only the necessary part of the work. The ratio is the CPU
 
 ## Measured once
 
-These results were measured once, with the command in the last column. `benchmarks/run.py` does not repeat them, because they take hours or require programs
-that `make interop` does not install. Wall-clock times were measured on two shared cores.
+These results were measured once, with the command in the last column. `benchmarks/run.py` does not repeat the measurements, because they take hours or
+require programs that `make interop` does not install. Wall-clock times were measured on two shared cores.
 
 | task | result | command |
 |---|---|---|
