@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import select
+import selectors
 import socket
 import sys
 import threading
@@ -53,40 +53,6 @@ _FEW_SHARE, _GATHER_S = 8, 0.0001  # sleep if fewer than active / _FEW_SHARE soc
 # interpreter lock.
 _BUFFER_BYTES = 512 << 10
 _MAX_IDLE = 64  # maximum number of idle handles, each with its connections, per engine and permit
-# Events of `select.poll`, and their numbers for `_Poll`.
-_IN: int = getattr(select, "POLLIN", 1)
-_OUT: int = getattr(select, "POLLOUT", 2)
-_ERR: int = getattr(select, "POLLERR", 4)
-_EVENTS = {pycurl.POLL_IN: _IN, pycurl.POLL_OUT: _OUT, pycurl.POLL_INOUT: _IN | _OUT}
-_READABLE = _IN | getattr(select, "POLLHUP", 0)
-_FAILED = _ERR | getattr(select, "POLLNVAL", 0)
-
-
-class _Poll:
-    """Replacement for `select.poll` on Windows, with the methods that `Sockets` uses.
-
-    It uses `select`, which supports up to 512 sockets.
-    """
-
-    def __init__(self) -> None:
-        self._events: dict[int, int] = {}
-        self.unregister = self._events.pop
-
-    def register(self, fd: int, events: int) -> None:
-        self._events[fd] = events
-
-    def poll(self, milliseconds: float | None = None) -> list[tuple[int, int]]:
-        found = dict.fromkeys(self._events, 0)
-        ready = select.select(
-            [fd for fd, events in self._events.items() if events & _IN],
-            [fd for fd, events in self._events.items() if events & _OUT],
-            [*self._events],  # on Windows, a failed connection is an exceptional condition
-            None if milliseconds is None else milliseconds / 1000,
-        )
-        for event, fds in zip((_IN, _OUT, _ERR), ready, strict=True):
-            for fd in fds:
-                found[fd] |= event
-        return [(fd, events) for fd, events in found.items() if events]
 
 
 class Sockets:
@@ -98,11 +64,12 @@ class Sockets:
     """
 
     def __init__(self, wakeup: int) -> None:
-        self._poll: Any = select.poll() if hasattr(select, "poll") else _Poll()
-        self._poll.register(wakeup, _IN)
+        # Windows has no `poll`. The default there is `select`, which supports up to 512 sockets.
+        selector = getattr(selectors, "PollSelector", selectors.DefaultSelector)
+        self._selector: selectors.BaseSelector = selector()
+        self._selector.register(wakeup, selectors.EVENT_READ)
         self._wakeup = wakeup
-        self._watched: dict[int, int] = {}  # socket -> index in `_actions`; encodes the events
-        self._actions: list[SocketAction] = []
+        self._watched: dict[int, tuple[SocketAction, int]] = {}  # socket -> action and events
         self._released = set[int]()  # libcurl adds most of these sockets again before the next wait
 
     def watcher(self, action: SocketAction) -> Callable[[int, int, Any, Any], None]:
@@ -110,18 +77,19 @@ class Sockets:
 
         action  function that `wait` calls if a socket of the handle is ready
         """
-        watched, released, number = self._watched, self._released, len(self._actions)
-        self._actions += [action] * (pycurl.POLL_REMOVE + 1)
 
         # This function is called twice per transfer, so it makes as few system calls as possible.
+        # libcurl and `selectors` have the same numbers for reading (1) and writing (2).
         def watch(what: int, fd: int, multi: Any, data: Any) -> None:
             if what in (pycurl.POLL_REMOVE, pycurl.POLL_NONE):
-                released.add(fd)
+                self._released.add(fd)
                 return
-            released.discard(fd)
-            if watched.get(fd) != number + what:
-                watched[fd] = number + what
-                self._poll.register(fd, _EVENTS.get(what, 0))
+            self._released.discard(fd)
+            if fd not in self._watched:
+                self._selector.register(fd, what)
+            elif self._watched[fd][1] != what:
+                self._selector.modify(fd, what)
+            self._watched[fd] = action, what
 
         return watch
 
@@ -137,31 +105,18 @@ class Sockets:
         is_woken = False
         for fd in self._released:
             if self._watched.pop(fd, None) is not None:
-                self._poll.unregister(fd)
+                self._selector.unregister(fd)
         self._released.clear()
-        ready = self._poll.poll(None if seconds is None else seconds * 1000)
+        ready = self._selector.select(seconds)
         if 0 < len(ready) * _FEW_SHARE < active:
             time.sleep(_GATHER_S)
-            ready = self._poll.poll(0)
-        for fd, events in ready:
-            watched = self._watched.get(fd)
-            if watched is not None and fd not in self._released:
-                self._actions[watched](fd, _SELECTED.get(events) or _selected(events))
-            elif fd == self._wakeup:
+            ready = self._selector.select(0)
+        for key, events in ready:
+            if key.fd == self._wakeup:
                 is_woken = True
+            elif key.fd in self._watched and key.fd not in self._released:
+                self._watched[key.fd][0](key.fd, events)
         return is_woken
-
-
-def _selected(events: int) -> int:
-    """Convert event flags of `poll` to event flags of libcurl."""
-    return (
-        (pycurl.CSELECT_IN if events & _READABLE else 0)
-        | (pycurl.CSELECT_OUT if events & _OUT else 0)
-        | (pycurl.CSELECT_ERR if events & _FAILED else 0)
-    )
-
-
-_SELECTED = {events: _selected(events) for events in _EVENTS.values()}  # the most frequent events
 
 
 class Pool:
