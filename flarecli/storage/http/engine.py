@@ -131,15 +131,9 @@ class Pool:
         self.free: list[Handle] = []
         self.handles: dict[pycurl.Curl, Handle] = {}
         self.active = 0
-        multi = self.multi = pycurl.CurlMulti()
-        # Cached, because attribute access on libcurl objects is slow.
-        self.add, self.remove, self.results = (
-            multi.add_handle,
-            multi.remove_handle,
-            multi.info_read,
-        )
-        self._act, self._timeout = multi.socket_action, multi.timeout
-        multi.setopt(pycurl.M_SOCKETFUNCTION, sockets.watcher(self._act))
+        self.multi = pycurl.CurlMulti()
+        watch = sockets.watcher(self.multi.socket_action)
+        self.multi.setopt(pycurl.M_SOCKETFUNCTION, watch)
 
     def due(self) -> float | None:
         """Return the seconds until libcurl's next timer, or None without a timer.
@@ -147,14 +141,14 @@ class Pool:
         The engine calls this method once per loop, because a timer callback would cost two calls
         per transfer.
         """
-        milliseconds = self._timeout() if self.active else -1
+        milliseconds = self.multi.timeout() if self.active else -1
         return None if milliseconds < 0 else milliseconds / 1000
 
     def run_timer(self) -> bool:
         """Run libcurl's timer if it is due; return True if it ran."""
-        if not self.active or self._timeout() != 0:
+        if not self.active or self.multi.timeout() != 0:
             return False
-        self._act(pycurl.SOCKET_TIMEOUT, 0)
+        self.multi.socket_action(pycurl.SOCKET_TIMEOUT, 0)
         return True
 
 
@@ -347,7 +341,7 @@ class Engine:
     def _end(self) -> None:
         for handle in self._active:
             with contextlib.suppress(pycurl.error):
-                self._pools[handle.permit].remove(handle.easy)
+                self._pools[handle.permit].multi.remove_handle(handle.easy)
             handle.easy.close()
         for pool in self._pools.values():
             for handle in pool.free:
@@ -504,15 +498,12 @@ class Engine:
         self.hosts.count(request.origin, 1)
         self._active.add(handle)
         pool.active += 1
-        pool.add(handle.easy)
+        pool.multi.add_handle(handle.easy)
 
     def _stop(self, handle: Handle) -> None:
         """End a transfer and free its handle."""
-        self._pools[handle.permit].remove(handle.easy)
-        self._free(handle)
-
-    def _free(self, handle: Handle) -> None:
         pool = self._pools[handle.permit]
+        pool.multi.remove_handle(handle.easy)
         pool.active -= 1
         self._active.discard(handle)
         if handle.paused:
@@ -526,7 +517,7 @@ class Engine:
         """Handle all finished transfers of a pool; return whether any transfer was finished."""
         waiting, any_ended, handles = 1, False, pool.handles
         while waiting:
-            waiting, complete, failed = pool.results()
+            waiting, complete, failed = pool.multi.info_read()
             for easy in complete:
                 self._ended(pool, handles[easy], 0, now)
             for easy, code, _ in failed:
@@ -537,48 +528,21 @@ class Engine:
     def _ended(self, pool: Pool, handle: Handle, code: int, now: float) -> None:
         request, was_stale = handle.request, code != 0 and handle.was_stale(code)
         fault = handle.finish(code)
-        if fault is None:
-            self._succeeded(pool, handle, request, now)
-            return
         self._stop(handle)
-        if was_stale:
+        if fault is None:
+            self._succeeded(request)
+        elif was_stale:
             self._begin(request, now, fresh=True)
         else:
             self._failed(request, fault, now)
 
-    def _succeeded(self, pool: Pool, handle: Handle, request: Request, now: float) -> None:
-        """Deliver an object, and start the next request to the same host with the same handle.
-
-        If no such request may start now, the handle is freed.
-        """
-        window, active = self._window, len(self._active)
-        pool.remove(handle.easy)
-        window.held -= handle.got
-        handle.got = 0
+    def _succeeded(self, request: Request) -> None:
         response = request.response
         if response is not None and response.length is None:
             self.without_length += not response.detects_truncation
         self.hosts.responded(request.origin)
+        self.hosts.succeeded(request.origin)
         self._deliver(request, None)
-        following = None
-        if not (
-            handle.paused
-            or window.is_full(active)
-            or active - len(window.paused) > self.limits.jobs
-        ):
-            following = self.hosts.follow(request.origin, handle.permit)
-        if following is None:
-            self.hosts.succeeded(request.origin)
-            self._free(handle)
-            return
-        self._count_attempt(following, now)
-        try:
-            handle.begin(following, now)
-        except (pycurl.error, ValueError):
-            self._free(handle)
-            self._deliver(following, curl_fault(3))
-        else:
-            pool.add(handle.easy)
 
     def _failed(self, request: Request, fault: Fault, now: float) -> None:
         """Redirect or retry a failed request, or deliver its fault.

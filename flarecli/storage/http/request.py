@@ -20,7 +20,8 @@ __all__ = ["BatchRequest", "Page", "Request"]
 class Request:
     """A request for an object or a range of an object, and its outcome once `done` is set.
 
-    url, origin, user  fields of the current Address; a redirect replaces these fields
+    address     current address; a redirect changes the address
+    original    address before any redirect
     guard       restrictions on private addresses
     start, stop requested range; stop None means the end; if both are 0, only the size of the object
                 is requested
@@ -44,36 +45,6 @@ class Request:
     batch, index  the BatchRequest that contains this request, if any, and the position in it
     """
 
-    __slots__ = (
-        "_original",
-        "attempts",
-        "batch",
-        "cancelled",
-        "data",
-        "deadline",
-        "deliver",
-        "done",
-        "fault",
-        "guard",
-        "hops",
-        "if_match",
-        "index",
-        "order",
-        "origin",
-        "requeued_at",
-        "response",
-        "sink",
-        "start",
-        "stop",
-        "total",
-        "unused",
-        "url",
-        "user",
-        "version",
-        "whole",
-        "window",
-    )
-
     def __init__(
         self,
         address: Address,
@@ -87,7 +58,7 @@ class Request:
         sink: Callable[[bytes], object] | None = None,
         window: int = 0,
     ) -> None:
-        self.url, self.origin, self.user = address
+        self.address = self.original = address
         self.deliver, self.guard = deliver, guard
         self.start, self.stop, self.if_match, self.order = start, stop, if_match, order
         self.sink, self.window = sink, window
@@ -95,7 +66,6 @@ class Request:
         self.deadline = self.requeued_at = 0.0
         self.cancelled = self.done = False
         self.data: bytes = b""
-        self._original: Address | None = None
         self.response: Response | None = None
         self.version: ObjectPin | None = None
         self.fault: Fault | None = None
@@ -104,28 +74,14 @@ class Request:
         self.batch: BatchRequest | None = None
 
     @property
-    def address(self) -> Address:
-        """The current address.
-
-        Its fields are separate attributes, so that a request needs no Address object.
-        """
-        return Address(self.url, self.origin, self.user)
-
-    @address.setter
-    def address(self, address: Address) -> None:
-        if self._original is None:
-            self._original = self.address
-        self.url, self.origin, self.user = address
-
-    @property
-    def original(self) -> Address:
-        """The address before any redirect."""
-        return self._original or self.address
+    def origin(self) -> str:
+        """The origin of the current address."""
+        return self.address.origin
 
     @property
     def permit(self) -> Permit:
         """The private addresses that a connection to the current address may reach."""
-        if self._original is not None and self.origin != self._original.origin:
+        if self.origin != self.original.origin:
             return redirect_permit(self.origin, self.guard)
         return permit_for(self.origin, self.guard)
 

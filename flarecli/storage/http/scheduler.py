@@ -17,7 +17,7 @@ from collections import Counter, deque
 from itertools import repeat
 from typing import TypeAlias
 
-from flarecli.storage.http.ip_guard import Permit, host_of, permit_for
+from flarecli.storage.http.ip_guard import host_of
 from flarecli.storage.http.request import BatchRequest, Request
 from flarecli.storage.http.response import UNREACHABLE, Fault
 
@@ -126,31 +126,6 @@ class HostQueues:
         if best.pace:
             best.next_at = now + best.pace
         return request
-
-    def follow(self, origin: str, permit: Permit) -> Request | None:
-        """Remove and return the next request for a host.
-
-        The request reuses the connection of a transfer that has just ended.
-
-        permit  permit of the ended transfer
-        return  None if another host has queued requests, if this host is overloaded, or if the
-                request needs a different permit
-        """
-        host = self._ready.get(origin)
-        if host is None or host.pace or host.next_at or len(self._ready) > 1:
-            return None
-        waiting = host.waiting
-        following = waiting[0][1]
-        if isinstance(following, Request):  # a redirected request may need a different permit
-            needed = following.permit
-        else:
-            needed = permit_for(origin, following.guard)
-        if following.cancelled or permit != needed:
-            return None
-        turn = waiting.popleft()
-        if not waiting:
-            del self._ready[origin]
-        return _request(turn)
 
     def next_due(self, now: float) -> float | None:
         """Return the time at which the next request to an overloaded host may start, or None."""

@@ -71,7 +71,6 @@ class Handle:
         self._headers: list[str] = []
         self._user, self._fresh = "", False
         easy = self.easy = pycurl.Curl()
-        self.set = easy.setopt  # cached, because attribute access on libcurl objects is slow
         easy.setopt(pycurl.NOSIGNAL, 1)
         easy.setopt(pycurl.PROTOCOLS, pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS)
         easy.setopt(pycurl.FOLLOWLOCATION, 0)
@@ -111,15 +110,15 @@ class Handle:
         self._last = sys.maxsize  # only bytes _first.._last of the body are kept
         self._limit = self._limits.max_bytes
         self._fault: Fault | None = None
-        self.set(pycurl.URL, request.url)
+        self.easy.setopt(pycurl.URL, request.address.url)
         headers = _headers_for(request)
         if headers != self._headers:
-            self.set(pycurl.HTTPHEADER, headers)
+            self.easy.setopt(pycurl.HTTPHEADER, headers)
             self._headers = headers
-        if request.user != self._user:
-            self._set_user(request.user)
+        if request.address.user != self._user:
+            self._set_user(request.address.user)
         if fresh != self._fresh:
-            self.set(pycurl.FRESH_CONNECT, fresh)
+            self.easy.setopt(pycurl.FRESH_CONNECT, fresh)
             self._fresh = fresh
 
     def rest(self) -> None:

@@ -161,7 +161,7 @@ def test_batches_and_single_requests_start_in_their_order():
     picked = []
     while (one := hosts.pick(0.0)) is not None:
         hosts.count(one.origin, 1)
-        picked.append((one.url, one.order, one.index))
+        picked.append((one.address.url, one.order, one.index))
     assert picked == [
         ("http://a.example/1", 10, 0),
         ("http://b.example/2", 12, 2),

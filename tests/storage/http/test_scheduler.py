@@ -353,29 +353,6 @@ def test_only_the_head_may_start_when_the_window_is_full():
     assert hosts.pick(0.0, head=4) is None
 
 
-def test_a_connection_is_reused_only_if_no_other_request_comes_first():
-    hosts, origin = HostQueues(), "http://a.example:80"
-    first, private, last = (
-        request_for(
-            "http://a.example/", print, order=i, named=frozenset([origin] if i == 1 else [])
-        )
-        for i in range(3)
-    )
-    for one in (first, private, last):
-        hosts.put(one)
-    assert hosts.follow(origin, PUBLIC) is first
-    assert hosts.follow(origin, PUBLIC) is None  # the next one may reach more
-    assert hosts.follow(origin, Permit(by_name=True)) is private
-    hosts.put(request_for("http://b.example/", print, order=9))
-    assert hosts.follow(origin, PUBLIC) is None  # another host has requests
-    assert hosts.pick(0.0) is last
-    assert hosts.pick(0.0).order == 9
-    assert hosts.follow(origin, PUBLIC) is None
-    hosts.put(last)
-    hosts.slow_down(origin, 0.0, 1.0)
-    assert hosts.follow(origin, PUBLIC) is None
-
-
 def test_an_overloaded_host_is_slowed_down_and_recovers():
     hosts, origin = HostQueues(), "http://a.example:80"
     for order in range(100):
@@ -406,16 +383,13 @@ def test_a_retry_is_queued_after_the_head():
     assert hosts.pick(0.0, head=1) is second
 
 
-def test_a_redirected_request_does_not_reuse_the_connection_of_another_permit():
+def test_a_redirected_request_needs_another_permit_than_a_request_to_the_same_host():
     """The user typed the host of both requests; a redirect to this host needs --allow-private."""
-    hosts, guard = HostQueues(per_host=1), Guard(named=frozenset({ORIGIN}))
+    guard = Guard(named=frozenset({ORIGIN}))
     own, redirected = (Request(parse(f"http://{h}.example/x"), print, guard) for h in "ab")
     redirected.address = own.address
-    hosts.put(redirected)
-    assert hosts.follow(ORIGIN, own.permit) is None
-    assert hosts.follow(ORIGIN, redirected.permit) is redirected
-    hosts.put(own)
-    assert hosts.follow(ORIGIN, own.permit) is own
+    assert own.permit == Permit(by_name=True)
+    assert redirected.permit == PUBLIC
 
 
 def test_a_full_host_does_not_start_another_request():
