@@ -23,7 +23,6 @@ import os
 import re
 import stat
 import struct
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -33,7 +32,7 @@ from urllib.parse import urlsplit, urlunsplit
 import xxhash
 
 from flarecli.redact import redact
-from flarecli.storage import descriptors, files_limit, large_memory
+from flarecli.storage import descriptors, files_limit
 
 __all__ = [
     "NAME",
@@ -259,7 +258,6 @@ class OpenCopies:
         # being fetched.
         self._transient: dict[str, tuple[str, memoryview, int]] = {}
         self._transient_bytes = 0
-        self._buffers: list[mmap.mmap] = []
         self._lock = threading.Lock()
 
     def get(self, name: str) -> memoryview | None:
@@ -330,20 +328,6 @@ class OpenCopies:
             self._transient_bytes += size
         return True
 
-    def buffer(self, size: int) -> memoryview:
-        """Return a buffer of `size` bytes for a transient object.
-
-        Buffers are reused to reduce page faults.
-        """
-        with self._lock:
-            for memory in self._buffers:
-                if size <= len(memory) <= 2 * size and _is_unused(memory):
-                    return memoryview(memory)[:size]
-            memory = large_memory(max(1, size))
-            if sys.platform == "linux":  # see `_is_unused`
-                self._buffers.append(memory)
-            return memoryview(memory)[:size]
-
     def put_transient(self, name: str, view: memoryview) -> None:
         """Add a transient object with its data."""
         with self._lock:
@@ -362,8 +346,6 @@ class OpenCopies:
     def _release(self, prefix: str) -> None:
         _, _, size = self._transient.pop(prefix, ("", b"", 0))
         self._transient_bytes -= size
-        if not self._transient:
-            self._buffers.clear()
 
     def forked(self) -> None:
         """Reset the state in a forked child.
@@ -373,12 +355,3 @@ class OpenCopies:
         self._lock = threading.Lock()
         self._transient = {key: one for key, one in self._transient.items() if one[0]}
         self._transient_bytes = sum(size for _, _, size in self._transient.values())
-
-
-def _is_unused(memory: mmap.mmap) -> bool:
-    """Return whether a buffer has no views. On Linux, a buffer with views cannot be resized."""
-    try:
-        memory.resize(len(memory))
-    except (BufferError, OSError):
-        return False
-    return True

@@ -13,6 +13,7 @@ other key.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import itertools
 import os
@@ -167,26 +168,19 @@ def held(fd: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _opened(folder: int, name: str) -> Iterator[int]:
-    for _ in range(2):
-        try:
-            fd = os.open(
-                f"{_TURNS}/{name}",
-                os.O_RDWR | os.O_CREAT | descriptors.FILE,
-                0o600,
-                dir_fd=folder,
-            )
-        except FileNotFoundError:
-            with contextlib.suppress(OSError):
-                os.mkdir(_TURNS, 0o700, dir_fd=folder)
-        except OSError:
-            break
-        else:
-            with held(fd):
-                yield fd
-            return
-    yield -1
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(_TURNS, 0o700, dir_fd=folder)
+        flags = os.O_RDWR | os.O_CREAT | descriptors.FILE
+        fd = os.open(f"{_TURNS}/{name}", flags, 0o600, dir_fd=folder)
+    except OSError:
+        yield -1
+        return
+    with held(fd):
+        yield fd
 
 
+@functools.cache
 def host() -> str:
     """Return an identifier for this machine, boot and process namespace.
 
@@ -203,14 +197,13 @@ def host() -> str:
     return hashlib.sha256("\0".join(words).encode()).hexdigest()[:8]
 
 
-def is_abandoned(folder: int, name: str, status: os.stat_result, own: str) -> bool:
+def is_abandoned(folder: int, name: str, status: os.stat_result) -> bool:
     """Return whether the process that created a `.part`, `.room` or `.here` file has ended.
 
     folder  file descriptor of the folder
-    own     identifier of this machine, from `host()`
     """
     words = name.split(".")
-    if len(words) >= 4 and words[-4] == own and words[-3].isdecimal():
+    if len(words) >= 4 and words[-4] == host() and words[-3].isdecimal():
         try:
             os.kill(int(words[-3]), 0)
         except (ProcessLookupError, OverflowError):
@@ -236,13 +229,10 @@ def is_abandoned(folder: int, name: str, status: os.stat_result, own: str) -> bo
 
 
 class Presence:
-    """The running processes that use a folder, each with a locked file in `here/`.
+    """The running processes that use a folder, each with a locked file in `here/`."""
 
-    host  identifier of this machine, from `host()`
-    """
-
-    def __init__(self, host: str) -> None:
-        self._host, self._fd, self._others, self._counted = host, -1, 0, 0.0
+    def __init__(self) -> None:
+        self._fd, self._others, self._counted = -1, 0, 0.0
 
     def register(self, folder: int) -> None:
         """Register this process until it ends. `folder` is a file descriptor."""
@@ -250,7 +240,7 @@ class Presence:
         with contextlib.suppress(OSError):
             with contextlib.suppress(FileExistsError):
                 os.mkdir(_HERE, 0o700, dir_fd=folder)
-            name = f"{_HERE}/of.{self._host}.{os.getpid()}.{next(_number)}.here"
+            name = f"{_HERE}/of.{host()}.{os.getpid()}.{next(_number)}.here"
             self._fd = os.open(name, os.O_RDWR | descriptors.CREATE, 0o600, dir_fd=folder)
             descriptors.lock(self._fd)
 
@@ -279,11 +269,11 @@ class Presence:
             return 1
         try:
             for name in os.listdir(fd):
-                if name.startswith(f"of.{self._host}.{os.getpid()}."):
+                if name.startswith(f"of.{host()}.{os.getpid()}."):
                     continue
                 with contextlib.suppress(FileNotFoundError):
                     status = os.stat(name, dir_fd=fd, follow_symlinks=False)
-                    if is_abandoned(fd, name, status, self._host):
+                    if is_abandoned(fd, name, status):
                         os.unlink(name, dir_fd=fd)
                     else:
                         others += 1

@@ -20,7 +20,7 @@ from flarecli.cache import directory
 from flarecli.cache.entry import MAX_TRANSIENT_BYTES, CopyHasher, Entry, entry, name_prefix
 from flarecli.errors import FormatError, IntegrityError
 from flarecli.prefetch import ordered_map
-from flarecli.storage import Buffer, Location, Store, Written, short_read
+from flarecli.storage import Buffer, Location, Store, Written, large_memory, short_read
 from flarecli.storage import Entry as Listed
 from flarecli.storage.versions import ObjectPin, Pins, changed
 
@@ -367,7 +367,7 @@ class CachedStore(Store):
         """Read an object into memory, where it remains until `passed` is called."""
         copies = self._folder.open_copies
         try:
-            view = join_pieces(pieces, identity.size, copies.buffer, self.show(path))
+            view = join_pieces(pieces, identity.size, self.show(path))
         except BaseException:
             copies.release(prefix)
             raise
@@ -508,12 +508,9 @@ def write_copy(
         part.drop()
 
 
-def join_pieces(
-    pieces: Iterable[Piece], size: int, buffer: Callable[[int], memoryview], where: str
-) -> memoryview:
+def join_pieces(pieces: Iterable[Piece], size: int, where: str) -> memoryview:
     """Join pieces in memory. A single piece is returned without copying.
 
-    buffer  function that returns memory with a given number of bytes
     raises  FormatError if the total size of the pieces is not `size` bytes
     """
     view, at = memoryview(b""), 0
@@ -521,7 +518,7 @@ def join_pieces(
         if len(piece) >= size:
             view = memoryview(piece)
         elif at + len(piece) <= size:
-            view = view or buffer(size)
+            view = view or memoryview(large_memory(size))
             view[at : at + len(piece)] = piece
         at += len(piece)
     if at != size:

@@ -106,7 +106,7 @@ def test_a_turn_without_a_folder_locks_only_against_threads(tmp_path):
 
 def test_an_impossible_process_id_counts_as_an_ended_process(large_folder):
     put_data(large_folder, "a")
-    left = lie(large_folder, f"{'0' * 40}.{large_folder._host}.{10**20}.0.part")
+    left = lie(large_folder, f"{'0' * 40}.{locks.host()}.{10**20}.0.part")
     put_data(large_folder, "b")
     assert not os.path.exists(left)
 
@@ -118,11 +118,8 @@ def test_a_partial_file_is_kept_for_a_minute_if_a_process_of_another_user_has_th
         raise PermissionError
 
     assert large_folder.fd >= 0
-    left = lie(large_folder, f"{'0' * 40}.{large_folder._host}.1234.0.part")
+    left = lie(large_folder, f"{'0' * 40}.{locks.host()}.1234.0.part")
     monkeypatch.setattr(os, "kill", another)
     for seconds, gone in ((0, False), (60, True)):
         os.utime(left, (1, os.stat(left).st_mtime - seconds))
-        assert (
-            is_abandoned(large_folder.fd, os.path.basename(left), os.stat(left), large_folder._host)
-            is gone
-        )
+        assert is_abandoned(large_folder.fd, os.path.basename(left), os.stat(left)) is gone

@@ -165,15 +165,12 @@ def test_stores_of_a_process_fetch_each_object_once(bucket, packed, tmp_path):
     assert set(times(bucket, packed).values()) == {1.0}
 
 
-def test_concurrent_listings_are_complete(tmp_path, monkeypatch):
+def test_concurrent_listings_are_complete(tmp_path):
     """Duplicated file descriptors share the position in a listing, so each listing would miss the
     entries that the other listing returned.
     """
     one = directory.Folder(str(tmp_path), 10**9)
     assert one.fd >= 0
-    monkeypatch.setattr(
-        one, "is_alone", lambda: False
-    )  # otherwise a listing is reused for a moment
     keys = [f"{k:040x}-10" for k in range(100)]
     for key in keys:
         (tmp_path / directory.LAYOUT / key).touch()
