@@ -13,7 +13,6 @@ from flarecli.cache.directory import (
     MANY_COPIES,
     CachedCopy,
     CacheWarning,
-    NamedFiles,
     least_recently_used_first,
     list_copies,
 )
@@ -27,7 +26,6 @@ __all__ = [
     "CacheWarning",
     "CachedCopy",
     "CachedStore",
-    "NamedFiles",
     "least_recently_used_first",
     "list_copies",
 ]

@@ -27,7 +27,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import NamedTuple, TypeVar
 
@@ -59,7 +59,6 @@ __all__ = [
     "CacheWarning",
     "CachedCopy",
     "Folder",
-    "NamedFiles",
     "PartialFile",
     "least_recently_used_first",
     "list_copies",
@@ -592,9 +591,6 @@ def list_copies(path: str) -> Iterator[CachedCopy]:
         os.close(folder)
 
 
-# -- files with their original names
-
-
 def least_recently_used_first(
     copies: Iterable[tuple[float, T, int]],
 ) -> list[tuple[float, T, int]]:
@@ -604,65 +600,3 @@ def least_recently_used_first(
     """
     now = time.time()
     return sorted((used if used <= now + 1 else 0.0, name, size) for used, name, size in copies)
-
-
-class NamedFiles:
-    """A folder of files with their original names, such as the shards of a streamed dataset.
-
-    The folder is listed again only if its modification time shows a change by another process.
-
-    sizes  file name -> bytes according to the dataset's index; all other files are ignored
-    """
-
-    def __init__(self, path: str, sizes: Mapping[str, int]) -> None:
-        self._path, self._sizes = path, sizes
-        self._used, self._changed = 0, -1
-
-    def used(self) -> int:
-        """Return the total size of the known files in the folder, according to the index."""
-        changed = self._mtime_ns()
-        if changed != self._changed:
-            names = os.listdir(self._path) if changed else []
-            self._used, self._changed = sum(self._sizes.get(name, 0) for name in names), changed
-        return self._used
-
-    def present(self, names: Iterable[str]) -> int:
-        """Return the total size of the files in `names` that exist in the folder.
-
-        The sizes are taken from the index.
-        """
-        return sum(
-            self._sizes[name] for name in names if os.path.exists(os.path.join(self._path, name))
-        )
-
-    @contextlib.contextmanager
-    def changing(self, names: Iterable[str]) -> Iterator[None]:
-        """Update the used size after the `with` block, which adds or removes the files in `names`.
-
-        The folder is not listed.
-        """
-        names = list(names)
-        rest = self.used() - self.present(names)
-        yield
-        self._used, self._changed = rest + self.present(names), self._mtime_ns()
-
-    def copies(self) -> list[tuple[float, str, int]]:
-        """Return the time of last use, the name and the size in bytes of each known file."""
-        copies = []
-        changed = self._mtime_ns()
-        if changed:
-            with os.scandir(self._path) as files:
-                for file in files:
-                    if file.name in self._sizes:
-                        with contextlib.suppress(FileNotFoundError):
-                            used = file.stat(follow_symlinks=False).st_mtime
-                            copies.append((used, file.name, self._sizes[file.name]))
-        self._used, self._changed = sum(size for _, _, size in copies), changed
-        return copies
-
-    def _mtime_ns(self) -> int:
-        """Return the modification time of the folder in nanoseconds; 0 if it does not exist."""
-        try:
-            return os.stat(self._path).st_mtime_ns
-        except FileNotFoundError:
-            return 0

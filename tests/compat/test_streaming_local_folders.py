@@ -8,7 +8,6 @@ import sys
 
 import pytest
 
-from flarecli.cache import NamedFiles
 from flarecli.compat.streaming import JSONWriter, MDSWriter, Stream, StreamingDataset
 from flarecli.errors import IntegrityError, UsageError
 
@@ -132,24 +131,6 @@ def test_a_damaged_kept_compressed_file_is_fetched_again(tmp_path):
 # -- the limit
 
 
-def test_files_are_counted_by_their_listed_sizes(tmp_path):
-    files = NamedFiles(str(tmp_path / "d"), {"a": 10, "b": 20, "c": 40})
-    assert files.used() == 0 and files.copies() == []
-    (tmp_path / "d").mkdir()
-    with files.changing(["a"]):
-        (tmp_path / "d" / "a").touch()
-    (tmp_path / "d" / "other").touch()
-    assert files.used() == 10
-    (tmp_path / "d" / "c").touch()  # as another process would
-    assert files.used() == 50 and files.present(["a", "b"]) == 10
-    os.utime(tmp_path / "d" / "a", (5, 5))
-    assert [(name, size) for _, name, size in sorted(files.copies())] == [("a", 10), ("c", 40)]
-    with files.changing(["a", "b"]):
-        (tmp_path / "d" / "a").unlink()
-        (tmp_path / "d" / "b").touch()
-    assert files.used() == 60
-
-
 def many(root, count):
     """Write a dataset of many copies of one shard."""
     written(root / "one", count=8)
@@ -208,7 +189,12 @@ def test_two_datasets_with_one_folder_share_the_limit(tmp_path):
     for shard in range(60):
         pair[shard % 2].prepare_shard(shard)
         assert len(list((tmp_path / "near").glob("*.mds"))) <= 10
-    assert pair[0].cache_usage == pair[1].cache_usage <= limit
+    usage = pair[0].cache_usage
+    assert usage == pair[1].cache_usage <= limit
+    (tmp_path / "near" / "other.mds").write_bytes(bytes(size))  # not listed in the index
+    assert pair[0].cache_usage == usage
+    (tmp_path / "near" / "shard.00059.mds").unlink()
+    assert pair[0].cache_usage == usage - size
 
 
 def test_a_limit_below_four_shards_or_the_index_is_rejected(tmp_path):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
-from flarecli.cache import BATCH_SHARE, MANY_COPIES, NamedFiles, least_recently_used_first
+from flarecli.cache import BATCH_SHARE, MANY_COPIES, least_recently_used_first
 from flarecli.compat.streaming.base.format.reader import Reader, Shards
 from flarecli.compat.streaming.base.stream import Stream
 from flarecli.errors import UsageError
@@ -77,8 +77,7 @@ class ShardCache(Sequence[Any]):
                 if not stream.is_present(reader):
                     if self.limit:
                         self._make_room(shard)
-                    with self._changing(shard):
-                        stream.prepare(reader)
+                    stream.prepare(reader)
         if self.limit:
             for raw, _ in reader.file_pairs:
                 with suppress(FileNotFoundError):  # another process has evicted the file
@@ -92,9 +91,8 @@ class ShardCache(Sequence[Any]):
         stream, reader = self.of(shard)
         if not stream.is_copied:
             return 0
-        with self._changing(shard):
-            stream.forget(reader)
-            return reader.evict()
+        stream.forget(reader)
+        return reader.evict()
 
     def evict_coldest(self) -> None:
         """Remove the least recently used shard that has another copy."""
@@ -104,24 +102,16 @@ class ShardCache(Sequence[Any]):
 
     def used(self) -> int:
         """Return the size of shards and indexes in the local folders, in bytes."""
-        return self._index_bytes + sum(files.used() for files in self._folders.values())
+        return self._index_bytes + sum(size for _, _, size in self._local_files())
 
     @cached_property
-    def _owners(self) -> dict[str, dict[str, int]]:
-        """The shard to which each file belongs: folder -> file name -> shard."""
-        owners: dict[str, dict[str, int]] = {}
-        for shard in range(len(self)):
-            for folder, name, _ in self._files(shard):
-                owners.setdefault(folder, {})[name] = shard
-        return owners
-
-    @cached_property
-    def _folders(self) -> dict[str, NamedFiles]:
-        sizes: dict[str, dict[str, int]] = {}
+    def _owners(self) -> dict[str, dict[str, tuple[int, int]]]:
+        """The shard of each file, and the listed size of the file: folder -> file name -> both."""
+        owners: dict[str, dict[str, tuple[int, int]]] = {}
         for shard in range(len(self)):
             for folder, name, size in self._files(shard):
-                sizes.setdefault(folder, {})[name] = size
-        return {folder: NamedFiles(folder, files) for folder, files in sizes.items()}
+                owners.setdefault(folder, {})[name] = shard, size
+        return owners
 
     def _files(self, shard: int) -> Iterator[tuple[str, str, int]]:
         """Yield the folder, name and size of each file of a shard, including compressed files."""
@@ -130,27 +120,22 @@ class ShardCache(Sequence[Any]):
             folder, name = os.path.split(os.path.join(self._streams[k].folder, name))
             yield folder, name, size
 
-    @contextmanager
-    def _changing(self, shard: int) -> Iterator[None]:
-        """Update the folder sizes after the `with` block.
-
-        The block adds or removes the files of a shard.
-        """
-        with ExitStack() as stack:
-            if "_folders" in self.__dict__:
-                names: dict[str, list[str]] = {}
-                for folder, name, _ in self._files(shard):
-                    names.setdefault(folder, []).append(name)
-                for folder, changed in names.items():
-                    stack.enter_context(self._folders[folder].changing(changed))
-            yield
+    def _local_files(self) -> Iterator[tuple[str, int, int]]:
+        """Yield the path, shard and listed size of each file of a shard in the local folders."""
+        for folder, owners in self._owners.items():
+            names: list[str] = []
+            with suppress(FileNotFoundError):
+                names = os.listdir(folder)
+            for name in names:
+                if name in owners:
+                    yield os.path.join(folder, name), *owners[name]
 
     def _by_use(self) -> list[tuple[float, int, int]]:
         """Return (time of use, shard, bytes) for each local shard, least recently used first."""
         uses: dict[int, tuple[float, int, int]] = {}
-        for folder, files in self._folders.items():
-            for used, name, size in files.copies():
-                shard = self._owners[folder][name]
+        for path, shard, size in self._local_files():
+            with suppress(FileNotFoundError):
+                used = os.lstat(path).st_mtime
                 known = uses.get(shard, (0.0, shard, 0))
                 uses[shard] = max(used, known[0]), shard, size + known[2]
         return least_recently_used_first(uses.values())
@@ -158,13 +143,14 @@ class ShardCache(Sequence[Any]):
     def _make_room(self, new: int) -> None:
         """Evict the least recently used shards until shard `new` fits in the limit.
 
-        If the folders contain many shards, evict more shards than necessary, because each call
-        lists all shards.
+        If the folders contain many shards, evict more shards than necessary, because each
+        eviction reads the times of use of all shards.
         """
-        files = list(self._files(new))
-        present = sum(self._folders[folder].present([name]) for folder, name, _ in files)
         limit = self.limit or 0
-        excess = self.used() - present + sum(size for *_, size in files) - limit
+        excess = self.used() - limit
+        for folder, name, size in self._files(new):
+            if not os.path.exists(os.path.join(folder, name)):
+                excess += size
         if excess <= 0:
             return
         copies = self._by_use()
