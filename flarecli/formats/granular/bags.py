@@ -139,15 +139,9 @@ def table(at: Location, start: int, stop: int, data: bytes | None = None) -> Int
         ends = np.frombuffer(
             at.read(piece, min(stop, piece + step)) if data is None else data, "<i8"
         )
-        row = 1 + (piece - start) // 8
+        first = 1 + (piece - start) // 8
         # An end of 2^63 or more becomes negative, so the check below rejects the table.
-        starts[row : row + len(ends)] = ends
-    _check(starts, at)
-    return starts
-
-
-def _check(starts: IntArray, at: Location) -> None:
-    """Raise FormatError if the ends in a table decrease."""
+        starts[first : first + len(ends)] = ends
     row = byte_ranges.first_decrease(starts)
     if row is not None:
         end = int(starts[row + 1]) % (1 << 64)
@@ -156,6 +150,7 @@ def _check(starts: IntArray, at: Location) -> None:
             where=at,
             hint=DAMAGED,
         )
+    return starts
 
 
 def opened(bag: Chunk, starts: IntArray) -> Bag:

@@ -67,9 +67,8 @@ def rows(
     ranges: Mapping[str, tuple[int, int]] | None,
 ) -> list[Row]:
     """Return the records of each row, in the requested order; see `Granular.read_rows`."""
-    key = "rows" if names is None else ("rows", *names)
-    plan = shard.memo.get(key)
-    if plan and not ranges:
+    plan = mapped_records(shard, names)
+    if plan is not None and not ranges:
         return [
             {name: source[table[row] : table[row + 1]] for name, source, table in plan}
             for row in numbers
@@ -79,17 +78,8 @@ def rows(
         check_ranges(shard, ranges)
     if _has_refs(shard):
         return _rows_by_refs(shard, numbers, names, ranges or {})
-    opened = [_bag(shard, name) for name in names]
-    if all(bag.source is not None for bag in opened):
-        shard.memo[key] = [
-            (name, bag.source, bag.table) for name, bag in zip(names, opened, strict=True)
-        ]
-    columns = [_bytes_of(bag, [(row, row + 1) for row in numbers]) for bag in opened]
-    return (
-        [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
-        if names
-        else [{} for _ in numbers]
-    )
+    columns = [_bytes_of(_bag(shard, name), [(row, row + 1) for row in numbers]) for name in names]
+    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
 def mapped_records(
@@ -99,12 +89,17 @@ def mapped_records(
 
     Record i of the column is `bytes[table[i] : table[i + 1]]`.
 
-    return  None if one of the bags is not mapped
+    return  None if one of the bags is not mapped, or if the shard has a refs.bag
     """
-    if shard.rows:
-        rows(shard, [0], names, None)
-    plan: list[tuple[str, Any, memoryview]] | None
-    plan = shard.memo.get("rows" if names is None else ("rows", *names))
+    key = "rows" if names is None else ("rows", *names)
+    plan: list[tuple[str, Any, memoryview]] | None = shard.memo.get(key)
+    if plan is not None or _has_refs(shard):
+        return plan
+    selected = [one.name for one in shard.columns] if names is None else names
+    opened = [(name, _bag(shard, name)) for name in selected]
+    if any(bag.source is None for _, bag in opened):
+        return None
+    plan = shard.memo[key] = [(name, bag.source, bag.table) for name, bag in opened]
     return plan
 
 
@@ -341,27 +336,15 @@ def _column(
 
 
 def _typed(raw: pa.Array, encoding: Encoding) -> pa.Array:
-    """Return records as typed values. Numbers are not copied.
+    """Return records as typed values.
 
     raises  ValueFitError for a number of the wrong size
     """
-    if encoding.size is None:
-        return encodings.typed(raw, encoding)
-    offsets = byte_ranges.value_offsets(raw)
-    lengths = np.diff(offsets)
+    lengths = np.diff(byte_ranges.value_offsets(raw))
     wrong = lengths != encoding.size
-    if wrong.any():
+    if encoding.size is not None and wrong.any():
         row = int(np.argmax(wrong))
         raise ValueFitError(
             f"expected {encoding.size} bytes for {encoding.name}, got {lengths[row]}", row=row
         )
-    if encoding.arrow.equals(encodings.BINARY):
-        return raw
-    data = (
-        raw.buffers()[2].slice(int(offsets[0]), len(raw) * encoding.size)
-        if len(raw)
-        else pa.py_buffer(b"")
-    )
-    return encodings.typed(
-        pa.Array.from_buffers(pa.binary(encoding.size), len(raw), [None, data]), encoding
-    )
+    return encodings.typed(raw, encoding)

@@ -336,7 +336,5 @@ def companion_files(
 ) -> tuple[tuple[File, ...], tuple[Location, ...]]:
     """Return the files and locations of companions that no index lists."""
     locations = tuple(chunk.at.folder / name for name in names)
-    folder = chunk.files[0].name.rpartition("/")[0] if chunk.files else ""
-    return tuple(
-        File(f"{folder}/{one.name}" if folder else one.name) for one in locations
-    ), locations
+    folder, slash, _ = chunk.files[0].name.rpartition("/")
+    return tuple(File(f"{folder}{slash}{one.name}") for one in locations), locations
