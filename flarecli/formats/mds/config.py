@@ -33,7 +33,6 @@ __all__ = [
     "columns_of",
     "config",
     "dumped",
-    "own_columns",
     "parse_config",
     "size_limit",
     "text_of",
@@ -57,8 +56,6 @@ _NAMES_IN_CONFIG = {
 }
 _UNITS = {f"{unit}b": 1 << 10 * power for power, unit in enumerate("kmgtpezy", 1)}
 _BYTES = r"(?a)\d+b?"
-_MAX_CACHED_CONFIG_BYTES, _MAX_CACHED_CONFIGS = 1 << 14, 16
-_cache: dict[tuple[str, bytes], Columns] = {}
 
 
 def dumped(value: Any, is_sorted: bool = True) -> bytes:
@@ -106,21 +103,6 @@ def parse_config(data: bytes, form: str, where: object) -> tuple[dict[str, Any],
             f"config: expected format {form!r}, got {value.get('format')!r:.60}", where=where
         )
     return value, columns_of(value, form, Place(where, item="config"))
-
-
-def own_columns(data: bytes, form: str, where: object) -> Columns:
-    """Return the columns in a shard's config.
-
-    The columns are cached, because all shards of a dataset usually have the same config.
-    """
-    columns = _cache.get((form, data))
-    if columns is None:
-        columns = parse_config(data, form, where)[1]
-        if len(data) <= _MAX_CACHED_CONFIG_BYTES:
-            if len(_cache) >= _MAX_CACHED_CONFIGS:
-                _cache.clear()
-            _cache[form, data] = columns
-    return columns
 
 
 def columns_of(value: Mapping[str, Any], form: str, where: object) -> Columns:
@@ -194,8 +176,10 @@ def agreed(own: Columns, listed: Columns | None, form: str, where: object) -> Co
             encoding may be more precise: for example, `json` for a `str` column
     raises  IntegrityError if the listed columns do not match the config
     """
-    if listed is None or own == listed:
+    if listed is None:
         return own
+    if own == listed:
+        return listed  # the same object for all shards, to save memory
     if form != "mds":
         by_name = {one.name: one for one in listed}
         if len(by_name) == len(own) and all(

@@ -18,8 +18,7 @@ import functools
 import itertools
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from operator import sub
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from flarecli import compress, encodings
 from flarecli.bisect import findings_of
@@ -73,8 +72,6 @@ _STEP_ROWS, _STEP_BYTES = 8192, 4 << 20  # limits for the rows of one step, to f
 # Arrow joins about 1 MiB per call, but at least 1 KiB per column, because each column adds to the
 # cost of a call.
 _JOIN_BYTES, _JOIN_BYTES_PER_COLUMN = 1 << 20, 1 << 10
-_WORD_BYTES = (8, 4, 2, 1)  # sizes of the integers in which fields are copied
-_MAX_ROWS_WITHOUT_NUMPY = 256  # `verify_shard` checks up to this many rows without numpy
 _HEAD_BYTES = 1 << 16  # bytes to read first if the row count is unknown
 
 
@@ -181,9 +178,8 @@ class MDS(MosaicFormat):
         check_config_size(first - end, at)
         if len(head) < first:
             head = memoryview(bytes(head) + at.read(len(head), first))
-        own = mds_config.agreed(
-            mds_config.own_columns(bytes(head[end:first]), self.name, at), columns, self.name, at
-        )
+        _, own = mds_config.parse_config(bytes(head[end:first]), self.name, at)
+        own = mds_config.agreed(own, columns, self.name, at)
         if byte_ranges.suffix(chunk):
             check_rows(rows, len(own), byte_ranges.stored_size(chunk), at)
         return Shard(chunk, own, rows, {"starts": starts})
@@ -266,18 +262,8 @@ class MDS(MosaicFormat):
 
         values  also check every value
         """
-        lengths = struct.Struct(f"<{sum(column.size is None for column in shard.columns)}I")
-        fixed = lengths.size + sum(column.size or 0 for column in shard.columns)
-
-        def check(start: int, stop: int) -> None:
-            if values:
-                self.read_batch(shard, start, stop)
-            elif stop - start > _MAX_ROWS_WITHOUT_NUMPY or not _fit(
-                shard, start, stop, lengths, fixed
-            ):
-                _fields(shard, start, stop)  # raises an error with the row number
-
-        return findings_of(runs_of_rows(shard), check)
+        check = self.read_batch if values else _fields
+        return findings_of(runs_of_rows(shard), functools.partial(check, shard))
 
 
 # -- tables and rows, for all formats of MosaicML Streaming
@@ -449,20 +435,6 @@ def _weights(columns: Columns, batch: pa.RecordBatch, base: int) -> IntArray:
     return weights(columns, batch, fixed, base, MDS.name)
 
 
-def _fit(shard: Shard, start: int, stop: int, lengths: struct.Struct, fixed: int) -> bool:
-    """Return whether the lengths in each row match the size of the row, without loading numpy.
-
-    fixed  bytes of a row besides its values of variable size
-    """
-    bounds = shard.layout["starts"][start : stop + 1].tolist()
-    (part,) = byte_ranges.read(shard.chunk, [(bounds[0], bounds[-1])])
-    sizes = [*map(sub, bounds[1:], bounds)]
-    if min(sizes) < lengths.size:
-        return False
-    words = map(lengths.unpack_from, itertools.repeat(part), [at - bounds[0] for at in bounds[:-1]])
-    return [*map(sum, words)] == [size - fixed for size in sizes]
-
-
 # -- writing samples
 #
 # numpy first joins adjacent fields of fixed size (lengths, numbers) for thousands of rows at once.
@@ -549,12 +521,6 @@ def _lengths(fields: Sequence[pa.Array], rows: int) -> ByteArray:
     return words.view(np.uint8)
 
 
-@functools.lru_cache(maxsize=64)
-def _word(width: int) -> np.dtype[Any]:
-    """Return the widest integer dtype whose size divides `width` bytes."""
-    return np.dtype(f"u{next(size for size in _WORD_BYTES if width % size == 0)}")
-
-
 def _joined(run: Sequence[ByteArray]) -> list[pa.Array]:
     """Join columns of fixed size into one large_binary array.
 
@@ -562,11 +528,6 @@ def _joined(run: Sequence[ByteArray]) -> list[pa.Array]:
     """
     if not run:
         return []
-    rows, size = len(run[0]), sum(field.shape[1] for field in run)
-    data, at = np.empty((rows, size), np.uint8), 0
-    for field in run:
-        width = field.shape[1]
-        word = _word(width)
-        data[:, at : at + width].view(word)[...] = field.view(word)
-        at += width
-    return [byte_ranges.rows_by_offsets(data, np.arange(rows + 1, dtype=np.int64) * size)]
+    data = np.concatenate(run, axis=1)
+    offsets = np.arange(len(data) + 1, dtype=np.int64) * data.shape[1]
+    return [byte_ranges.rows_by_offsets(data, offsets)]

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import mmap
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from flarecli.errors import FormatError, Place
 from flarecli.formats import byte_ranges
 from flarecli.formats.base import LargeValue
-from flarecli.model import Column, IntArray, Row, Shard
+from flarecli.model import Column, Columns, IntArray, Row, Shard
 from flarecli.storage import needs_read_ahead, read_ahead
 
 __all__ = ["gather_columns", "is_large", "large_values", "read_rows", "row_reader"]
@@ -30,28 +31,28 @@ class Ready(NamedTuple):
     The head of a sample contains the lengths, and the values of the columns before the first column
     that has a variable size or more than `_MAX_HEAD_COLUMN_BYTES`.
 
-    table    memoryview of the sample offsets; indexing returns Python integers
-    view     memoryview of the decompressed shard; None if the shard is not in memory
-    source   the mmap or bytes object of `view`, whose slices are bytes; `view` if there is none
-    head     function that returns the lengths and the selected values in the head of a sample
-    size     size of the head in bytes
-    first    number of lengths in the head
-    lead     names of the selected columns in the head
-    sizes    sizes of the fixed-size columns after the head; readers append them to the result of
-             `head`, so that the result contains the size of every column after the head
-    rest     (name, index of the size in that result) for each column after the head; the name is
-             None if the column is not selected
+    table  memoryview of the sample offsets; indexing returns Python integers
+    head   function that returns the lengths and the selected values in the head of a sample
+    size   size of the head in bytes
+    first  number of lengths in the head
+    lead   names of the selected columns in the head
+    sizes  sizes of the fixed-size columns after the head; readers append them to the result of
+           `head`, so that the result contains the size of every column after the head
+    rest   (name, index of the size in that result) for each column after the head; the name is None
+           if the column is not selected
+    view   memoryview of the mapped shard; None if the shard is not mapped
+    read   function that reads one row of the mapped shard; None if the shard is not mapped
     """
 
     table: memoryview
-    view: memoryview | None
-    source: Any
     head: Callable[..., tuple[Any, ...]]
     size: int
     first: int
     lead: tuple[str, ...]
     sizes: tuple[int, ...]
     rest: tuple[tuple[str | None, int], ...]
+    view: memoryview | None = None
+    read: Callable[[int], Row] | None = None
 
     @property
     def names(self) -> list[str]:
@@ -71,80 +72,34 @@ def read_rows(
 
     raises  FormatError for a row whose lengths do not match the size of the row
     """
-    ready: Ready = shard.memo.get(None if columns is None else tuple(columns)) or prepared(
-        shard, columns
-    )
-    table, view, source, head, size, first, lead, sizes, rest = ready
-    if source is None:
+    ready = prepared(shard, columns)
+    table, view, read = ready.table, ready.view, ready.read
+    if read is None or view is None:
         if len(rows) == 1 and columns is not None and is_large(shard, rows[0]):
             return [_read_columns(shard, rows[0], ready)]
         parts = byte_ranges.read(shard.chunk, [(table[row], table[row + 1]) for row in rows])
         return [_split(part, ready, shard, row) for part, row in zip(parts, rows, strict=True)]
-    if len(rows) > 1 and view is not None and needs_read_ahead(view):
+    if len(rows) > 1 and needs_read_ahead(view):
         read_ahead(view, [(table[row], table[row + 1]) for row in rows])
-    out: list[Row] = []
-    for row in rows:
-        start = table[row]
-        try:
-            values = head(source, start) + sizes
-        except struct.error:
-            _refuse(source[start : table[row + 1]], shard, row)
-        one: Row = {}
-        i = first
-        for name in lead:
-            one[name] = values[i]
-            i += 1
-        at = start + size
-        for other, i in rest:
-            stop = at + values[i]
-            if other is not None:
-                one[other] = source[at:stop]
-            at = stop
-        if at != table[row + 1]:
-            _refuse(source[start : table[row + 1]], shard, row)
-        out.append(one)
-    if source is view:  # slices of `source` are views, so copy their bytes
-        for cut in cast("list[dict[str, Any]]", out):
-            cut.update({name: bytes(cut[name]) for name, _ in rest if name is not None})
-    return out
+    return [read(row) for row in rows]
 
 
 def row_reader(shard: Shard, columns: Sequence[str] | None) -> Callable[[int], Row] | None:
     """Return a function that reads one row.
 
-    return  None if the shard is not in memory, or if the requested columns are not in stored order
+    return  None if the shard is not mapped, or if the requested columns are not in stored order
     """
     ready = prepared(shard, columns)
-    table, view, source, head, size, first, lead, sizes, rest = ready
-    if source is None or source is view or (columns is not None and ready.names != [*columns]):
-        return None
-
-    def read(row: int) -> Row:
-        start = table[row]
-        values = head(source, start) + sizes
-        out: Row = {}
-        i = first
-        for name in lead:
-            out[name] = values[i]
-            i += 1
-        at = start + size
-        for other, i in rest:
-            stop = at + values[i]
-            if other is not None:
-                out[other] = source[at:stop]
-            at = stop
-        if at != table[row + 1]:
-            _refuse(source[start : table[row + 1]], shard, row)
-        return out
-
-    return read
+    return ready.read if columns is None or ready.names == [*columns] else None
 
 
 def prepared(shard: Shard, columns: Sequence[str] | None) -> Ready:
     """Return the state for reading rows of a shard; create the state on first use."""
     key = None if columns is None else tuple(columns)
     ready: Ready | None = shard.memo.get(key)
-    return ready or _prepare(shard, key)
+    if ready is None:
+        ready = shard.memo[key] = _prepare(shard, key)
+    return ready
 
 
 def _prepare(shard: Shard, columns: tuple[str, ...] | None) -> Ready:
@@ -164,8 +119,6 @@ def _prepare(shard: Shard, columns: tuple[str, ...] | None) -> Ready:
         f"<{lengths}I"
         + "".join(f"{column.size}{'s' if column.name in selected else 'x'}" for column in lead)
     )
-    view = byte_ranges.whole(shard.chunk)
-    source = byte_ranges.sliceable(view) or view
     names = tuple(column.name for column in lead if column.name in selected)
     following = shard.columns[len(lead) :]
     sizes = tuple(column.size for column in following if column.size is not None)
@@ -177,21 +130,41 @@ def _prepare(shard: Shard, columns: tuple[str, ...] | None) -> Ready:
         )
         for column in following
     )
-    ready = Ready(
-        memoryview(shard.layout["starts"]),
-        view,
-        source,
-        head.unpack_from,
-        head.size,
-        lengths,
-        names,
-        sizes,
-        rest,
-    )
-    # A stored view would keep a decompressed shard in memory after its eviction from the cache.
-    if not byte_ranges.suffix(shard.chunk):
-        shard.memo[columns] = ready
-    return ready
+    table = memoryview(shard.layout["starts"])
+    ready = Ready(table, head.unpack_from, head.size, lengths, names, sizes, rest)
+    view = byte_ranges.whole(shard.chunk)
+    source = byte_ranges.sliceable(view)  # None for a decompressed shard, which a cache may evict
+    if source is None:
+        return ready
+    return ready._replace(view=view, read=_mapped_reader(source, ready, shard))
+
+
+def _mapped_reader(source: bytes | mmap.mmap, ready: Ready, shard: Shard) -> Callable[[int], Row]:
+    table, head, size, first, lead, sizes, rest = ready[:7]
+    columns, at_file = shard.columns, shard.chunk.at  # no reference to the shard, which owns `read`
+
+    def read(row: int) -> Row:
+        start = table[row]
+        try:
+            values = head(source, start) + sizes
+        except struct.error:
+            raise _fault(source[start : table[row + 1]], columns, Place(at_file, row)) from None
+        out: Row = {}
+        i = first
+        for name in lead:
+            out[name] = values[i]
+            i += 1
+        at = start + size
+        for other, i in rest:
+            stop = at + values[i]
+            if other is not None:
+                out[other] = source[at:stop]
+            at = stop
+        if at != table[row + 1]:
+            raise _fault(source[start : table[row + 1]], columns, Place(at_file, row))
+        return out
+
+    return read
 
 
 def is_large(shard: Shard, row: int) -> bool:
@@ -209,7 +182,7 @@ def _read_columns(shard: Shard, row: int, ready: Ready) -> Row:
     start, stop = ready.table[row], ready.table[row + 1]
     (head,) = byte_ranges.read(shard.chunk, [(start, min(start + ready.size, stop))])
     if len(head) < ready.size:
-        _refuse(head, shard, row)
+        raise _fault(head, shard.columns, Place(shard.chunk.at, row))
     values = ready.head(head)
     out: Row = dict(zip(ready.lead, values[ready.first :], strict=True))
     ranges, at, values = {}, start + ready.size, values + ready.sizes
@@ -218,7 +191,7 @@ def _read_columns(shard: Shard, row: int, ready: Ready) -> Row:
             ranges[name] = at, at + values[i]
         at += values[i]
     if at != stop:
-        _refuse(head, shard, row, stop - start)
+        raise _fault(head, shard.columns, Place(shard.chunk.at, row), stop - start)
     parts = byte_ranges.read(shard.chunk, [*ranges.values()])
     return out | dict(zip(ranges, map(bytes, parts), strict=True))
 
@@ -246,7 +219,7 @@ def large_values(shard: Shard, max_bytes: int) -> list[LargeValue]:
 
 def _split(data: bytes | memoryview, ready: Ready, shard: Shard, row: int) -> Row:
     if len(data) < ready.size:
-        _refuse(data, shard, row)
+        raise _fault(data, shard.columns, Place(shard.chunk.at, row))
     head = ready.head(data)
     out: Row = dict(zip(ready.lead, head[ready.first :], strict=True))
     at, values = ready.size, head + ready.sizes
@@ -256,26 +229,26 @@ def _split(data: bytes | memoryview, ready: Ready, shard: Shard, row: int) -> Ro
             out[name] = bytes(data[at:stop])
         at = stop
     if at != len(data):
-        _refuse(data, shard, row)
+        raise _fault(data, shard.columns, Place(shard.chunk.at, row))
     return out
 
 
-def _refuse(data: bytes | memoryview, shard: Shard, row: int, size: int | None = None) -> NoReturn:
-    """Raise FormatError for a row whose lengths do not match the size of the row.
+def _fault(
+    data: bytes | memoryview, columns: Columns, where: Place, size: int | None = None
+) -> FormatError:
+    """Return the error for a row whose lengths do not match the size of the row.
 
     data  the bytes of the row, or only its first bytes
     size  size of the row in bytes; None for the size of `data`
     """
-    where, size = Place(shard.chunk.at, row), len(data) if size is None else size
-    lengths = struct.Struct(f"<{sum(column.size is None for column in shard.columns)}I")
+    size = len(data) if size is None else size
+    lengths = struct.Struct(f"<{sum(column.size is None for column in columns)}I")
     if len(data) < lengths.size:
-        raise FormatError(f"sample has {size} bytes; its lengths need {lengths.size}", where=where)
+        return FormatError(f"sample has {size} bytes; its lengths need {lengths.size}", where=where)
     need = (
-        lengths.size
-        + sum(lengths.unpack_from(data))
-        + sum(column.size or 0 for column in shard.columns)
+        lengths.size + sum(lengths.unpack_from(data)) + sum(column.size or 0 for column in columns)
     )
-    raise FormatError(f"sample has {size} bytes; its fields need {need}", where=where)
+    return FormatError(f"sample has {size} bytes; its fields need {need}", where=where)
 
 
 # -- columns
@@ -399,7 +372,8 @@ def _column_layout(shard: Shard, columns: Sequence[str] | None) -> _ColumnLayout
             if column.size and (columns is None or column.name in columns)
         },
     )
-    if not byte_ranges.suffix(shard.chunk):  # see `_prepare`
+    # A stored view would keep a decompressed shard in memory after its eviction from the cache.
+    if not byte_ranges.suffix(shard.chunk):
         shard.memo[key] = layout
     return layout
 

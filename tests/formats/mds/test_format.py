@@ -18,8 +18,6 @@ from flarecli import encodings, read
 from flarecli.encodings import lookup, stored
 from flarecli.errors import FlareError, FormatError, IntegrityError, UnsafeError, UsageError
 from flarecli.formats import find
-from flarecli.formats.mds import config as mds_config
-from flarecli.formats.mds import format as mds_module
 from flarecli.model import Chunk, File, Settings
 from flarecli.storage import Location, locate
 from flarecli.storage.memory import MemoryStore
@@ -578,16 +576,16 @@ def shard_of(columns, rows, config=None):
     st.lists(st.binary(max_size=14), min_size=1, max_size=5),
     st.sampled_from([{"a": "bytes"}, {"a": "int"}, {"a": "uint8", "b": "bytes", "c": "str"}]),
 )
-def test_the_check_of_lengths_is_the_same_with_and_without_numpy(rows, columns):
+def test_rows_whose_lengths_do_not_match_their_size_are_reported(rows, columns):
     shard = shard_of(columns, rows)
     lengths = struct.Struct(f"<{sum(one not in ('int', 'uint8') for one in columns.values())}I")
     fixed = lengths.size + sum({"int": 8, "uint8": 1}.get(one, 0) for one in columns.values())
-    try:
-        mds_module._fields(shard, 0, len(rows))
-        fits = True
-    except FormatError:
-        fits = False
-    assert mds_module._fit(shard, 0, len(rows), lengths, fixed) is fits
+    fits = [
+        len(row) >= lengths.size and fixed + sum(lengths.unpack_from(row)) == len(row)
+        for row in rows
+    ]
+    wrong = [finding.row for finding in mds.verify_shard(shard)]
+    assert wrong == [i for i, one in enumerate(fits) if not one]
 
 
 @given(st.binary(max_size=6), st.integers(-2, 2))
@@ -596,26 +594,5 @@ def test_lengths_that_differ_by_little_are_refused(data, more):
         {"a": "bytes", "b": "int"},
         [struct.pack("<I", max(0, len(data) + more)) + data + bytes(8)] * 2,
     )
-    assert mds_module._fit(shard, 0, 2, struct.Struct("<I"), 12) is (
-        max(0, len(data) + more) == len(data)
-    )
-
-
-def test_configs_are_parsed_once_and_cached_per_content():
-    mds_config._cache.clear()
-    for _ in range(2):
-        assert [one.name for one in shard_of({"a": "bytes"}, []).columns] == ["a"]
-        assert [one.name for one in shard_of({"b": "int"}, []).columns] == ["b"]
-        with pytest.raises(
-            FormatError,
-            match="^a.mds: config: column_names, column_encodings and column_sizes must be lists of the same length$",
-        ):
-            shard_of({}, [], {"column_names": []})
-    assert len(mds_config._cache) == 2
-    for i in range(3 * mds_config._MAX_CACHED_CONFIGS):
-        assert [one.name for one in shard_of({f"c{i}": "int"}, []).columns] == [f"c{i}"]
-    shard_of({"x" * mds_config._MAX_CACHED_CONFIG_BYTES: "int"}, [])
-    assert (
-        len(mds_config._cache) <= mds_config._MAX_CACHED_CONFIGS
-        and max(len(data) for _, data in mds_config._cache) < 200
-    )
+    fits = max(0, len(data) + more) == len(data)
+    assert [finding.row for finding in mds.verify_shard(shard)] == ([] if fits else [0, 1])
