@@ -18,17 +18,28 @@ the first.
 
 from __future__ import annotations
 
+import io
 import re
 import struct
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from flarecli.errors import FlareError, FormatError, IntegrityError, MissingLibraryError, UsageError
 from flarecli.expansion import BOMB_HINT, decompressed_limit
 from flarecli.progress import count_bytes
 from flarecli.suggest import choose
 
-__all__ = ["NAMES", "SUFFIXES", "compressed", "decompress", "parse", "stream", "suffix_of"]
+__all__ = [
+    "NAMES",
+    "SUFFIXES",
+    "BlockFile",
+    "compressed",
+    "decompress",
+    "detect",
+    "parse",
+    "stream",
+    "suffix_of",
+]
 
 _LEVELS = {
     "br": range(12),
@@ -48,13 +59,19 @@ NAMES = tuple(
 _NAME = r"(?a)([a-z0-9]+)(?::(0|[1-9]\d?))?"
 MAX_ZSTD_WINDOW = 1 << 27  # default limit of the zstd tool; larger windows take more memory
 OUTPUT_BYTES = 1 << 20  # per step
-# Input bytes per step. The step is small for zstd, because the output size cannot be limited:
-# 4 bytes may decompress to 128 KiB.
-INPUT_BYTES = {"bz2": 1 << 16, "gz": 1 << 16, "zstd": 1 << 11}
+# Input bytes per step of bz2 and zstd. The step is small, because the output size is not limited:
+# 4 bytes of zstd may decompress to 128 KiB.
+INPUT_BYTES = 1 << 11
 MAX_OUTPUT_BYTES = 1 << 32  # maximum decompressed size of a file
 MAX_SNAPPY_RATIO = 22  # an element of three bytes produces at most 64 bytes of output
 MAX_SNAPPY_BYTES = (1 << 32) - 1  # Snappy stores the size as a uint32
+_MAGIC = {b"\x1f\x8b\x08": "gz", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd"}
 _TRUNCATED_HINT = "The file was cut short; download or pack it again."
+
+
+def detect(head: bytes) -> str:
+    """Return the compression that the first 4 bytes of a file indicate, or an empty string."""
+    return next((kind for magic, kind in _MAGIC.items() if head.startswith(magic)), "")
 
 
 def suffix_of(compression: str) -> str:
@@ -147,132 +164,80 @@ def _compress_gz(parts: Iterable[Any], level: int) -> Iterator[bytes]:
     yield compressor.flush() + struct.pack("<II", crc, size & 0xFFFFFFFF)
 
 
-class _BlockReader:
-    """File-like reader over an iterator of blocks. `size` is the number of bytes read so far."""
+class BlockFile(io.RawIOBase):
+    """Binary file object over an iterator of blocks. `size` is the number of bytes read so far."""
 
-    def __init__(self, blocks: Iterable[bytes]) -> None:
-        self._blocks, self._rest, self.size, self.closed = iter(blocks), memoryview(b""), 0, False
+    def __init__(self, blocks: Iterable[bytes | memoryview]) -> None:
+        self._blocks, self._rest, self.size = iter(blocks), memoryview(b""), 0
 
-    def read(self, size: int) -> memoryview:
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
         while not self._rest:
             block = next(self._blocks, None)
             if block is None:
-                break
+                return 0
             self._rest = memoryview(block)
-        data, self._rest = self._rest[:size], self._rest[size:]
+        data, self._rest = self._rest[: len(buffer)], self._rest[len(buffer) :]
+        buffer[: len(data)] = data
         self.size += len(data)
-        return data
-
-    def close(self) -> None:
-        self.closed = True
+        return len(data)
 
 
-class _Decoder(NamedTuple):
-    """Functions that decompress the consecutive streams in a file.
+def _open(kind: str, source: BlockFile) -> Any:
+    """Return a file object that decompresses the consecutive streams of a br or gz file.
 
-    open     returns a decompressor for one stream
-    rest     returns the input bytes that a decompressor has not processed yet
-    between  receives the bytes after a stream, and removes the padding before the next stream;
-             returns None if no stream follows
+    Zeros after a gzip member are padding, as in the original MDS library.
     """
+    if kind == "gz":
+        from isal import igzip
 
-    open: Callable[[], Any]
-    rest: Callable[[Any], bytes]
-    between: Callable[[memoryview], memoryview | None]
-
-
-def _zstd() -> Any:
-    import zstandard
-
-    return zstandard.ZstdDecompressor(max_window_size=MAX_ZSTD_WINDOW).decompressobj()
-
-
-def _bz2() -> Any:
-    import bz2
-
-    return bz2.BZ2Decompressor()
-
-
-def _gunzip() -> Any:
-    from isal import isal_zlib
-
-    return isal_zlib.decompressobj(31)
-
-
-def _no_rest(_: Any) -> bytes:
-    return b""
-
-
-# As in the original MDS library, zeros after a gzip member are padding, and bytes after a bzip2
-# stream are ignored unless a new stream starts there.
-_DECODERS = {
-    "zstd": _Decoder(_zstd, _no_rest, lambda data: data),
-    "gz": _Decoder(
-        _gunzip,
-        lambda reader: bytes(reader.unconsumed_tail),
-        lambda data: memoryview(bytes(data).lstrip(b"\0")),
-    ),
-    "bz2": _Decoder(_bz2, _no_rest, lambda data: data if b"BZh".startswith(data[:3]) else None),
-}
-
-
-def _decompress_streams(name: str, source: _BlockReader) -> Iterator[bytes]:
-    """Decompress consecutive streams. Raises EOFError if the last stream is incomplete."""
-    decoder, reader, step, is_first = _DECODERS[name], None, INPUT_BYTES[name], True
-    has_limit = name != "zstd"
-    while len(rest := source.read(step)):
-        while len(rest):
-            if reader is None:
-                following = rest if is_first else decoder.between(rest)
-                if following is None:
-                    return
-                rest, is_first = following, False
-                if not len(rest):
-                    break
-                reader = decoder.open()
-            data = reader.decompress(rest, OUTPUT_BYTES) if has_limit else reader.decompress(rest)
-            while True:
-                if data:
-                    yield data
-                rest = memoryview(decoder.rest(reader))
-                if reader.eof or not has_limit or (not len(rest) and len(data) < OUTPUT_BYTES):
-                    break
-                data = reader.decompress(rest, OUTPUT_BYTES)
-            if reader.eof:
-                rest, reader = memoryview(reader.unused_data), None
-    if reader is not None or is_first:
-        raise EOFError
-
-
-def _decompress_brotli(source: _BlockReader) -> Iterator[bytes]:
-    """Decompress consecutive Brotli streams. Arrow rejects any other bytes after a stream."""
+        return igzip.IGzipFile(fileobj=source)
     import pyarrow as pa
 
-    _codec("br")
-    reader = pa.CompressedInputStream(pa.PythonFile(_ArrowSource(source), "r"), "brotli")
-    while data := reader.read(OUTPUT_BYTES):
-        yield data
-    if not source.size:
+    _codec(kind)
+    return pa.CompressedInputStream(pa.PythonFile(source, "r"), "brotli")
+
+
+def _stream_opener(kind: str) -> Callable[[], Any]:
+    """Return a function that opens a decompressor for one bz2 or zstd stream."""
+    if kind == "bz2":
+        import bz2
+
+        return bz2.BZ2Decompressor
+    import zstandard
+
+    return zstandard.ZstdDecompressor(max_window_size=MAX_ZSTD_WINDOW).decompressobj
+
+
+def _decompress_streams(kind: str, source: BlockFile) -> Iterator[bytes]:
+    """Decompress the consecutive streams of a bz2 or zstd file.
+
+    The file objects of the libraries are not used: zstandard accepts an incomplete last stream, and
+    bz2 ignores all streams after a damaged stream.
+
+    raises  EOFError if the last stream is incomplete
+    """
+    open_stream, stream = _stream_opener(kind), None
+    while rest := source.read(INPUT_BYTES):
+        while rest:
+            if stream is None:
+                is_first = source.size == len(rest)
+                if kind == "bz2" and not is_first and not b"BZh".startswith(rest[:3]):
+                    return  # as in the original MDS library, other bytes after a stream are ignored
+                stream = open_stream()
+            yield stream.decompress(rest)
+            rest = stream.unused_data if stream.eof else b""
+            stream = None if stream.eof else stream
+    if stream is not None or not source.size:
         raise EOFError
 
 
-class _ArrowSource:
-    """File object for Arrow, which requires `read` to return bytes instead of a memoryview."""
-
-    def __init__(self, source: _BlockReader) -> None:
-        self._source, self.closed = source, False
-
-    def read(self, size: int) -> bytes:
-        return bytes(self._source.read(size))
-
-    def close(self) -> None:
-        self.closed = True
-
-
-def _decompress_snappy(source: _BlockReader, limit: int, where: object) -> bytes | memoryview:
+def _decompress_snappy(source: BlockFile, limit: int, where: object) -> bytes | memoryview:
     """Decompress one Snappy block. Its declared size is checked before memory is allocated."""
     head = b""
-    while len(head) < 5 and (part := bytes(source.read(5 - len(head)))):
+    while len(head) < 5 and (part := source.read(5 - len(head))):
         head += part
     size, at = 0, 0
     for at, byte in enumerate(head):
@@ -288,7 +253,7 @@ def _decompress_snappy(source: _BlockReader, limit: int, where: object) -> bytes
     if size > limit:
         raise _limit_error(limit, where)
     data, max_bytes = bytearray(head), 64 + size + size // 6  # maximum length of a valid block
-    while len(block := source.read(OUTPUT_BYTES)):
+    while block := source.read(OUTPUT_BYTES):
         data += block
         if len(data) > max_bytes:
             raise FormatError(
@@ -342,7 +307,7 @@ def decompress(
             hint=BOMB_HINT,
         )
     max_bytes = MAX_OUTPUT_BYTES if raw_size is None else raw_size
-    source, out = _BlockReader(blocks), bytearray()
+    source, out = BlockFile(blocks), bytearray()
     try:
         for data in _decompress_blocks(suffix, source, max_bytes, where):
             limit = min(max_bytes, decompressed_limit(source.size if stored is None else stored))
@@ -368,7 +333,7 @@ def stream(suffix: str, blocks: Iterable[bytes], where: object) -> Iterator[byte
     raises  FormatError if the bytes are invalid or truncated; IntegrityError if the compression
             ratio is too high
     """
-    source, size = _BlockReader(blocks), 0
+    source, size = BlockFile(blocks), 0
     try:
         for data in _decompress_blocks(suffix, source, MAX_OUTPUT_BYTES, where):
             size += len(data)
@@ -392,14 +357,18 @@ def _format_error(error: Exception, suffix: str, where: object) -> Exception:
 
 
 def _decompress_blocks(
-    suffix: str, source: _BlockReader, limit: int, where: object
+    suffix: str, source: BlockFile, limit: int, where: object
 ) -> Iterator[bytes | memoryview]:
     if suffix == "snappy":
         yield _decompress_snappy(source, limit, where)
-    elif suffix == "br":
-        yield from _decompress_brotli(source)
-    else:
+    elif suffix in ("bz2", "zstd"):
         yield from _decompress_streams(suffix, source)
+    else:
+        reader = _open(suffix, source)
+        while data := reader.read(OUTPUT_BYTES):
+            yield data
+        if not source.size:
+            raise EOFError
 
 
 def _limit_error(limit: int, where: object) -> IntegrityError:

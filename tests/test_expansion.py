@@ -424,7 +424,7 @@ def test_text_that_decompresses_to_too_many_bytes_is_refused_while_it_is_read(
         file.write(b"a\n")
         for _ in range(3):
             file.write(b"x" * 999_999 + b"\n")
-    with pytest.raises(FormatError, match=r"bytes decode to more than 2000000 bytes"):
+    with pytest.raises(FormatError, match=r"decompresses to more than 2000000 bytes"):
         for _ in open_index(str(path)).batches():
             pass
 

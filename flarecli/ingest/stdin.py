@@ -27,12 +27,12 @@ from typing import IO, NoReturn, Self
 
 import pyarrow as pa
 
-from flarecli import media
+from flarecli import compress, media
 from flarecli.errors import FormatError, ReachError, UsageError
 from flarecli.formats import LIST_INPUT
 from flarecli.formats.tables import decompress
 from flarecli.formats.tables.base import Part
-from flarecli.formats.tables.decompress import Blocks, compression_of, decompressed
+from flarecli.formats.tables.decompress import Blocks, decompressed
 from flarecli.formats.tables.dialect import (
     DEFAULT,
     DELIMITERS,
@@ -127,7 +127,7 @@ def _open_stream(address: str, stdin: IO[bytes] | None, is_opaque: bool) -> Spoo
     blocks = _read_blocks(stream, address)
     first = next(blocks, b"")
     blocks = itertools.chain([first], blocks)
-    if (compression := compression_of(first)) and not is_opaque:
+    if (compression := compress.detect(first)) and not is_opaque:
         blocks = decompressed(blocks, compression, address)
     spool = Spool(blocks, address)
     if not is_opaque and not any(block.strip() for block in itertools.islice(spool.blocks(), 2)):

@@ -2,6 +2,7 @@
 
 import gzip
 import re
+import zlib
 
 import pytest
 import zstandard
@@ -34,19 +35,19 @@ def test_compressed_text_is_read_unchanged(tmp_path, monkeypatch, name):
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("x.csv.gz", PACKED["x.csv.gz"][:-9], "x.csv.gz: the gzip file is truncated"),
+        ("x.csv.gz", PACKED["x.csv.gz"][:-9], "x.csv.gz: the gz file is truncated"),
         ("x.csv.zst", PACKED["x.csv.zst"][:-9], "x.csv.zst: the zstd file is truncated"),
-        ("x.csv.gz", LINES, "x.csv.gz: not valid gzip: incorrect header check"),
+        ("x.csv.gz", LINES, "x.csv.gz: not valid gz: not a gzipped file (b'n,')"),
         ("x.csv.zst", LINES, "x.csv.zst: not valid zstd: unknown frame descriptor"),
         (
             "x.csv.gz",
-            PACKED["x.csv.gz"] + b"junk",
-            "x.csv.gz: not valid gzip: incorrect header check",
+            PACKED["x.csv.gz"] + b"junk after the member",
+            "x.csv.gz: not valid gz: not a gzipped file (b'ju')",
         ),
         (
             "x.csv.gz",
             PACKED["x.csv.gz"][:-8] + b"\0" * 8,
-            "x.csv.gz: not valid gzip: incorrect data check",
+            f"x.csv.gz: not valid gz: crc check failed 0 != {zlib.crc32(LINES)}",
         ),
         ("x.json.gz", gzip.compress(b""), "x.json.gz: file is empty"),
     ],
@@ -62,12 +63,11 @@ def test_a_decompression_bomb_stops_at_the_limit(tmp_path, monkeypatch, name):
     monkeypatch.setattr(expansion, "MAX_RATIO", 20)
     monkeypatch.setattr(decompress, "BLOCK_BYTES", 1 << 16)
     bomb = b"n,t\n" + b"1,2\n" * (1 << 20)
-    write_files(
-        tmp_path, {name: gzip.compress(bomb) if name.endswith("gz") else zstandard.compress(bomb)}
-    )
+    stored = gzip.compress(bomb) if name.endswith("gz") else zstandard.compress(bomb)
+    write_files(tmp_path, {name: stored})
     message, hint = error_of(tmp_path, lambda: rows_of(open_index(str(tmp_path / name))))
-    found = re.fullmatch(rf"{name}: (\d+) bytes decode to more than (\d+) bytes", message)
-    assert found and int(found[2]) == max(1 << 16, 20 * int(found[1]))
+    found = re.fullmatch(rf"{name}: decompresses to more than (\d+) bytes", message)
+    assert found and int(found[1]) <= max(1 << 16, 20 * len(stored))
     assert hint == "The file may be a decompression bomb; do not trust it."
 
 

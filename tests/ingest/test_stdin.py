@@ -490,7 +490,7 @@ def streamed_again(data, path):
         ),
         (b"a,b\n1,2\n3\n", {}, "-: line 3 has 1 field; the header has 2"),
         (b"a;b\n1;2\n3;4\n5\n", {}, "-: line 4 has 1 field; the header has 2"),
-        (gzip.compress(CSV)[:-9], {}, "-: the gzip file is truncated"),
+        (gzip.compress(CSV)[:-9], {}, "-: the gz file is truncated"),
         (parquet()[:-1], {}, "-: truncated parquet file: it does not end with PAR1"),
         (b"a,b\n", {}, "-: table has no rows"),
         (
@@ -582,7 +582,7 @@ def test_a_decompression_bomb_is_refused(monkeypatch):
     data = gzip.compress(b"n,m\n" + b"1,2\n" * (1 << 22))
     with pytest.raises(IntegrityError) as caught:
         rows_of(open_index("-", stdin=Pipe(data)))
-    assert caught.value.message.startswith(f"{len(data)} bytes decode to more than ")
+    assert caught.value.message.startswith("decompresses to more than ")
 
 
 def test_a_stream_is_named_once():

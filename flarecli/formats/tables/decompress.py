@@ -9,12 +9,9 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-import pyarrow as pa
-
-from flarecli.errors import FlareError, FormatError
-from flarecli.expansion import check_decoded
+from flarecli import compress
 from flarecli.storage import Location
 from flarecli.storage.local import LocalStore
 
@@ -22,7 +19,6 @@ __all__ = [
     "COMPRESSIONS",
     "Blocks",
     "TextFile",
-    "compression_of",
     "decompressed",
     "split_compression",
 ]
@@ -30,8 +26,7 @@ __all__ = [
 # The first block is large, because types are inferred from it. Later blocks of local and compressed
 # files are a quarter as large, because parsing a block needs 15 times its size in memory.
 BLOCK_BYTES = 4 << 20
-COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".zstd": "zstd"}
-_MAGIC = {b"\x1f\x8b\x08": "gzip", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd"}
+COMPRESSIONS = {".gz": "gz", ".bz2": "bz2", ".zst": "zstd", ".zstd": "zstd"}
 
 
 class Blocks(Protocol):
@@ -51,11 +46,6 @@ def split_compression(name: str) -> tuple[str, str]:
         if name.endswith(suffix):
             return name.removesuffix(suffix), compression
     return name, ""
-
-
-def compression_of(head: bytes) -> str:
-    """Return the compression that the first bytes of a file indicate, or an empty string."""
-    return next((kind for magic, kind in _MAGIC.items() if head.startswith(magic)), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,62 +89,8 @@ def decompressed(blocks: Iterator[bytes], compression: str, where: object) -> It
     raises  FormatError for invalid or truncated data, or a wrong checksum; IntegrityError for an
             excessive decompressed size; any error that `blocks` raises
     """
-    source = _BlockFile(blocks)
-    size = 0
-    file = pa.PythonFile(source, mode="r")
-    with pa.CompressedInputStream(file, compression) as stream:
-        while True:
-            try:
-                data = stream.read(BLOCK_BYTES // 4 if size else BLOCK_BYTES)
-            except (pa.ArrowException, OSError) as error:
-                if source.error is not None:
-                    raise source.error from None
-                raise _format_error(str(error), compression, where) from None
-            if not data:
-                return
-            size += len(data)
-            check_decoded(size, source.size, where)
-            yield data
-
-
-def _format_error(reason: str, compression: str, where: object) -> FormatError:
-    if "runcated" in reason:
-        return FormatError(
-            f"the {compression} file is truncated",
-            where=where,
-            hint="The file was cut short; download it again.",
-        )
-    reason = reason.splitlines()[0].rpartition(": ")[2][:100].lower()
-    return FormatError(f"not valid {compression}: {reason}", where=where)
-
-
-class _BlockFile(io.RawIOBase):
-    """File object through which the decompressor reads blocks from an iterator.
-
-    size   number of bytes that were read
-    error  FlareError that a read raised; Arrow's own error has only the message
-    """
-
-    def __init__(self, blocks: Iterator[bytes]) -> None:
-        self._blocks, self._rest, self.size = blocks, memoryview(b""), 0
-        self.error: FlareError | None = None
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int | None = -1) -> bytes:
-        if not self._rest:
-            try:
-                self._rest = memoryview(next(self._blocks, b""))
-            except FlareError as error:
-                self.error = error
-                raise
-        stop = len(self._rest) if size is None or size < 0 else size
-        data, self._rest = bytes(self._rest[:stop]), self._rest[stop:]
-        self.size += len(data)
-        return data
-
-    def readinto(self, buffer: Any) -> int:
-        data = self.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
+    parts = compress.BlockFile(compress.stream(compression, blocks, where))
+    file, size = io.BufferedReader(parts), BLOCK_BYTES
+    while data := file.read(size):
+        yield data
+        size = BLOCK_BYTES // 4

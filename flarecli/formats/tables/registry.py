@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
+from flarecli import compress
 from flarecli.errors import UsageError
 from flarecli.formats.registry import NOT_TABLES
 from flarecli.formats.tables.base import Part
@@ -12,7 +13,6 @@ from flarecli.formats.tables.decompress import (
     COMPRESSIONS,
     Blocks,
     TextFile,
-    compression_of,
     split_compression,
 )
 from flarecli.formats.tables.dialect import (
@@ -135,4 +135,4 @@ def open_kind(
 def text_file(at: Location) -> TextFile:
     """Return a text file. Its suffix or its first bytes determine its compression."""
     _, compression = split_compression(at.name.lower())
-    return TextFile(at, compression or compression_of(at.read(0, min(at.size(), 4))))
+    return TextFile(at, compression or compress.detect(at.read(0, min(at.size(), 4))))

@@ -33,7 +33,6 @@ from flarecli.names import escape
 __all__ = ["Table", "key_text", "read_stream", "read_table", "split"]
 
 MAX_BATCH_ROWS, MAX_BATCH_BYTES = 8192, 16 << 20  # a batch ends when it reaches a limit
-_MAGIC = {b"\x1f\x8b": "gz", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2"}
 _META = re.compile(rb"__[^/]*__(?:/|$)")
 MAX_EXTENSIONS = 1024  # maximum number of extensions in a shard
 _MAX_CELLS = 64  # maximum table cells per member, to limit the memory for missing members
@@ -358,5 +357,5 @@ def _decompressed(blocks: Iterable[bytes], where: object) -> Iterator[bytes]:
     while len(head) < 4 and (data := next(ahead, None)) is not None:
         head += data
     chained = itertools.chain([head], ahead)
-    kind = next((kind for magic, kind in _MAGIC.items() if head.startswith(magic)), None)
+    kind = compress.detect(head)
     return map(bytes, compress.stream(kind, chained, where)) if kind else chained
