@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from flarecli.errors import FlareError, FormatError
 from flarecli.model import Finding, finding_of
 
-__all__ = ["failing_rows", "findings_of"]
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["failing_rows", "failing_values", "findings_of"]
 
 _Failure = TypeVar("_Failure")
 
@@ -40,6 +43,24 @@ def failing_rows(
             pending += [(middle, last), (first, middle)]
         else:
             yield first, failure
+
+
+def failing_values(
+    array: pa.Array, convert: Callable[[pa.Array], object], errors: type[Exception]
+) -> Iterator[tuple[int, Exception]]:
+    """Yield the position and the error of each value that cannot be converted, in order.
+
+    convert  function that converts a slice of the array, or raises an error of the type `errors`
+    """
+
+    def failure(start: int, stop: int) -> Exception | None:
+        try:
+            convert(array.slice(start, stop - start))
+        except errors as error:
+            return error
+        return None
+
+    return failing_rows(0, len(array), failure)
 
 
 def findings_of(

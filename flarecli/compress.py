@@ -193,7 +193,7 @@ def _open(kind: str, source: BlockFile) -> Any:
     if kind == "gz":
         from isal import igzip
 
-        return igzip.IGzipFile(fileobj=source)
+        return igzip.IGzipFile(fileobj=source)  # type: ignore[no-untyped-call]
     import pyarrow as pa
 
     _codec(kind)

@@ -30,6 +30,8 @@ from flarecli.model import (
 from flarecli.storage import Location, read_ahead
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from flarecli.encodings import Encoding
 
 __all__ = [
@@ -260,9 +262,7 @@ def sliceable(view: memoryview | None) -> bytes | mmap.mmap | None:
     return view.obj
 
 
-def runs(
-    starts: IntArray | UInt32Array, max_rows: int, max_bytes: int
-) -> Iterator[tuple[int, int]]:
+def runs(starts: npt.NDArray[Any], max_rows: int, max_bytes: int) -> Iterator[tuple[int, int]]:
     """Split rows into consecutive ranges within both limits; yield (start, stop) of each range.
 
     A row larger than `max_bytes` is a range of one row.

@@ -63,7 +63,7 @@ class JSONShards(LineFormat):
         self, columns: Columns, config: Mapping[str, Any], where: object
     ) -> Mapping[str, Any]:
         """Return the newline of a shard, and an empty header."""
-        newline = mds_config.text_of(config, "newline", where, empty=True).encode()
+        newline = mds_config.text_of(config, "newline", where, empty=True)
         return {"header": b"", "newline": newline}
 
     def line_writer(self, columns: Columns, settings: Settings) -> LineWriter:
@@ -76,11 +76,10 @@ class JSONShards(LineFormat):
                 f"JSON lines that end with {settings.newline!r:.60} cannot be read back",
                 hint="Choose a --newline such as '\\n' or '\\r\\n'.",
             )
-        plan = planned(columns, settings.newline.encode())
-        fixed = len(plan.tail) + sum(len(before) for _, before, _ in plan.columns)
+        plan = planned(columns, settings.newline)
         return LineWriter(
             b"",
-            fixed,
+            plan.fixed_bytes,
             lambda piece: _check(columns, piece, plan),
             lambda piece: _parts(columns, piece, plan),
         )
@@ -92,7 +91,7 @@ class JSONShards(LineFormat):
         columns: Sequence[str] | None = None,
         ranges: Mapping[str, tuple[int, int]] | None = None,
     ) -> list[Row]:
-        """Return the JSON text of each value; the contents of strings are not checked.
+        """Return the JSON text of each value.
 
         raises  FormatError with the row of an invalid line
         """
@@ -129,7 +128,7 @@ class JSONShards(LineFormat):
             )
         bounds, text = starts.data, data.tobytes()
         rows = [
-            _values(shard, start + i, text[bounds[i] : bounds[i + 1]], plan, True)
+            _values(shard, start + i, text[bounds[i] : bounds[i + 1]], plan)
             for i in range(stop - start)
         ]
         return byte_ranges.typed_batch(
@@ -170,10 +169,8 @@ def _plan(shard: Shard) -> Plan:
     return plan
 
 
-def _values(
-    shard: Shard, row: int, line: bytes, plan: Plan, strict: bool = False
-) -> dict[str, bytes]:
-    parts = split(line, plan, strict)
+def _values(shard: Shard, row: int, line: bytes, plan: Plan) -> dict[str, bytes]:
+    parts = split(line, plan)
     if parts is not None:
         return dict(zip(plan.names, parts, strict=True))
     try:
@@ -220,8 +217,8 @@ def _parts(columns: Columns, batch: pa.RecordBatch, plan: Plan) -> list[Any]:
     """Return the columns of a batch and the constant bytes around them; see `LineWriter.parts`."""
     fields = lines.stored_columns(columns, batch)
     return [
-        *(part for name, before, _ in plan.columns for part in (before, fields[name])),
-        plan.tail,
+        *(part for name, before, _ in plan.columns for part in (before.encode(), fields[name])),
+        plan.tail.encode(),
     ]
 
 
@@ -238,8 +235,6 @@ _NUMBER_PATTERN = (
     r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|true|false|null|NaN|-?Infinity"
 )
 _TEXT_PATTERN = r'"(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*"'
-_NUMBER = re.compile(_NUMBER_PATTERN.encode())
-_TEXT = re.compile(rb'"[^"\\\x00-\x1f]*+(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*+)*+"')
 _WHITESPACE_RUN = re.compile(r"[ \t\n\r]*")
 _DECODER = json.JSONDecoder(
     parse_int=str, parse_float=str, parse_constant=str
@@ -260,13 +255,13 @@ _HEX = _flags(b"0123456789abcdefABCDEF")
 class Plan(NamedTuple):
     """The layout of a JSON line.
 
-    columns  for each column: name; bytes before the value; True if the value is a string
-    tail     bytes after the last value
+    columns  for each column: name; text before the value; True if the value is a string
+    tail     text after the last value
     names    column names
     """
 
-    columns: tuple[tuple[str, bytes, bool], ...]
-    tail: bytes
+    columns: tuple[tuple[str, str, bool], ...]
+    tail: str
     names: tuple[str, ...]
 
     @property
@@ -274,15 +269,20 @@ class Plan(NamedTuple):
         """Number of unescaped quotes in a line."""
         return sum(4 if is_text else 2 for _, _, is_text in self.columns)
 
+    @property
+    def fixed_bytes(self) -> int:
+        """Number of bytes in a line besides the values."""
+        return len(self.tail.encode()) + sum(len(before) for _, before, _ in self.columns)
 
-def planned(columns: Columns, newline: bytes) -> Plan:
+
+def planned(columns: Columns, newline: str) -> Plan:
     """Return the layout of a shard's lines. Columns are sorted by code points of names."""
     ordered = sorted(columns, key=lambda one: one.name)
-    parts = [(one.name, json.dumps(one.name).encode() + b": ", is_text(one)) for one in ordered]
     laid = tuple(
-        (name, (b", " if i else b"{") + key, text) for i, (name, key, text) in enumerate(parts)
+        (one.name, f"{', ' if i else '{'}{json.dumps(one.name)}: ", is_text(one))
+        for i, one in enumerate(ordered)
     )
-    return Plan(laid, (b"}" if laid else b"{}") + newline, tuple(name for name, _, _ in laid))
+    return Plan(laid, ("}" if laid else "{}") + newline, tuple(one.name for one in ordered))
 
 
 def is_text(one: Column) -> bool:
@@ -304,11 +304,12 @@ def places(
             differs from the output of `json.dumps`
     """
     rows = len(starts) - 1
-    if (np.diff(starts) < sum(len(before) for _, before, _ in plan.columns) + len(plan.tail)).any():
+    if (np.diff(starts) < plan.fixed_bytes).any():
         # A config may declare very long names, so the line sizes are checked before arrays are
         # allocated.
         return None
-    quotes = _quotes(data, plan.tail, rows)
+    tail = plan.tail.encode()
+    quotes = _quotes(data, tail, rows)
     if quotes is None or len(quotes) != rows * plan.quotes:
         return None
     quotes = quotes.reshape(rows, plan.quotes)
@@ -317,7 +318,7 @@ def places(
     for i, (name, before, is_text) in enumerate(plan.columns):
         start = at + len(before)
         k += 2  # two quotes enclose the key
-        if not _has_text_at(data, at, before) or not (quotes[:, k - 1] == start - 3).all():
+        if not _has_text_at(data, at, before.encode()) or not (quotes[:, k - 1] == start - 3).all():
             return None
         if is_text:
             if not (quotes[:, k] == start).all():
@@ -325,11 +326,11 @@ def places(
             stop = quotes[:, k + 1] + 1
             k += 2
         else:
-            stop = quotes[:, k] - 2 if i + 1 < len(plan.columns) else starts[1:] - len(plan.tail)
+            stop = quotes[:, k] - 2 if i + 1 < len(plan.columns) else starts[1:] - len(tail)
             numbers.append((start, stop))
         out[name] = (start, stop - start)
         at = stop
-    if not (at + len(plan.tail) == starts[1:]).all() or not _has_text_at(data, at, plan.tail):
+    if not (at + len(tail) == starts[1:]).all() or not _has_text_at(data, at, tail):
         return None
     if numbers:
         begins, ends = (np.stack(one, axis=1).reshape(-1) for one in zip(*numbers, strict=True))
@@ -390,43 +391,23 @@ def _quotes(data: ByteArray, tail: bytes, rows: int) -> IntArray | None:
 # -- one line
 
 
-def split(line: bytes, plan: Plan, strict: bool = False) -> list[bytes] | None:
+def split(line: bytes, plan: Plan) -> list[bytes] | None:
     """Return the JSON text of each value in a line, in the order of `plan.columns`.
 
-    strict  check strings for control characters and invalid escapes
-    return  None if the line differs from the output of `json.dumps`
+    The result is None if the line is invalid, or differs from the output of `json.dumps`.
     """
     out, at = [], 0
-    for _, before, is_text in plan.columns:
-        start = at + len(before)
-        if line[at:start] != before:
-            return None
-        if is_text:
-            at = _string_end(line, start)
-            if not at or (strict and not _TEXT.fullmatch(line, start, at)):
+    try:
+        text = line.decode()
+        for _, before, _ in plan.columns:
+            if not text.startswith(before, at):
                 return None
-        else:
-            match = _NUMBER.match(line, start)
-            if match is None:
-                return None
-            at = match.end()
-        out.append(line[start:at])
-    return out if line[at:] == plan.tail else None
-
-
-def _string_end(line: bytes, start: int) -> int:
-    """Return the end of the string that begins at `start`; 0 if no closed string begins there."""
-    if line[start : start + 1] != b'"':
-        return 0
-    stop = line.find(b'"', start + 1)
-    while stop > 0:
-        slash = stop - 1
-        while line[slash] == _SLASH:
-            slash -= 1
-        if (stop - 1 - slash) % 2 == 0:
-            return stop + 1
-        stop = line.find(b'"', stop + 1)
-    return 0
+            start = at + len(before)
+            _, at = _DECODER.raw_decode(text, start)
+            out.append(text[start:at].encode())
+    except (ValueError, RecursionError):
+        return None
+    return out if text[at:] == plan.tail else None
 
 
 def parsed(line: bytes) -> dict[str, bytes]:

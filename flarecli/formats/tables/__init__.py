@@ -5,21 +5,15 @@ The readers use a bounded amount of memory.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from flarecli import encodings
-
-if TYPE_CHECKING:
-    from flarecli.lazy import pa
-    from flarecli.model import Column
+from flarecli.lazy import pa
+from flarecli.model import Column
 
 __all__ = ["default_encoding", "is_default", "typed_field", "without_storage_variants"]
 
 
 def default_encoding(name: str, kind: pa.DataType) -> str:
     """Return the default encoding of a column with this name and type; `str` for the null type."""
-    from flarecli.lazy import pa
-
     return "str" if pa.types.is_null(kind) else encodings.infer_encoding(pa.field(name, kind))
 
 
@@ -33,8 +27,6 @@ def typed_field(column: Column, kind: pa.DataType) -> pa.Field:
 
     Only a non-default encoding is in the field's metadata.
     """
-    from flarecli.lazy import pa
-
     field = pa.field(column.name, kind)
     if is_default(column, kind):
         return field

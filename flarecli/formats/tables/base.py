@@ -17,6 +17,7 @@ import pyarrow.types as kinds
 from flarecli import expansion
 from flarecli.errors import FormatError
 from flarecli.formats.tables.decompress import Blocks
+from flarecli.formats.tables.schema_merge import is_list_view
 from flarecli.formats.tables.text_records import Piece
 from flarecli.model import ENCODING
 from flarecli.storage import Location
@@ -259,7 +260,7 @@ def _sizes(array: pa.Array) -> npt.NDArray[np.float64]:
         return np.full(len(array), float(array.get_total_buffer_size()))
     if kinds.is_nested(kind):  # a list, a list view or a map
         offsets = array.offsets.to_numpy()
-        is_view = kinds.is_list_view(kind) or kinds.is_large_list_view(kind)
+        is_view = is_list_view(kind)
         starts = offsets if is_view else offsets[:-1]
         stops = offsets + array.sizes.to_numpy() if is_view else offsets[1:]
         first, last = int(starts.min()), int(stops.max())

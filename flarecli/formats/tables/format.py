@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from flarecli import encodings
-from flarecli.bisect import failing_rows
+from flarecli.bisect import failing_values
 from flarecli.encodings import Encoding, lookup
 from flarecli.errors import (
     FlareError,
@@ -33,10 +33,10 @@ from flarecli.errors import (
 )
 from flarecli.formats import byte_ranges, shard_files
 from flarecli.formats.base import EACH, Format, Ranges, Span, Substitutes
-from flarecli.formats.registry import TEXT_INPUTS
+from flarecli.formats.registry import TEXT_INPUTS, facts, find
 from flarecli.formats.tables import default_encoding, is_default, typed_field
 from flarecli.formats.tables.base import Part, TextPart, value_sizes
-from flarecli.formats.tables.decompress import split_compression
+from flarecli.formats.tables.decompress import TextFile, split_compression
 from flarecli.formats.tables.dialect import Dialect
 from flarecli.formats.tables.ipc import Ipc
 from flarecli.formats.tables.parquet import Parquet
@@ -117,7 +117,7 @@ class TableFormat(Format):
 
     def described(self, streams: Sequence[Stream]) -> Sequence[Stream]:
         """Return the streams with the common columns and types of all files."""
-        if not all(_is_typed(stream) for stream in streams):
+        if not all(facts(stream.format).typed for stream in streams):
             return streams
         if all(_is_described(stream, streams[0]) for stream in streams):
             return streams
@@ -164,7 +164,7 @@ class TableFormat(Format):
         if columns is None:
             columns = _columns(schema, types, part)
         part = part.with_types(_read_types(types))
-        rows = part.rows if part.rows is not None else chunk.rows
+        rows = chunk.rows if part.rows is None else part.rows
         rows = part.count() if rows is None else rows
         shard_files.check_row_count(chunk, rows)
         fields = pa.schema([typed_field(one, types[one.name]) for one in columns])
@@ -186,9 +186,7 @@ class TableFormat(Format):
         """Return the shard's reader for this process. A forked process opens its own reader."""
         rows: TableRows | None = shard.memo.get(os.getpid())
         if rows is None:
-            types = self.types(shard)
-            part = self.open_part(shard.chunk)
-            part = part.with_types(_read_types(types))
+            part = self.open_part(shard.chunk).with_types(_read_types(self.types(shard)))
             rows = shard.memo.setdefault(os.getpid(), TableRows(part, shard.rows))
         return rows
 
@@ -308,20 +306,12 @@ class TableFormat(Format):
 # -- files
 
 
-def _is_typed(stream: Stream) -> bool:
-    from flarecli.formats.registry import facts
-
-    return facts(stream.format).typed
-
-
 def _is_described(stream: Stream, first: Stream) -> bool:
     return bool(stream.types) and (stream.types, stream.columns) == (first.types, first.columns)
 
 
 def _opened(chunk: Chunk) -> Part:
     """Return the reader of a file. If its column types are listed, do not open the file."""
-    from flarecli.formats.registry import find
-
     form = find(chunk.format or "")
     if chunk.types:
         return _Listed(chunk)
@@ -404,23 +394,15 @@ def _typed(array: pa.Array, field: pa.Field, shard: Shard, first: int) -> pa.Arr
     """
     kind = encodings.value_type(field.type)
 
-    def converted(start: int, stop: int) -> pa.Array:
-        part = array.slice(start, stop - start)
+    def converted(part: pa.Array) -> pa.Array:
         part = convert(part, kind)
         part.validate(full=True)
         return part
 
-    def failure(start: int, stop: int) -> pa.ArrowInvalid | None:
-        try:
-            converted(start, stop)
-        except pa.ArrowInvalid as error:
-            return error
-        return None
-
     try:
-        out = converted(0, len(array))
+        out = converted(array)
     except pa.ArrowInvalid as error:
-        at = next((row for row, _ in failing_rows(0, len(array), failure)), 0)
+        at = next((row for row, _ in failing_values(array, converted, pa.ArrowInvalid)), 0)
         reason = str(error).splitlines()[0][:200].removeprefix("Invalid: ")
         raise ValueFitError(
             f"column {field.name!r}: {reason}",
@@ -610,7 +592,7 @@ class TextTable(TableFormat):
         plain, _ = split_compression(name.lower())
         # `verify` passes decompressed bytes in a location without a compression suffix.
         _, compression = split_compression(chunk.at.name.lower())
-        return open_text(chunk.at, plain, compression, (), _dialect(chunk))
+        return open_text(TextFile(chunk.at, compression), plain, (), _dialect(chunk))
 
 
 def _dialect(chunk: Chunk) -> Dialect:

@@ -33,6 +33,7 @@ import pyarrow as pa
 
 from flarecli.errors import FormatError
 from flarecli.expansion import check_decoded, check_rows
+from flarecli.formats.byte_ranges import runs
 from flarecli.formats.shard_files import DAMAGED
 from flarecli.formats.tables.arrow_files import LocationFile, arrow_errors, open_native
 from flarecli.formats.tables.base import Part, check_columns, listed_encodings, value_sizes
@@ -45,6 +46,7 @@ _MAGIC, _FEATHER_1 = b"ARROW1", b"FEA1"
 _CONTINUATION = b"\xff\xff\xff\xff"
 _DICTIONARY, _BATCH = 2, 3  # message types
 _MAX_METADATA_BYTES = 1 << 26
+_INVALID = (struct.error, IndexError, OverflowError)  # errors of invalid messages
 _ROWS, _BATCH_BYTES = 8192, 16 << 20
 
 
@@ -83,7 +85,8 @@ class Ipc(Part):
 
         raises  FormatError for a truncated or invalid file
         """
-        size, found = self.at.size(), len(self._batch_starts) - 1
+        starts, is_complete = self._messages
+        found = len(starts) - 1
         if self._is_file:
             file = LocationFile(self.at)
             with arrow_errors(self.at, file, "Arrow IPC"):
@@ -92,11 +95,13 @@ class Ipc(Part):
                 raise FormatError(
                     f"found {found} of {listed} record batches", where=self.at, hint=DAMAGED
                 )
-        elif not _is_complete(self.at.read, size):
+        elif not is_complete:
             raise FormatError(
-                f"file ends at byte {size}, inside a message", where=self.at, hint=DAMAGED
+                f"file ends at byte {self.at.size()}, inside a message",
+                where=self.at,
+                hint=DAMAGED,
             )
-        return self._batch_starts[-1]
+        return starts[-1]
 
     def start_before(self, row: int) -> int:
         """Return the first row of the record batch that contains `row`; 0 for a stream."""
@@ -125,28 +130,40 @@ class Ipc(Part):
             yield start, batch
             start += batch.num_rows
 
-    @cached_property
+    @property
     def _batch_starts(self) -> list[int]:
-        """First row of each record batch, followed by the total number of rows.
+        """First row of each record batch, followed by the total number of rows."""
+        return self._messages[0]
+
+    @cached_property
+    def _messages(self) -> tuple[list[int], bool]:
+        """The batch starts, and whether all messages are valid and complete.
 
         raises  FormatError if the messages declare more data than a file of its size can contain
         """
         size, stored, rows, starts = 0, self.at.size(), 0, [0]
-        for message in messages(self.at.read, stored):
-            size += message.size
-            check_decoded(size, stored, self.at)
-            if not message.is_dictionary:
-                rows += message.rows
-                check_rows(rows, len(self.schema), stored, self.at)
-                starts.append(rows)
-        return starts
+        try:
+            for message in messages(self.at.read, stored):
+                size += message.size
+                check_decoded(size, stored, self.at)
+                if not message.is_dictionary:
+                    rows += message.rows
+                    check_rows(rows, len(self.schema), stored, self.at)
+                    starts.append(rows)
+        except _INVALID:  # Arrow reports the error when it reads the batches
+            return starts, False
+        return starts, True
 
     def _batches(self, schema: pa.Schema, number: int, row: int) -> Iterator[pa.RecordBatch]:
         """Yield batches, beginning with record batch `number`, whose first row is `row`."""
-        _ = self._batch_starts  # checks the messages
+        _ = self._messages  # checks the sizes that the messages declare
         file = LocationFile(self.at)
         with arrow_errors(self.at, file, "Arrow IPC"):
-            batches = self._raw_batches(self._open(file, schema.names), number)
+            reader = self._open(file, schema.names)
+            if self._is_file:
+                batches = map(reader.get_batch, range(number, reader.num_record_batches))
+            else:
+                batches = iter(reader)
         while True:
             with arrow_errors(self.at, file, "Arrow IPC"):
                 batch = next(batches, None)
@@ -157,7 +174,8 @@ class Ipc(Part):
                 except pa.ArrowInvalid as error:
                     reason = str(error).splitlines()[0][:200]
                     raise FormatError(f"invalid batch: {reason}", where=self.at, row=row) from None
-            for start, stop in _split_rows(batch):
+            ends = np.cumsum(value_sizes(batch) + 1)
+            for start, stop in runs(np.insert(ends, 0, 0), _ROWS, _BATCH_BYTES):
                 part = batch.slice(start, stop - start)
                 arrays = [convert(part.column(field.name), field.type) for field in schema]
                 yield pa.RecordBatch.from_arrays(arrays, schema=schema)
@@ -174,23 +192,6 @@ class Ipc(Part):
         open_source = pa.ipc.open_file if self._is_file else pa.ipc.open_stream
         return open_source(source, options=options)
 
-    def _raw_batches(self, reader: Any, number: int) -> Iterator[pa.RecordBatch]:
-        if not self._is_file:
-            return iter(reader)
-        return (reader.get_batch(i) for i in range(number, reader.num_record_batches))
-
-
-def _split_rows(batch: pa.RecordBatch) -> Iterator[tuple[int, int]]:
-    """Split a batch into row ranges of bounded decoded size. A larger row is a range of one row."""
-    ends = np.cumsum(value_sizes(batch) + 1)
-    start = 0
-    while start < len(batch):
-        before = ends[start - 1] if start else 0
-        stop = int(np.searchsorted(ends, before + _BATCH_BYTES, "right"))
-        stop = min(max(stop, start + 1), start + _ROWS)
-        yield start, stop
-        start = stop
-
 
 # -- messages
 
@@ -206,41 +207,25 @@ class Message(NamedTuple):
 def messages(read: Callable[[int, int], bytes], size: int) -> Iterator[Message]:
     """Yield the messages of a file or stream of `size` bytes, without reading their bodies.
 
-    Invalid data ends the iteration. Arrow reports the error later, when it reads the batches.
-
-    read  function that returns the bytes from start to stop
+    read    function that returns the bytes from start to stop
+    raises  one of `_INVALID` for invalid data, or for a stream that ends inside a message
     """
-    try:
-        if read(0, min(size, 8)) == _MAGIC + bytes(2):
-            for start in _message_starts(read, size):
-                message, _ = _read_message(read, start, size)
-                if message is not None:
-                    yield message
-            return
-        start = 0
-        while start + 8 <= size:
-            message, length = _read_message(read, start, size)
-            if not length:
-                return
+    if read(0, min(size, 8)) == _MAGIC + bytes(2):
+        for start in _message_starts(read, size):
+            message, _ = _read_message(read, start, size)
             if message is not None:
                 yield message
-            start += length
-    except (struct.error, IndexError, OverflowError):
         return
-
-
-def _is_complete(read: Callable[[int, int], bytes], size: int) -> bool:
-    """Return whether a stream ends with the end mark or with a complete message."""
     start = 0
-    try:
-        while start + 8 <= size:
-            _, length = _read_message(read, start, size)
-            if not length:
-                return True
-            start += length
-    except (struct.error, IndexError, OverflowError):
-        return False
-    return start == size
+    while start + 8 <= size:
+        message, length = _read_message(read, start, size)
+        if not length:
+            return
+        if message is not None:
+            yield message
+        start += length
+    if start != size:
+        raise IndexError
 
 
 def _message_starts(read: Callable[[int, int], bytes], size: int) -> list[int]:

@@ -25,6 +25,7 @@ from flarecli.expansion import MAX_COLUMNS
 from flarecli.formats.tables.base import TextPart, check_columns
 from flarecli.formats.tables.decompress import Blocks, TextFile
 from flarecli.formats.tables.dialect import decoded
+from flarecli.formats.tables.schema_merge import contains_type
 from flarecli.formats.tables.text_records import (
     BOM,
     Piece,
@@ -184,7 +185,8 @@ class Json(TextPart):
 
     def _check_integers(self, piece: Piece, schema: pa.Schema) -> None:
         """Raise FormatError if a float column contains an integer that a float cannot represent."""
-        if not any(map(_has_floats, schema.types)) or not _LONG_INTEGER.search(piece.data):
+        has_floats = any(contains_type(kind, kinds.is_floating) for kind in schema.types)
+        if not has_floats or not _LONG_INTEGER.search(piece.data):
             return
         for number, line in _records(piece):
             if not _LONG_INTEGER.search(line):
@@ -371,13 +373,6 @@ def _can_become(kind: pa.DataType, target: pa.DataType) -> bool:
     if kinds.is_temporal(target) or kinds.is_binary(target) or kinds.is_large_binary(target):
         return False
     return bool(kinds.is_null(kind) or (kinds.is_integer(kind) and kinds.is_floating(target)))
-
-
-def _has_floats(kind: pa.DataType) -> bool:
-    """Return whether a type is or contains a float."""
-    return bool(kinds.is_floating(kind)) or any(
-        _has_floats(kind.field(i).type) for i in range(kind.num_fields)
-    )
 
 
 def _inexact_integers(value: Any, kind: pa.DataType) -> Iterator[Decimal]:

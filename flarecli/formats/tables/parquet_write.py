@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from flarecli import compress, encodings
-from flarecli.bisect import failing_rows
+from flarecli.bisect import failing_values
 from flarecli.errors import UsageError, ValueFitError
 from flarecli.formats.tables.base import value_sizes
 
@@ -130,17 +131,8 @@ def check_timestamps(batch: pa.RecordBatch) -> None:
         stored = _in_milliseconds(array.type)
         if stored.equals(array.type):
             continue
-
-        def failure(
-            start: int, stop: int, array: pa.Array = array, kind: pa.DataType = stored
-        ) -> pa.ArrowInvalid | None:
-            try:
-                array.slice(start, stop - start).cast(kind)
-            except pa.ArrowInvalid as error:
-                return error
-            return None
-
-        for row, _ in failing_rows(0, len(array), failure):
+        to_milliseconds = partial(pa.Array.cast, target_type=stored)
+        for row, _ in failing_values(array, to_milliseconds, pa.ArrowInvalid):
             raise ValueFitError(
                 f"column {name!r}: a value of {array.type} is out of range; Parquet stores "
                 "milliseconds",

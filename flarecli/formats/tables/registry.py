@@ -80,30 +80,28 @@ def open_part(at: Location, text: Collection[str], dialect: Dialect = DEFAULT) -
     for suffix, open_table in _TABLES.items():
         if name.endswith(suffix):
             return open_table(at)
+    plain, compression = split_compression(name)
+    file = TextFile(at, compression)
     if name.endswith(_LIST):
-        file = TextFile(at)
         _, head = decoded(file, first_bytes(file), dialect.encoding)
         delimiter = "\t" if b"\t" in first_line(head) else DELIMITERS[0]
         return Delimited(file, delimiter, text, dialect)
-    return open_text(at, *split_compression(name), text, dialect)
+    return open_text(file, plain, text, dialect)
 
 
-def open_text(
-    at: Location, name: str, compression: str, text: Collection[str], dialect: Dialect = DEFAULT
-) -> Part:
+def open_text(file: Blocks, name: str, text: Collection[str], dialect: Dialect = DEFAULT) -> Part:
     """Open one text table; see `open_part`.
 
-    name         file name in lower case, without compression suffix
-    compression  compression of the file; empty if the file is not compressed
+    name  file name in lower case, without compression suffix
     """
     if name.endswith(_JSON):
-        return Json(TextFile(at, compression))
+        return Json(file)
     for suffix, delimiter in _DELIMITERS.items():
         if name.endswith(suffix):
-            return Delimited(TextFile(at, compression), delimiter, text, dialect)
+            return Delimited(file, delimiter, text, dialect)
     raise UsageError(
         "unknown table suffix",
-        where=at,
+        where=file,
         hint=f"Use a file with one of the suffixes {', '.join((*_TABLES, *TEXTS, _LIST))}, "
         "or set the kind of the file with --input; "
         "--input lines packs the files that a list contains.",
@@ -122,14 +120,10 @@ def open_kind(
     kind    arrow, parquet, jsonl, csv or tsv
     blocks  bytes of a text table; None: read the file `at`, and decompress it if necessary
     """
-    if kind == "parquet":
-        return Parquet(at)
-    if kind == "arrow":
-        return Ipc(at)
-    blocks = text_file(at) if blocks is None else blocks
-    if kind == "jsonl":
-        return Json(blocks)
-    return Delimited(blocks, "\t" if kind == "tsv" else DELIMITERS[0], text, dialect)
+    suffix = f".{kind}"
+    if suffix in _TABLES:
+        return _TABLES[suffix](at)
+    return open_text(text_file(at) if blocks is None else blocks, suffix, text, dialect)
 
 
 def text_file(at: Location) -> TextFile:

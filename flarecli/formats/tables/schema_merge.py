@@ -17,7 +17,8 @@ lists, structs, maps     the common types of their items
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,6 +27,7 @@ import pyarrow.compute as pc
 import pyarrow.types as kinds
 
 from flarecli import encodings
+from flarecli.bisect import failing_values
 from flarecli.errors import FormatError
 
 if TYPE_CHECKING:
@@ -103,7 +105,8 @@ def align(batch: pa.RecordBatch, schema: pa.Schema, part: Part, row: int) -> pa.
         try:
             arrays.append(convert(column, field.type))
         except pa.ArrowInvalid:
-            at = next(i for i in range(len(column)) if not _fits(column.slice(i, 1), field.type))
+            convert_part = partial(convert, kind=field.type)
+            at, _ = next(failing_values(column, convert_part, pa.ArrowInvalid))
             value = str(column[at].as_py())[:60]
             raise FormatError(
                 f"column {field.name!r}: value {value} cannot be stored as {field.type}",
@@ -113,14 +116,6 @@ def align(batch: pa.RecordBatch, schema: pa.Schema, part: Part, row: int) -> pa.
                 hint=_TEXT_HINT.format(field.name),
             ) from None
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def _fits(array: pa.Array, kind: pa.DataType) -> bool:
-    try:
-        convert(array, kind)
-    except pa.ArrowInvalid:
-        return False
-    return True
 
 
 # -- types
@@ -152,16 +147,22 @@ def dictionary_types(schema: pa.Schema) -> dict[str, pa.DataType]:
         if kinds.is_dictionary(field.type)
         else field.type
         for field in schema
-        if _has_dictionary(field.type)
+        if contains_type(field.type, kinds.is_dictionary)
     }
 
 
-def _has_dictionary(kind: pa.DataType) -> bool:
+def contains_type(kind: pa.DataType, is_wanted: Callable[[pa.DataType], bool]) -> bool:
+    """Return whether `is_wanted` is true for a type, or for a type that is nested in it."""
     if isinstance(kind, pa.BaseExtensionType):
-        return _has_dictionary(kind.storage_type)
-    if kinds.is_nested(kind):
-        return any(_has_dictionary(kind.field(i).type) for i in range(kind.num_fields))
-    return bool(kinds.is_dictionary(kind))
+        kind = kind.storage_type
+    if kinds.is_nested(kind) and not is_wanted(kind):
+        return any(contains_type(kind.field(i).type, is_wanted) for i in range(kind.num_fields))
+    return is_wanted(kind)
+
+
+def is_list_view(kind: pa.DataType) -> bool:
+    """Return whether a type is a list view or a large list view."""
+    return bool(kinds.is_list_view(kind) or kinds.is_large_list_view(kind))
 
 
 def convert(array: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -178,10 +179,10 @@ def convert(array: pa.Array, kind: pa.DataType) -> pa.Array:
         array = pc.run_end_decode(array)
     if array.type == kind:
         return array
-    if _has_list_views(array.type):
+    if contains_type(array.type, is_list_view):
         return _without_list_views(array, kind)
     try:
-        if _has_dictionary(array.type):
+        if contains_type(array.type, kinds.is_dictionary):
             # A cast of a slice of lists decodes the items of all earlier rows too, which may be far
             # larger than the slice. The copy contains only the items of the slice.
             array = array.take(pa.array(np.arange(len(array))))
@@ -190,21 +191,12 @@ def convert(array: pa.Array, kind: pa.DataType) -> pa.Array:
         return pa.array(array.to_pylist(), kind)
 
 
-def _has_list_views(kind: pa.DataType) -> bool:
-    if kinds.is_list_view(kind) or kinds.is_large_list_view(kind):
-        return True
-    return kinds.is_nested(kind) and any(
-        _has_list_views(kind.field(i).type) for i in range(kind.num_fields)
-    )
-
-
 def _without_list_views(array: pa.Array, kind: pa.DataType) -> pa.Array:
     """Convert list views to lists.
 
     In Arrow 26.0.1, `cast` returns wrong values for slices and for overlapping or unordered views.
     """
-    is_view = kinds.is_list_view(array.type) or kinds.is_large_list_view(array.type)
-    if not is_view or kinds.is_nested(array.type.value_type):
+    if not is_list_view(array.type) or kinds.is_nested(array.type.value_type):
         return pa.array(array.to_pylist(), kind)
     sizes = pc.fill_null(pc.list_value_length(array), 0).to_numpy()
     ends = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])

@@ -147,7 +147,7 @@ def test_the_fast_splitter_is_correct_or_defers_to_the_parser(parts):
     lines = ['{"a": 1, "s": "' + parts[0] + '"}\n', *(part + "\n" for part in parts[1:])]
     plan = json_module.planned(
         json_shards.arrange([encodings.column("a", "json_int"), encodings.column("s", "json_str")]),
-        b"\n",
+        "\n",
     )
     data = "".join(lines).encode()
     starts = np.cumsum([0, *(len(line.encode()) for line in lines)])
