@@ -1,22 +1,22 @@
-"""The modules of mosaicml-streaming's `streaming.base`. Names are loaded on first use."""
+"""The modules of mosaicml-streaming's `streaming.base`."""
 
 from __future__ import annotations
 
-from flarecli.compat import streaming
+from flarecli.compat.streaming.base.dataset import StreamingDataset
+from flarecli.compat.streaming.base.format import (
+    CSVWriter,
+    JSONWriter,
+    MDSWriter,
+    TSVWriter,
+    XSVWriter,
+)
+from flarecli.compat.streaming.base.local import LocalDataset
+from flarecli.compat.streaming.base.stream import Stream
+from flarecli.lazy import named
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from flarecli.compat.streaming import (
-        CSVWriter,
-        JSONWriter,
-        LocalDataset,
-        MDSWriter,
-        Stream,
-        StreamingDataLoader,
-        StreamingDataset,
-        TSVWriter,
-        XSVWriter,
-    )
+    from flarecli.compat.streaming.base.dataloader import StreamingDataLoader
 
 __all__ = [
     "CSVWriter",
@@ -32,9 +32,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(streaming, name)
+    return named(__name__, {"StreamingDataLoader": "dataloader"}, name)
 
 
 def __dir__() -> list[str]:
