@@ -14,7 +14,7 @@ import decimal
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -150,34 +150,28 @@ def _parse_cast(text: str, kind: str) -> Literal | None:
 # -- comparison with statistics
 
 
-class _Comparison(NamedTuple):
-    """The ranges of a literal and of the values of a column after DuckDB has rounded them.
-
-    value    smallest and largest possible value of the literal
-    column   smallest and largest possible value of the column
-    has_nan  True if the column may contain NaN
-    """
-
-    value: tuple[Any, Any]
-    column: tuple[Any, Any]
-    has_nan: bool = False
+_Range: TypeAlias = tuple[Any, Any]  # smallest and largest possible value
 
 
 def _excludes(sign: str, value: Literal, low: Any, high: Any, kind: pa.DataType) -> bool:
-    comparison = _comparison(value, low, high, kind)
-    if comparison is None:
+    ranges = _ranges(value, low, high, kind)
+    if ranges is None:
         return False
-    (least, most), (low, high), has_nan = comparison
+    (least, most), (low, high) = ranges
     is_above = low > most
     if sign == "=":
         return bool(high < least or is_above)
     if sign in ("<", "<="):
         return bool(is_above or (sign == "<" and low >= most and least == most))
-    return not has_nan and bool(high < least or (sign == ">" and high <= least and least == most))
+    if kinds.is_floating(kind):  # the column may contain NaN
+        return False
+    return bool(high < least or (sign == ">" and high <= least and least == most))
 
 
-def _comparison(value: Literal, low: Any, high: Any, kind: pa.DataType) -> _Comparison | None:
-    """Return the ranges to compare. Return None if DuckDB may compare values of `kind` differently.
+def _ranges(value: Literal, low: Any, high: Any, kind: pa.DataType) -> tuple[_Range, _Range] | None:
+    """Return the ranges of the literal and of the column, after DuckDB has rounded the values.
+
+    Return None if DuckDB may compare values of `kind` differently.
 
     value      the literal
     low, high  minimum and maximum of the column
@@ -187,23 +181,23 @@ def _comparison(value: Literal, low: Any, high: Any, kind: pa.DataType) -> _Comp
         if not (isinstance(value, str) and isinstance(low, str) and isinstance(high, str)):
             return None
         text = value.encode()
-        return _Comparison((text, text), (low.encode(), high.encode()))
+        return (text, text), (low.encode(), high.encode())
     if isinstance(value, int | decimal.Decimal):
-        return _compare_numbers(value, low, high, kind)
+        return _number_ranges(value, low, high, kind)
     if kinds.is_date32(kind) or (
         kinds.is_timestamp(kind) and kind.tz is None and kind.unit != "ns"
     ):
         time, start, end = _as_datetime(value), _as_datetime(low), _as_datetime(high)
         if time is not None and start is not None and end is not None:
-            return _Comparison((time, time), (start, end))
+            return (time, time), (start, end)
     return None
 
 
-def _compare_numbers(
+def _number_ranges(
     value: int | decimal.Decimal, low: Any, high: Any, kind: pa.DataType
-) -> _Comparison | None:
+) -> tuple[_Range, _Range] | None:
     if kinds.is_integer(kind) and isinstance(value, int):
-        return _Comparison((value, value), (int(low), int(high)))
+        return (value, value), (int(low), int(high))
     if not (kinds.is_integer(kind) or kinds.is_decimal(kind) or kinds.is_floating(kind)):
         return None
     low, high, number = float(low), float(high), float(value)
@@ -215,8 +209,7 @@ def _compare_numbers(
     near = narrow(number)
     least = min(number, float(np.nextafter(near, narrow(-np.inf))))
     most = max(number, float(np.nextafter(near, narrow(np.inf))))
-    column = math.nextafter(low, -math.inf), math.nextafter(high, math.inf)
-    return _Comparison((least, most), column, has_nan=bool(kinds.is_floating(kind)))
+    return (least, most), (math.nextafter(low, -math.inf), math.nextafter(high, math.inf))
 
 
 def _as_datetime(value: Any) -> datetime.datetime | None:

@@ -140,18 +140,23 @@ def columns_of(expression: str, names: Sequence[str]) -> list[str]:
     if node is None:
         return list(names)
     used: set[str] = set()
-    todo: list[Any] = [node if is_statement(expression) else node.get("where_clause")]
+    for item in _nodes([node if is_statement(expression) else node.get("where_clause")]):
+        if "STAR" in (item.get("class"), node_type(item)):
+            return list(names)
+        if item.get("class") == "COLUMN_REF":
+            used.update(str(name).lower() for name in item.get("column_names", ()))
+    return [name for name in names if name.lower() in used]
+
+
+def _nodes(todo: list[Any]) -> Iterator[dict[str, Any]]:
+    """Yield all nodes of a list of syntax trees, and empty the list."""
     while todo:
         item = todo.pop()
-        if isinstance(item, list):
-            todo += item
-        elif isinstance(item, dict):
-            if "STAR" in (item.get("class"), node_type(item)):
-                return list(names)
-            if item.get("class") == "COLUMN_REF":
-                used.update(str(name).lower() for name in item.get("column_names", ()))
+        if isinstance(item, dict):
+            yield item
             todo += item.values()
-    return [name for name in names if name.lower() in used]
+        elif isinstance(item, list):
+            todo += item
 
 
 def select(
@@ -351,17 +356,6 @@ def _is_plain_star(item: Any) -> bool:
     return not item.get("columns") and not item.get("expr")
 
 
-def _nodes(todo: list[Any]) -> Iterator[dict[str, Any]]:
-    """Yield all nodes of a list of syntax trees, and empty the list."""
-    while todo:
-        item = todo.pop()
-        if isinstance(item, dict):
-            yield item
-            todo += item.values()
-        elif isinstance(item, list):
-            todo += item
-
-
 # -- one batch at a time
 
 
@@ -375,8 +369,6 @@ def _table(rows: pa.RecordBatch | pa.Table) -> pa.Table:
     """Return rows as a table without metadata, in types that DuckDB can read."""
     table = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
     schema = _readable_schema(table.schema)
-    if schema == table.schema:
-        return table.replace_schema_metadata(None)
     try:
         arrays = [
             _cast(column, kind) for column, kind in zip(table.columns, schema.types, strict=True)
