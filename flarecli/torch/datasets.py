@@ -35,21 +35,6 @@ from flarecli.torch.tensor_batches import tensors
 
 __all__ = ["IterableDataset", "MapDataset"]
 
-_MAX_COUNT = 1 << 31  # exclusive upper limit of `batch` and `threads`
-_KEYS = {
-    "seed",
-    "epoch",
-    "order",
-    "window",
-    "rows",
-    "batch",
-    "ranks",
-    "workers",
-    "step",
-    "given",
-    "checksum",
-}
-
 
 class MapDataset(Closable, torch_data.Dataset):  # type: ignore[misc]
     """A map-style dataset that reads all rows of a batch in one call.
@@ -121,9 +106,6 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
         check_rows(data)
         check_minimum(1, batch=batch)
         check_minimum(0, threads=threads)
-        for name, count in (("batch", batch), ("threads", threads)):
-            if count >= _MAX_COUNT:
-                raise UsageError(f"{name}: expected less than 2^31, got {count}")
         self._given_rank, self._given_ranks = rank, ranks
         self._inherited: Inherited | None = None  # set in spawned processes
         if rank is not None and ranks is not None:
@@ -224,8 +206,8 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
 
         raises  UsageError for an invalid state, or for a state of a different dataset
         """
-        state = parse_state(state, _KEYS, "an IterableDataset", "state_dict")
         current = self.state_dict()
+        state = parse_state(state, current.keys(), "an IterableDataset", "state_dict")
         for key in ("seed", "order", "window", "rows", "batch", "ranks"):
             if state[key] != current[key]:
                 raise UsageError(

@@ -28,19 +28,6 @@ from flarecli.storage.descriptors import memory_file, pread
 __all__ = ["tensors"]
 
 _MAX_PICKLED_BYTES = 1 << 18  # limit per tensor; larger tensors are sent through shared memory
-_NUMPY_DTYPES = {
-    torch.bool,
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.float16,
-    torch.float32,
-    torch.float64,
-    torch.complex64,
-    torch.complex128,
-}
 _HEADER_BYTES = mmap.PAGESIZE  # the header contains the number of bytes read so far (uint64)
 _MIN_RING_BYTES = 1 << 16  # smaller batches are sent through the pipe
 _MAX_RING_BYTES = 1 << 24  # maximum size of a worker's ring
@@ -94,11 +81,8 @@ class _Sent(dict[str, Any]):
 
 def _reduce(batch: _Sent) -> tuple[Any, ...]:
     """Return `_restore` and its arguments; see `object.__reduce__`."""
-    small = {
-        name: value.resolve_conj().resolve_neg().numpy()
-        for name, value in batch.items()
-        if _is_small(value)
-    }
+    arrays = {name: _small_array(value) for name, value in batch.items()}
+    small = {name: array for name, array in arrays.items() if array is not None}
     position = write_ring({name: value for name, value in batch.items() if _is_bytes(value)})
     in_ring = () if position is None else position.sizes
     pickled = {name: value for name, value in batch.items() if name not in in_ring}
@@ -109,19 +93,18 @@ def _is_bytes(value: Any) -> bool:
     return type(value) is list and bool(value) and all(type(item) is bytes for item in value)
 
 
-def _is_small(value: Any) -> bool:
-    """Return whether a value is a small CPU tensor with a dtype that numpy supports."""
-    if (
-        type(value) is not torch.Tensor
-        or value.layout is not torch.strided
-        or value.device.type != "cpu"
-    ):
-        return False
-    return bool(
-        value.nbytes <= _MAX_PICKLED_BYTES
-        and not value.requires_grad
-        and value.dtype in _NUMPY_DTYPES
-    )
+def _small_array(value: Any) -> Any:
+    """Return a small tensor as an array; None if the tensor is large or numpy cannot represent it.
+
+    The result is also None for values that are not tensors.
+    """
+    if type(value) is not torch.Tensor:
+        return None
+    try:
+        is_small = value.nbytes <= _MAX_PICKLED_BYTES
+        return value.resolve_conj().resolve_neg().numpy() if is_small else None
+    except (TypeError, RuntimeError):  # numpy lacks the dtype, the layout or the device
+        return None
 
 
 def _restore(
