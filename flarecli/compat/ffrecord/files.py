@@ -19,10 +19,9 @@ import numpy as np
 
 from flarecli.compat import Closeable
 from flarecli.errors import MissingError, ReachError, RowsError, UsageError
-from flarecli.formats import byte_ranges, find
+from flarecli.formats import find
 from flarecli.formats.ffrecord import packed_folder
 from flarecli.formats.ffrecord import table as ffrecord_table
-from flarecli.formats.ffrecord.table import open_shard
 from flarecli.model import ByteArray, Chunk, IntArray, Shard, UInt32Array
 from flarecli.storage import Location, descriptors, locate
 
@@ -179,7 +178,7 @@ class FileReader(Closeable):
     def validate(self) -> None:
         """Check the CRC-32 of every table. Raises IntegrityError for a damaged table."""
         for name in self.fnames:
-            ffrecord_table.open_shard(byte_ranges.single_file_chunk(locate(name)))
+            _open_shard(name, check_data=True)
 
     def get_offsets(self, file_index: int) -> IntArray:
         """Return the start of each record in a file, then the file size: int64 [records + 1]."""
@@ -202,10 +201,7 @@ class FileReader(Closeable):
 
 
 def _open_shard(name: str, check_data: bool) -> Shard:
-    at = locate(name)
-    return ffrecord_table.open_shard(
-        byte_ranges.single_file_chunk(at) if at.is_local else Chunk(at), None, check_data
-    )
+    return ffrecord_table.open_shard(Chunk(locate(name)), None, check_data)
 
 
 def by_part(starts: Sequence[int], rows: Sequence[int]) -> dict[int, list[int]]:
@@ -271,9 +267,7 @@ class PackedFolder:
     def __init__(self, ffr_file: str | os.PathLike[str], check_data: bool = True) -> None:
         self.fname, self.check_data = os.fspath(ffr_file), check_data
         self.reader = FileReader(self.fname, check_data)
-        self._tree = packed_folder.directory(
-            open_shard(byte_ranges.single_file_chunk(locate(self.fname)), None, check_data)
-        )
+        self._tree = packed_folder.directory(_open_shard(self.fname, check_data))
 
     def num_files(self) -> int:
         """Return the number of files in the packed folder."""

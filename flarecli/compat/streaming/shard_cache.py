@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 from flarecli.cache import BATCH_SHARE, MANY_COPIES, least_recently_used_first
@@ -23,19 +24,16 @@ MIN_SHARDS_IN_LIMIT = 4  # minimum cache limit, in multiples of the largest shar
 class ShardCache(Sequence[Any]):
     """The concatenated shards of all streams.
 
-    firsts  number of the first shard of each stream, then the total number of shards
+    parts   the shards of each stream
     limit   maximum bytes in the local folders, including indexes; None means unlimited
     raises  UsageError for a limit that is too small
     """
 
     def __init__(
-        self,
-        streams: Sequence[Stream],
-        parts: Sequence[Shards],
-        firsts: Sequence[int],
-        limit: int | None,
+        self, streams: Sequence[Stream], parts: Sequence[Shards], limit: int | None
     ) -> None:
-        self._streams, self._parts, self._firsts, self.limit = streams, parts, firsts, limit
+        self._streams, self._parts, self.limit = streams, parts, limit
+        self._firsts = [0, *accumulate(map(len, parts))]  # the first shard of each stream
         self._index_bytes = sum(
             os.path.getsize(os.path.join(stream.folder, INDEX)) for stream in streams
         )

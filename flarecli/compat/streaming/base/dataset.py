@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -121,6 +119,12 @@ class StreamingDataset(Array):
                 "expected shuffle_seed >= 0, batch_size >= 1 and replication >= 1, got "
                 f"{shuffle_seed}, {batch_size} and {replication}"
             )
+        if batching_method != "random" and not batch_size:
+            raise UsageError(
+                "Please pass `batch_size` to StreamingDataset: batching_method "
+                f"{batching_method!r} requires it",
+                hint="Pass the batch_size of the DataLoader.",
+            )
         defaults = {
             "download_retry": download_retry,
             "download_timeout": download_timeout,
@@ -159,15 +163,14 @@ class StreamingDataset(Array):
             os.makedirs(stream.folder, exist_ok=True)
             with stream.lock():
                 self._parts.append(stream.open(allow_unsafe_types))
-        self._first_samples = [0, *accumulate(part.starts[-1] for part in self._parts)]
-        self.num_samples, self.num_streams = self._first_samples[-1], len(self.streams)
         self.samples_per_stream = np.array([part.starts[-1] for part in self._parts])
         self.samples_per_shard = np.concatenate([np.diff(part.starts) for part in self._parts])
         self.shards_per_stream = np.array([len(part) for part in self._parts])
-        self._first_shards = [0, *accumulate(self.shards_per_stream.tolist())]
-        self.num_shards = self._first_shards[-1]
-        self.shards = ShardCache(self.streams, self._parts, self._first_shards, self.cache_limit)
+        self.shards = ShardCache(self.streams, self._parts, self.cache_limit)
         self.spanner = Spanner(self.samples_per_shard)
+        self.num_samples: int = self.spanner.num_samples
+        self.num_shards = len(self.shards)
+        self.num_streams = len(self.streams)
         sizes = self.samples_per_stream.tolist()
         self._counts = samples_per_stream(
             self.streams, sizes, None if epoch_size is None else parse_count(epoch_size)
@@ -199,12 +202,6 @@ class StreamingDataset(Array):
             self.sampling_granularity,
         )
         self._cached_batching: Batching | None = None
-        if self.batching_method != "random" and not self.batch_size:
-            raise UsageError(
-                "Please pass `batch_size` to StreamingDataset: batching_method "
-                f"{self.batching_method!r} requires it",
-                hint="Pass the batch_size of the DataLoader.",
-            )
 
     @property
     def _batching(self) -> Batching | None:
@@ -254,19 +251,17 @@ class StreamingDataset(Array):
         retry   number of retries if another process evicts the shard before the sample is read
         raises  MissingError if the shard is missing in the last attempt
         """
-        k = bisect_right(self._first_samples, sample_id) - 1
-        shard, row = self._parts[k].find(sample_id - self._first_samples[k])
-        for retries in range(retry, -1, -1):
-            reader = self._parts[k][shard]
+        shard, row = self.spanner[sample_id]
+        stream, reader = self.shards.of(shard)
+        while True:
             try:
                 if reader._shard is None:
-                    self.prepare_shard(self._first_shards[k] + shard)
-                sample: Sample = reader.get_item(row)
-                return sample
+                    self.prepare_shard(shard)
+                return reader.get_item(row)
             except MissingError:  # another process has evicted the shard
-                if not retries or not self.streams[k].is_copied:
+                if retry <= 0 or not stream.is_copied:
                     raise
-        raise MissingError("shard is missing", where=self.streams[k].folder)
+                retry -= 1
 
     # -- shards
 
@@ -349,7 +344,7 @@ class StreamingDataset(Array):
 
     def _samples(self, blocks: Iterator[IntArray]) -> Iterator[Any]:
         """Yield samples through `self[i]`, which a subclass may override; prefetch the shards."""
-        ends = np.cumsum(self.samples_per_shard)
+        ends = self.spanner.shard_bounds[1:]
         pending: deque[tuple[int, int]] = deque()  # (sample, shard), next sample first
         is_copied = any(stream.is_copied for stream in self.streams)
         queued, fetched = set[int](), set[int]()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 import numpy as np
 
 from flarecli.errors import RowsError
@@ -20,11 +22,12 @@ class Spanner:
     def __init__(self, shard_sizes: IntArray, span_size: int = 1 << 10) -> None:
         self.shard_sizes, self.span_size = shard_sizes, span_size
         self.shard_bounds: IntArray = np.concatenate(([0], np.cumsum(shard_sizes)))
-        self.num_samples = int(self.shard_bounds[-1])
+        self._bounds: list[int] = self.shard_bounds.tolist()  # faster than numpy for one sample
+        self.num_samples = self._bounds[-1]
 
     def __getitem__(self, index: int) -> tuple[int, int]:
         """Return the shard and the position of a sample. Raises RowsError (an IndexError)."""
         if not 0 <= index < self.num_samples:
             raise RowsError(f"Invalid sample index `{index}`: there are {self.num_samples} samples")
-        shard = int(np.searchsorted(self.shard_bounds, index, "right")) - 1
-        return shard, int(index - self.shard_bounds[shard])
+        shard = bisect_right(self._bounds, index) - 1
+        return shard, int(index) - self._bounds[shard]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -118,14 +118,9 @@ class Stream:
     def apply_default(self, default: Mapping[str, Any]) -> None:
         """Set the options that this stream does not set itself."""
         self.split = self.split or default.get("split") or ""
-        if self.download_retry is None:
-            self.download_retry = default.get("download_retry")
-        if self.download_timeout is None:
-            self.download_timeout = default.get("download_timeout")
-        if self.validate_hash is None:
-            self.validate_hash = default.get("validate_hash")
-        if self.keep_zip is None:
-            self.keep_zip = default.get("keep_zip")
+        for name in ("download_retry", "download_timeout", "validate_hash", "keep_zip"):
+            if getattr(self, name) is None:
+                setattr(self, name, default.get(name))
 
     @property
     def local(self) -> str:
@@ -182,7 +177,6 @@ class Stream:
                 UsageError if the index in the folder differs from the index in `remote`, or does
                 not list `validate_hash`; UnsafeError for pickles that are not allowed
         """
-        os.makedirs(self.folder, exist_ok=True)
         path = os.path.join(self.folder, INDEX)
         is_present = os.path.exists(path)
         if not is_present and self.remote is None:
@@ -277,7 +271,7 @@ class Stream:
                 suffix = compress.suffix_of(shard.compression or zipped.basename.rpartition(".")[2])
                 at = self._local_file(raw.basename)
                 data = bytes(compress.decompress(suffix, [stored], raw.bytes, at))
-                _check(raw, data, at)
+                _check(raw, len(data), [data], raw.hashes, at)
                 path = os.path.join(self.folder, zipped.basename)
                 if not self.safe_keep_zip and os.path.exists(path):
                     os.unlink(path)
@@ -298,24 +292,16 @@ class Stream:
         path = os.path.join(self.folder, raw.basename)
         if not os.path.exists(path):
             return False
-        name = self.validate_hash or ""
         here = self._local_file(raw.basename)
-        fault = ""
-        if not self._has(raw):
-            fault = f"file is {os.path.getsize(path)} bytes; the index lists {raw.bytes}"
-        elif name in raw.hashes:
-            sums = Sums([name])
-            for block in here.blocks():
-                sums.update(block)
-            actual = sums.hex()[name]
-            if actual != raw.hashes[name]:
-                fault = f"{name} is {actual}; the index lists {raw.hashes[name]}"
-        if not fault:
-            self._verified.add(raw.basename)
-            return True
-        if not self.is_copied:
-            raise IntegrityError(fault, where=here, hint="Download or pack the file again.")
-        return False
+        names = raw.hashes.keys() & {self.validate_hash}
+        try:
+            _check(raw, os.path.getsize(path), here.blocks() if names else (), names, here)
+        except IntegrityError:
+            if self.is_copied:
+                return False
+            raise
+        self._verified.add(raw.basename)
+        return True
 
     def _read_kept(self, zipped: FileInfo) -> bytes | None:
         """Return the bytes of a compressed file in the folder, or None if a fetch is needed."""
@@ -324,7 +310,7 @@ class Stream:
             return None
         data = here.read()
         try:
-            _check(zipped, data, here)
+            _check(zipped, len(data), [data], zipped.hashes, here)
         except IntegrityError:
             if self.is_copied:
                 return None
@@ -339,7 +325,7 @@ class Stream:
         else:
             at = self._remote_file(stored.basename)
             data = at.read(0, stored.bytes or at.size())
-        _check(stored, data, at)
+        _check(stored, len(data), [data], stored.hashes, at)
         return data
 
     @contextmanager
@@ -354,17 +340,29 @@ class Stream:
             os.close(fd)
 
 
-def _check(info: FileInfo, data: bytes, where: object) -> None:
+def _check(
+    info: FileInfo, size: int, blocks: Iterable[bytes], hashes: Iterable[str], where: Location
+) -> None:
+    """Check the size and the content of a file against the index.
+
+    blocks  content of the file
+    hashes  names of the hashes to check
+    raises  IntegrityError for a difference
+    """
     hint = "Download or pack the file again."
-    if len(data) != info.bytes:
+    if size != info.bytes:
         raise IntegrityError(
-            f"file is {len(data)} bytes; the index lists {info.bytes}", where=where, hint=hint
+            f"file is {size} bytes; the index lists {info.bytes}", where=where, hint=hint
         )
-    for name, listed in info.hashes.items():
-        if (actual := digest(data, name)) != listed:
-            raise IntegrityError(
-                f"{name} is {actual}; the index lists {listed}", where=where, hint=hint
-            )
+    sums = Sums(hashes)
+    for block in blocks:
+        sums.update(block)
+    for name in sums.differences(info.hashes):
+        raise IntegrityError(
+            f"{name} is {sums.hex()[name]}; the index lists {info.hashes[name]}",
+            where=where,
+            hint=hint,
+        )
 
 
 streams_registry = Registry()

@@ -18,7 +18,7 @@ from flarecli.errors import FlareError, FormatError, RowsError, UnsafeError, Usa
 from flarecli.formats import INDEX, byte_ranges
 from flarecli.formats.mds import config as mds_config
 from flarecli.formats.mds.index import Listed, read_shards
-from flarecli.model import File, Sample, Settings, Shard
+from flarecli.model import Chunk, File, Sample, Settings, Shard
 from flarecli.storage import Location, locate
 from flarecli.storage.memory import MemoryStore
 
@@ -93,11 +93,18 @@ class Reader(Array):
 
     dirname, split  folder and subfolder of the shard
     entry           the shard's entry in `index.json`
+    allow_unsafe_types  True decodes `pkl` columns; a pickle can run code
     raises          FormatError if the entry is invalid; UnsafeError if the entry names a file
                     outside the folder
     """
 
-    def __init__(self, dirname: str, split: str | None, entry: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        dirname: str,
+        split: str | None,
+        entry: Mapping[str, Any],
+        allow_unsafe_types: bool = False,
+    ) -> None:
         self.dirname, self.split = dirname, split or ""
         self._where = os.path.join(dirname, self.split)
         listed = Listed()
@@ -114,7 +121,7 @@ class Reader(Array):
             )
             for what in (("data",) if self.format == "mds" else ("meta", "data"))
         ]
-        self.allow_unsafe_types = False
+        self.allow_unsafe_types = allow_unsafe_types
         self._entry = dict(entry)
         self._shard: Shard | None = None
         self._decoders = [
@@ -128,7 +135,7 @@ class Reader(Array):
         self.separator: str = entry.get("separator", mds_config.SEPARATORS.get(self.format, ","))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reader, (self.dirname, self.split, self._entry, self.allow_unsafe_types)
+        return Reader, (self.dirname, self.split, self._entry, self.allow_unsafe_types)
 
     @property
     def size(self) -> int:
@@ -154,14 +161,9 @@ class Reader(Array):
 
     def get_item(self, idx: int) -> Sample:
         """Return one sample: column -> value. Raises RowsError (an IndexError)."""
-        return self.get_items([idx])[0]
-
-    def get_items(self, rows: Sequence[int]) -> list[Sample]:
-        """Return samples in the order of `rows`. Adjacent samples are read together."""
-        for row in rows:
-            self._check(row)
-        shard = self._open()
-        return [self._decoded(row) for row in formats.find(self.format).read_rows(shard, rows)]
+        self._check(idx)
+        (row,) = formats.find(self.format).read_rows(self._open(), [idx])
+        return self._decoded(row)
 
     def get_sample_data(self, idx: int) -> bytes:
         """Return the stored bytes of one sample."""
@@ -190,9 +192,7 @@ class Reader(Array):
                 struct.pack("<III", 1, len(head), len(head) + len(data)) + config
             )
         form = formats.find(self.format)
-        shard = form.open_shard(
-            byte_ranges.single_file_chunk(Location(MemoryStore(files), name)), self.columns
-        )
+        shard = form.open_shard(Chunk(Location(MemoryStore(files), name)), self.columns)
         return self._decoded(form.read_rows(shard, [0])[0])
 
     def _check(self, row: int) -> None:
@@ -299,14 +299,6 @@ class Reader(Array):
         return size
 
 
-def _reader(
-    dirname: str, split: str | None, entry: Mapping[str, Any], allow_unsafe_types: bool
-) -> Reader:
-    reader = reader_from_json(dirname, split, entry)
-    reader.allow_unsafe_types = allow_unsafe_types
-    return reader
-
-
 def _scalar(encoding: str) -> Any:
     """Return the numpy scalar type if mosaicml-streaming decodes to this type, else None."""
     is_number = encoding.rstrip("0123456789") in ("int", "uint", "float") and encoding[-1].isdigit()
@@ -335,7 +327,7 @@ class Shards(Sequence[Reader]):
     ) -> None:
         @lru_cache(MAX_OPEN_SHARDS)
         def reader(i: int) -> Reader:
-            return _reader(dirname, split, entries[i], allow_unsafe_types)
+            return Reader(dirname, split, entries[i], allow_unsafe_types)
 
         self._args, self._entries = (dirname, split, entries, allow_unsafe_types), entries
         self._reader = reader

@@ -16,7 +16,6 @@ from flarecli.compat import Closeable
 from flarecli.errors import UsageError
 from flarecli.formats import INDEX
 from flarecli.formats.mds import config as mds_config
-from flarecli.formats.mds.config import size_limit as parse_size_limit
 from flarecli.model import Settings
 from flarecli.names import is_url
 from flarecli.storage import Location, locate
@@ -81,7 +80,7 @@ class Writer(Closeable):
         self.remote = out[1] if isinstance(out, tuple) else None
         self.local, self.keep_local = local, keep_local
         self.compression, self.newline, self.separator = compression or None, newline, separator
-        self.size_limit = parse_size_limit(size_limit, "size_limit")
+        self.size_limit = mds_config.size_limit(size_limit, "size_limit")
         if self.size_limit is not None and self.size_limit >= 1 << 32:
             raise UsageError(
                 f"`size_limit` must be less than 2**32 bytes, got {self.size_limit}",
