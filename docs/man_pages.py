@@ -71,7 +71,7 @@ def command_page(name: str) -> str:
         found = [
             one
             for one in declared(module.Line)
-            if one.option and not one.option.is_hidden and one.option.group == group
+            if not one.option.is_hidden and one.option.group == group
         ]
         lines += [f".SS {escaped(group)}"] if found else []
         for one in found:

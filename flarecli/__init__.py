@@ -40,30 +40,31 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_MODULES = {"errors": "flarecli.errors", "presets": "flarecli.read.decoders"}
-_PACKAGES = {
-    "Column": "flarecli.model",
-    "Cursor": "flarecli.model",
-    "Dataset": "flarecli.read",
-    "Finding": "flarecli.model",
-    "Loader": "flarecli.read",
-    "Mix": "flarecli.read",
-    "Writer": "flarecli.write",
-    "compact": "flarecli.commands",
-    "drop": "flarecli.commands",
-    "log": "flarecli.commands",
-    "prune": "flarecli.commands",
-    "cat": "flarecli.commands",
-    "encoding": "flarecli.encodings",
-    "inspect": "flarecli.commands",
-    "merge_index": "flarecli.commands",
-    "mix": "flarecli.read",
-    "open": "flarecli.read",
-    "pack": "flarecli.commands",
-    "playlist": "flarecli.commands",
-    "reindex": "flarecli.commands",
-    "unpack": "flarecli.commands",
-    "verify": "flarecli.commands",
+_FILES = {  # name -> module, as in `lazy.named`
+    "Column": "model",
+    "Cursor": "model",
+    "Dataset": "read",
+    "Finding": "model",
+    "Loader": "read",
+    "Mix": "read",
+    "Writer": "write",
+    "cat": "commands",
+    "compact": "commands",
+    "drop": "commands",
+    "encoding": "encodings",
+    "errors": "errors",
+    "inspect": "commands",
+    "log": "commands",
+    "merge_index": "commands",
+    "mix": "read",
+    "open": "read",
+    "pack": "commands",
+    "playlist": "commands",
+    "presets": "read:decoders",
+    "prune": "commands",
+    "reindex": "commands",
+    "unpack": "commands",
+    "verify": "commands",
 }
 
 __all__ = [
@@ -108,15 +109,9 @@ def close() -> None:
 
 
 def __getattr__(name: str) -> object:
-    import importlib
+    from flarecli.lazy import named
 
-    if name in _MODULES:
-        found = importlib.import_module(_MODULES[name])
-    elif name in _PACKAGES:
-        found = getattr(importlib.import_module(_PACKAGES[name]), name)
-    else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = found
+    found = globals()[name] = named(__name__, _FILES, name)
     return found
 
 

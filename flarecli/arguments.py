@@ -12,7 +12,7 @@ import operator
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
-from functools import cache, wraps
+from functools import cache, cached_property, wraps
 from typing import Any, ClassVar, NamedTuple, ParamSpec, TypeAlias, TypeVar, cast
 
 from flarecli.errors import UsageError
@@ -391,18 +391,25 @@ def option(default: T, declaration: Option) -> T:
     return field(default=default, metadata={"option": declaration})
 
 
-class Declared:
-    """A field of an `Options` class, with its type check and, for an option, its declaration."""
+_NO_OPTION = Option(group="", help="")  # for a field that only Python callers can set
 
-    def __init__(self, name: str, default: Any, annotation: str, option: Option | None) -> None:
+
+class Declared:
+    """A field of an `Options` class, with its declaration and its type check.
+
+    space  namespace of the declaring module, to look up classes in the annotation
+    """
+
+    def __init__(
+        self, name: str, default: Any, annotation: str, option: Option, space: Mapping[str, Any]
+    ) -> None:
         self.name, self.default, self.option = name, default, option
-        self.annotation = annotation
-        self._type_check: _TypeCheck | None = None
+        self._annotation, self._space = annotation, space
 
     @property
     def flags(self) -> tuple[str, ...]:
         """Return the command-line flags, the long flag first."""
-        flags = self.option.flags if self.option else ()
+        flags = self.option.flags
         if any(flag.startswith("--") for flag in flags):
             return flags
         return (f"--{self.name.replace('_', '-')}", *flags)
@@ -420,8 +427,8 @@ class Declared:
     @property
     def help(self) -> str:
         """Return the help text, including the suggested values."""
-        if self.option is None or "{choices}" not in self.option.help:
-            return self.option.help if self.option else ""
+        if "{choices}" not in self.option.help:
+            return self.option.help
         return self.option.help.format(
             choices=", ".join(self.option.choices or self.option.suggest())
         )
@@ -429,29 +436,27 @@ class Declared:
     def complete(self, start: str) -> list[str]:
         """Return the completions of `start`: the values that begin with `start`."""
         option = self.option
-        if option is None:
-            return []
         values = option.choices or (option.complete or option.suggest)()
         return [value for value in values if value.startswith(start)]
 
     @property
     def metavar(self) -> str:
         """Return the placeholder for the value."""
-        return (self.option.metavar or "|".join(self.option.choices)) if self.option else ""
+        return self.option.metavar or "|".join(self.option.choices)
 
     @property
     def shown_default(self) -> str:
         """Return the text of the default in the help; empty if the help shows no default."""
-        if self.option is not None and self.option.shown is not None:
+        if self.option.shown is not None:
             return self.option.shown
         return "" if self.default in (None, (), True, False) else str(self.default)
 
     def parse(self, texts: Sequence[str]) -> Any:
         """Convert command-line texts to the value. Raises UsageError for invalid texts."""
-        parse = self.option.parse if self.option else None
-        if self.option is not None and self.option.is_repeatable:
+        parse = self.option.parse
+        if self.option.is_repeatable:
             return self._parsed(parse or list, list(texts))
-        return self._parsed(parse or _text_parser(self.annotation), texts[-1])
+        return self._parsed(parse or _text_parser(self._annotation), texts[-1])
 
     def _parsed(self, parse: Callable[[Any], Any], text: Any) -> Any:
         try:
@@ -460,19 +465,20 @@ class Declared:
             message = f"{self.flags[0]}: {error.message}"
             raise UsageError(message, hint=error.hint) from None
 
-    def check(self, value: Any, space: Mapping[str, Any]) -> Any:
+    @cached_property
+    def _type_check(self) -> _TypeCheck:
+        return _TypeCheck(self.name, self._annotation, self._space)
+
+    def check(self, value: Any) -> Any:
         """Return the value, converted to its declared type; numpy numbers become Python numbers.
 
-        space   namespace of the declaring module, to look up classes in the annotation
         raises  UsageError if the value is not allowed
         """
         option = self.option
-        if option is not None and option.takes_text and isinstance(value, str):
+        if option.takes_text and isinstance(value, str):
             value = self._parsed(option.parse or str, value)
-        if self._type_check is None:
-            self._type_check = _TypeCheck(self.name, self.annotation, space)
         value = self._type_check.convert(value)
-        if option is None or value is None:
+        if value is None:
             return value
         if option.choices and value not in option.choices:
             guess = nearest(value, option.choices)
@@ -500,8 +506,8 @@ class Options:
     conflicts: ClassVar[tuple[Conflict, ...]] = ()
 
     def __post_init__(self) -> None:
-        for item, space in _declared(cast(Any, type(self))):
-            object.__setattr__(self, item.name, item.check(getattr(self, item.name), space))
+        for item in _declared(cast(Any, type(self))):
+            object.__setattr__(self, item.name, item.check(getattr(self, item.name)))
 
     def keywords(self, of: type[Options]) -> dict[str, Any]:
         """Return the values of the options that the class `of` declares, as keyword arguments."""
@@ -532,24 +538,24 @@ def declared(options: type[Options]) -> tuple[Declared, ...]:
     """
 
     def key(item: Declared) -> tuple[int, bool]:
-        option = cast(Option, item.option)
-        return GROUPS.index(option.group), not option.is_everyday
+        return GROUPS.index(item.option.group), not item.option.is_everyday
 
-    found = [item for item, _ in _declared(cast(Any, options)) if item.option is not None]
+    found = [item for item in _declared(cast(Any, options)) if item.option is not _NO_OPTION]
     return tuple(sorted(found, key=key))
 
 
 @cache
-def _declared(options: type[Any]) -> tuple[tuple[Declared, Mapping[str, Any]], ...]:
-    """Return each field of a class with the namespace of the module that declares the field."""
+def _declared(options: type[Any]) -> tuple[Declared, ...]:
+    """Return the fields of a class, also those that are not options."""
     out = []
     for item in fields(options):
         default = None if item.default is MISSING else item.default
-        known = Declared(item.name, default, str(item.type), item.metadata.get("option"))
+        option = item.metadata.get("option", _NO_OPTION)
         owner = next(
             base for base in options.__mro__ if item.name in vars(base).get("__annotations__", {})
         )
-        out.append((known, vars(importlib.import_module(owner.__module__))))
+        space = vars(importlib.import_module(owner.__module__))
+        out.append(Declared(item.name, default, str(item.type), option, space))
     return tuple(out)
 
 

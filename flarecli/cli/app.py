@@ -178,11 +178,9 @@ class _Commands(_Base, typer.core.TyperGroup):
                 cls=_Command,
                 short_help=COMMANDS[cmd_name],
                 context_settings=_COMMAND_SETTINGS,
-            )(callback(module.Line, module.command, os.environ, _variables))
+            )(callback(module.Line, module.command, _variables))
             command: Any = typer.main.get_command(app)
-            command.everyday = {
-                one.name for one in declared(module.Line) if one.option and one.option.is_everyday
-            }
+            command.everyday = {one.name for one in declared(module.Line) if one.option.is_everyday}
             self.commands[cmd_name] = command
         return self.commands.get(cmd_name)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, TypeVar, cast
@@ -76,17 +77,13 @@ class CommandLine(Options):
 
 
 def callback(
-    line: type[L],
-    command: Callable[[L], int],
-    environment: Mapping[str, str],
-    variables: Callable[[], Collection[str]],
+    line: type[L], command: Callable[[L], int], variables: Callable[[], Collection[str]]
 ) -> Callable[..., None]:
     """Return the function that Typer calls for a command.
 
-    line         class of the command's options
-    command      function that runs the command and returns the exit code; its docstring is the help
-    environment  environment variables; those named FLARE_* set defaults of options
-    variables    function that returns the variables of the options of all commands
+    line       class of the command's options; environment variables set their defaults
+    command    function that runs the command and returns the exit code; its docstring is the help
+    variables  function that returns the variables of the options of all commands
     """
 
     def run(**typed: Any) -> None:
@@ -95,13 +92,13 @@ def callback(
         }
         for declaration in declared(line):
             if declaration.is_switch:
-                if typed[declaration.name] or _is_set(declaration, environment):
+                if typed[declaration.name] or _is_set(declaration):
                     values[declaration.name] = not declaration.default
-            elif texts := _texts(declaration, typed[declaration.name], environment):
+            elif texts := _texts(declaration, typed[declaration.name]):
                 values[declaration.name] = declaration.parse(texts)
         options = line(**values)
         options.check_conflicts()
-        for note in _notes_on_variables(line, environment, variables):
+        for note in _notes_on_variables(line, variables):
             options.printer().note(note)
         raise typer.Exit(command(options))
 
@@ -152,27 +149,25 @@ def _argument(name: str, argument: Argument) -> inspect.Parameter:
 
 def _option(declaration: Declared) -> inspect.Parameter:
     """Return the Typer parameter for an option: a bool for a switch, otherwise a list of texts."""
-    group = declaration.option.group if declaration.option else None
-    is_hidden = declaration.option is not None and declaration.option.is_hidden
+    option = declaration.option
     if declaration.is_switch:
         about = typer.Option(
             *declaration.flags,
             help=declaration.help,
-            rich_help_panel=group,
+            rich_help_panel=option.group,
             show_default=False,
-            hidden=is_hidden,
+            hidden=option.is_hidden,
         )
         return _parameter(declaration.name, Annotated[bool, about], False)
     default = f"  [default: {declaration.shown_default}]" if declaration.shown_default else ""
-    takes_columns = declaration.option is not None and declaration.option.takes_columns
     about = typer.Option(
         *declaration.flags,
         help=declaration.help + default,
         metavar=declaration.metavar,
         show_default=False,
-        rich_help_panel=group,
-        autocompletion=_complete_columns if takes_columns else declaration.complete,
-        hidden=is_hidden,
+        rich_help_panel=option.group,
+        autocompletion=_complete_columns if option.takes_columns else declaration.complete,
+        hidden=option.is_hidden,
     )
     return _parameter(declaration.name, Annotated[list[str] | None, about], None)
 
@@ -182,8 +177,6 @@ def _complete_columns(ctx: typer.Context, incomplete: str) -> list[str]:
 
     Addresses on a network are not read, because completion must be quick and must not fail.
     """
-    import os
-
     from flarecli import read
     from flarecli.names import is_url
 
@@ -204,32 +197,27 @@ def _complete_columns(ctx: typer.Context, incomplete: str) -> list[str]:
     return []
 
 
-def _texts(
-    declaration: Declared, typed: list[str] | None, environment: Mapping[str, str]
-) -> list[str]:
+def _texts(declaration: Declared, typed: list[str] | None) -> list[str]:
     """Return the values of an option as text, from the command line or else the environment."""
-    is_repeatable = declaration.option is not None and declaration.option.is_repeatable
     if typed:
-        if len(typed) > 1 and not is_repeatable:
+        if len(typed) > 1 and not declaration.option.is_repeatable:
             hint = "Use the option only once."
             if declaration.name in _LISTS:
                 hint = "Separate values by commas, such as 3,1,4 or id,score."
             raise UsageError(f"{declaration.flags[0]} is set twice", hint=hint)
         return list(typed)
-    text = environment.get(declaration.variable, "")
-    if is_repeatable:
+    text = os.environ.get(declaration.variable, "")
+    if declaration.option.is_repeatable:
         return text.split()
     return [text] if text else []
 
 
 def _notes_on_variables(
-    line: type[CommandLine],
-    environment: Mapping[str, str],
-    variables: Callable[[], Collection[str]],
+    line: type[CommandLine], variables: Callable[[], Collection[str]]
 ) -> list[str]:
     """Return a note for each unknown variable whose name resembles the variable of an option."""
     own = {declaration.variable for declaration in declared(line)}
-    names = sorted(name for name in environment if name.startswith(_PREFIX) and name not in own)
+    names = sorted(name for name in os.environ if name.startswith(_PREFIX) and name not in own)
     # only if necessary, because `variables` imports the modules of all commands
     known = variables() if names else ()
     notes = []
@@ -240,9 +228,9 @@ def _notes_on_variables(
     return notes
 
 
-def _is_set(declaration: Declared, environment: Mapping[str, str]) -> bool:
+def _is_set(declaration: Declared) -> bool:
     """Return whether the environment variable for a switch is true."""
-    text = environment.get(declaration.variable, "").strip().lower()
+    text = os.environ.get(declaration.variable, "").strip().lower()
     if text and text not in (*_TRUE, *_FALSE):
         raise UsageError(f"{declaration.variable}: expected true or false, got {text!r:.60}")
     return text in _TRUE

@@ -18,12 +18,26 @@ from flarecli.cli.printer import Printer
 from flarecli.progress import Progress
 from flarecli.units import format_count, format_size, format_time
 
-__all__ = ["ProgressBar", "Sample", "Snapshot"]
+__all__ = ["ProgressBar", "Sample", "Snapshot", "Task"]
 
 MAX_FAILURES = 20  # maximum number of failed rows and of reasons to print
 LINE_S = 60.0  # interval between two lines, if stderr is not a terminal
 _DRAW_S = 0.2  # interval between two updates of the bar
 _WINDOW_S = 30.0  # time over which rates are averaged; the whole task if it is shorter
+
+
+class Task(NamedTuple):
+    """The task that a command is working on; see `Progress.start`.
+
+    is_started  False until `Progress.start` is called
+    """
+
+    name: str
+    rows: int | None = None
+    bytes: int | None = None
+    unit: str = "row"
+    write_share: float = 0.0
+    is_started: bool = False
 
 
 class Sample(NamedTuple):
@@ -45,7 +59,7 @@ class ProgressBar(Progress):
     """
 
     def __init__(self, printer: Printer, task: str, line_s: float = LINE_S) -> None:
-        self._printer, self._task, self._line_s = printer, task, line_s
+        self._printer, self._task, self._line_s = printer, Task(task), line_s
         self._begin = time.monotonic()
         self._stream = sys.stderr
         self._is_terminal = self._stream is not None and self._stream.isatty()
@@ -58,9 +72,6 @@ class ProgressBar(Progress):
 
     def _reset(self, done: int) -> None:
         self._rows, self._bytes, self._written = done, 0, float(done)
-        self._total: int | None = None
-        self._total_bytes: int | None = None
-        self._unit, self._is_started, self._write_share = "row", False, 0.0
         self._samples = deque([self._sample()])
 
     def _sample(self) -> Sample:
@@ -108,8 +119,7 @@ class ProgressBar(Progress):
     ) -> None:
         with self._counting:
             self._reset(done)
-            self._task, self._total, self._total_bytes = task, rows, bytes
-            self._unit, self._is_started, self._write_share = unit, True, write_share
+            self._task = Task(task, rows, bytes, unit, write_share, is_started=True)
 
     def advance(self, rows: int, bytes: int) -> None:
         with self._counting:
@@ -152,18 +162,8 @@ class ProgressBar(Progress):
                 # keep one sample that is at least _WINDOW_S old; the average rate starts there
                 while len(samples) > 1 and samples[1].time <= now.time - _WINDOW_S:
                     samples.popleft()
-                snapshot = Snapshot(
-                    self._task,
-                    self._unit,
-                    self._is_started,
-                    self._write_share,
-                    self._total,
-                    self._total_bytes,
-                    self._failures,
-                    now.time - self._begin,
-                    samples[0],
-                    now,
-                )
+                elapsed_s = now.time - self._begin
+                snapshot = Snapshot(self._task, self._failures, elapsed_s, samples[0], now)
                 samples.append(now)
             with self._printing:
                 if self._ended.is_set():
@@ -179,18 +179,16 @@ class ProgressBar(Progress):
     def _draw(self, snapshot: Snapshot) -> None:
         from tqdm import tqdm
 
-        fraction = snapshot.fraction
-        layout = f"{snapshot.task}: {snapshot.counts('/')}, {tqdm.format_interval(snapshot.elapsed_s)}{{bar}}"
-        if fraction is not None:
-            times = [tqdm.format_interval(snapshot.elapsed_s), "?"]
-            if (left := snapshot.left_s) is not None:
-                times[1] = tqdm.format_interval(left)
+        fraction, left_s = snapshot.fraction, snapshot.left_s
+        name, elapsed = snapshot.task.name, tqdm.format_interval(snapshot.elapsed_s)
+        if not snapshot.task.is_started:
+            layout = f"{name}: {elapsed}{{bar}}"
+        elif fraction is None:
+            layout = f"{name}: {snapshot.counts('/')}, {elapsed}{{bar}}"
+        else:
+            left = "?" if left_s is None else tqdm.format_interval(left_s)
             percent = f"{int(100 * fraction):3d}%"
-            layout = (
-                f"{snapshot.task}: {percent}|{{bar}}| {snapshot.counts('/')}, {'<'.join(times)}"
-            )
-        if not snapshot.is_started:
-            layout = f"{snapshot.task}: {tqdm.format_interval(snapshot.elapsed_s)}{{bar}}"
+            layout = f"{name}: {percent}|{{bar}}| {snapshot.counts('/')}, {elapsed}<{left}"
         if self._bar is None:
             self._bar = tqdm(
                 total=1, file=self._stream, leave=False, dynamic_ncols=True, bar_format=layout
@@ -225,12 +223,7 @@ class Snapshot(NamedTuple):
     now        current counts
     """
 
-    task: str
-    unit: str
-    is_started: bool
-    write_share: float
-    total: int | None
-    total_bytes: int | None
+    task: Task
     failures: int
     elapsed_s: float
     before: Sample
@@ -239,29 +232,29 @@ class Snapshot(NamedTuple):
     @property
     def fraction(self) -> float | None:
         """Return the finished share of the work, from 0 to 1; None if the total is unknown."""
-        if self.total_bytes:
-            return min(1.0, self.now.bytes / self.total_bytes)
-        if not self.total:
+        if self.task.bytes:
+            return min(1.0, self.now.bytes / self.task.bytes)
+        if not self.task.rows:
             return None
-        share = min(1.0, self.now.rows / self.total)
+        share = min(1.0, self.now.rows / self.task.rows)
         written = min(share, self.now.written / max(1, self._to_write))
-        return share + (written - share) * self.write_share
+        return share + (written - share) * self.task.write_share
 
     @property
     def _has_all_rows(self) -> bool:
-        return self.total is not None and self.now.rows >= self.total
+        return self.task.rows is not None and self.now.rows >= self.task.rows
 
     @property
     def _to_write(self) -> int:
-        return (self.total or 0) - self.failures
+        return (self.task.rows or 0) - self.failures
 
     @property
     def left_s(self) -> float | None:
         """Return the estimated seconds to the end of the task; None if unknown."""
-        if self.total_bytes:
-            return self._seconds(self.total_bytes, self.before.bytes, self.now.bytes)
-        arrival = self._seconds(self.total or 0, self.before.rows, self.now.rows)
-        if not self.write_share:
+        if self.task.bytes:
+            return self._seconds(self.task.bytes, self.before.bytes, self.now.bytes)
+        arrival = self._seconds(self.task.rows or 0, self.before.rows, self.now.rows)
+        if not self.task.write_share:
             return arrival
         writing = self._seconds(self._to_write, self.before.written, self.now.written)
         if self._has_all_rows:
@@ -281,15 +274,15 @@ class Snapshot(NamedTuple):
 
     def counts(self, between: str) -> str:
         """Return the counts and the rate; `between` separates a count from its total."""
-        now, unit = self.now, f"{self.unit}s"
-        parts = [format_count(now.rows, self.unit)]
-        if self.total:
-            parts = [f"{now.rows:,}{between}{format_count(self.total, self.unit)}"]
+        now, unit = self.now, f"{self.task.unit}s"
+        parts = [format_count(now.rows, self.task.unit)]
+        if self.task.rows:
+            parts = [f"{now.rows:,}{between}{format_count(self.task.rows, self.task.unit)}"]
         written = min(round(now.written), now.rows)
         is_shown = written > 0 or self._has_all_rows
-        if self.write_share and is_shown and written < now.rows - self.failures:
+        if self.task.write_share and is_shown and written < now.rows - self.failures:
             parts.append(f"{written:,} written")
-        if self.write_share and self._has_all_rows:
+        if self.task.write_share and self._has_all_rows:
             rate = self._rate(self.before.written, now.written)
             parts.append(f"{rate:,.1f} {unit}/s")
         elif now.bytes:
@@ -303,11 +296,11 @@ class Snapshot(NamedTuple):
     def line(self) -> str:
         """Return the progress as one line of a log."""
         elapsed = f"{format_time(self.elapsed_s)} so far"
-        if not self.is_started:
-            return f"{self.task}: {elapsed}"
+        if not self.task.is_started:
+            return f"{self.task.name}: {elapsed}"
         parts = [self.counts(" of "), elapsed]
         fraction, left = self.fraction, self.left_s
         if fraction is not None:
             parts.insert(0, f"{int(100 * fraction)}%")
             parts.append("time left unknown" if left is None else f"about {format_time(left)} left")
-        return f"{self.task}: {', '.join(parts)}"
+        return f"{self.task.name}: {', '.join(parts)}"

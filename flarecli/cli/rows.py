@@ -32,12 +32,11 @@ from flarecli.cli.printer import (
     shows_images,
     write_text,
 )
-from flarecli.errors import FlareError, UsageError, ValueFitError
+from flarecli.errors import FlareError, ValueFitError
 from flarecli.expansion import MAX_DECODED_VALUE, MAX_PARQUET_VALUE, MAX_TEXT_VALUE
 from flarecli.lazy import np, pa
 from flarecli.model import ENCODING
 from flarecli.names import escape, shell_quoted
-from flarecli.suggest import choose
 from flarecli.units import format_size
 
 if TYPE_CHECKING:
@@ -112,11 +111,11 @@ def write(
     elif form == "parquet":
         _write_parquet(batches)
     elif form in DELIMITERS:
-        _write_separated(batches, DELIMITERS[form], style)
+        _write_lines(batches, _separated(DELIMITERS[form], style.csv_safe), style)
     elif is_terminal():
         _write_table(batches, printer, style)
     else:
-        _write_plain(batches, style)
+        _write_lines(batches, _plain, style)
 
 
 def _parts(batch: pa.RecordBatch, style: ValueStyle) -> Iterator[pa.RecordBatch]:
@@ -153,34 +152,49 @@ def _write_json(batches: Iterable[pa.RecordBatch], style: ValueStyle) -> None:
         write_text("".join(line + "\n" for line in lines))
 
 
-def _write_separated(batches: Iterable[pa.RecordBatch], delimiter: str, style: ValueStyle) -> None:
-    r"""Write CSV (RFC 4180) or TSV with the same rules; lines end with `\n`.
+def _write_lines(
+    batches: Iterable[pa.RecordBatch], line: Callable[[Iterable[Any]], str], style: ValueStyle
+) -> None:
+    """Write a line with the column names, then a line for each row.
 
-    A cell is quoted if it contains a delimiter, a quote or a line end, if it starts or ends with
-    white space, if it starts with a byte order mark, or if the line would be empty. Without quotes,
-    Python's csv module or pandas would read a different text.
+    line  function that returns the line for the values of a row
+    """
+    is_header_written = False
+    for batch in batches:
+        lines = [line(row) for row in _rows(batch, style, numbers=True)]
+        if not is_header_written:
+            lines.insert(0, line(batch.schema.names))
+            is_header_written = True
+        write_text("".join(lines))
+
+
+def _separated(delimiter: str, is_safe: bool) -> Callable[[Iterable[Any]], str]:
+    r"""Return a function that formats the values of a row as CSV (RFC 4180) or TSV.
+
+    TSV has the same rules as CSV; lines end with `\n`. A cell is quoted if it contains a delimiter,
+    a quote or a line end, if it starts or ends with white space, if it starts with a byte order
+    mark, or if the line would be empty. Without quotes, Python's csv module or pandas would read a
+    different text.
     """
     printable = escape if is_terminal() else str
     needs_quotes = re.compile(f'[{delimiter}"\r\n]|\\A[\\s\ufeff]|\\s\\Z')
 
-    def line(texts: Iterable[str]) -> str:
+    def line(values: Iterable[Any]) -> str:
         cells = []
-        for text in map(printable, texts):
+        for value in values:
+            text = printable(_cell_text(value, is_safe))
             if needs_quotes.search(text):
                 doubled = text.replace('"', '""')
                 text = f'"{doubled}"'
             cells.append(text)
         return (delimiter.join(cells) if cells != [""] else '""') + "\n"
 
-    is_header_written = False
-    for batch in batches:
-        lines = []
-        if not is_header_written:
-            is_header_written = True
-            lines.append(line(_cell_text(name, style.csv_safe) for name in batch.schema.names))
-        for row in _rows(batch, style, numbers=True):
-            lines.append(line(_cell_text(value, style.csv_safe) for value in row))
-        write_text("".join(lines))
+    return line
+
+
+def _plain(values: Iterable[Any]) -> str:
+    """Format the values of a row as escaped, tab-separated cells."""
+    return "\t".join(map(cell, values)) + "\n"
 
 
 def _cell_text(value: Any, safe: bool) -> str:
@@ -192,17 +206,6 @@ def _cell_text(value: Any, safe: bool) -> str:
     text = _text(value)
     is_formula = text.startswith(_FORMULA) and not isinstance(value, (int, float))
     return f"'{text}" if safe and is_formula else text
-
-
-def _write_plain(batches: Iterable[pa.RecordBatch], style: ValueStyle) -> None:
-    """Write a table for a pipe, with escaped, tab-separated cells."""
-    header = False
-    for batch in batches:
-        lines = ["\t".join(map(cell, row)) + "\n" for row in _rows(batch, style, numbers=True)]
-        if not header:
-            lines.insert(0, "\t".join(map(escape, batch.schema.names)) + "\n")
-            header = True
-        write_text("".join(lines))
 
 
 def _write_table(batches: Iterable[pa.RecordBatch], printer: Printer, style: ValueStyle) -> None:
@@ -321,23 +324,15 @@ def _check_parquet(batch: pa.RecordBatch) -> None:
 
 
 def _with_schema(batches: Iterable[pa.RecordBatch]) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    """Return the schema of the first batch, and an iterator over all batches."""
+    """Return the schema of the first of one or more batches, and an iterator over all batches."""
     rest = iter(batches)
-    first = next(rest, None)
-    if first is None:
-        return pa.schema([]), rest
+    first = next(rest)
     return first.schema, chain((first,), rest)
 
 
 def _write_raw(batches: Iterable[pa.RecordBatch], name: str) -> None:
     out = binary_stdout()
     for batch in batches:
-        if name not in batch.schema.names:
-            raise UsageError(
-                f"no column {name!r}",
-                hint=choose(name, batch.schema.names, "The columns are"),
-                column=name,
-            )
         array = batch.column(name).drop_null()
         encoding = encodings.encoding_of(batch.schema.field(name))
         if encoding is not None:
@@ -397,17 +392,7 @@ def _values(
             None if text is None else _json(str(_json(text, field.name)), field.name)
             for text in values
         ]
-    if pa.types.is_floating(kind) and not numbers:
-        return [value if value is None or math.isfinite(value) else None for value in values]
-    if (
-        pa.types.is_integer(kind)
-        or pa.types.is_floating(kind)
-        or pa.types.is_boolean(kind)
-        or pa.types.is_string(kind)
-        or pa.types.is_large_string(kind)
-        or pa.types.is_temporal(kind)
-        or pa.types.is_decimal(kind)
-    ):
+    if pa.types.is_floating(kind) and numbers:
         return values
     return [json_value(value) for value in values]
 

@@ -22,7 +22,7 @@ import flarecli
 from flarecli import commands
 from flarecli.__main__ import main
 from flarecli.cli.printer import Printer
-from flarecli.cli.progress import ProgressBar, Sample, Snapshot
+from flarecli.cli.progress import ProgressBar, Sample, Snapshot, Task
 from flarecli.model import Settings
 from flarecli.progress import Progress
 from flarecli.write import Writer
@@ -430,18 +430,9 @@ def test_a_short_command_writes_no_line_to_a_log(flare):
 START = Sample(0.0, 0, 0, 0.0)
 
 
-def snapshot(now, before=START, **facts) -> Snapshot:
-    defaults = {
-        "task": "pack",
-        "unit": "row",
-        "is_started": True,
-        "write_share": 0.0,
-        "total": 100,
-        "total_bytes": None,
-        "failures": 0,
-        "elapsed_s": 200.0,
-    }
-    return Snapshot(**{**defaults, **facts}, before=before, now=now)
+def snapshot(now, before=START, failures=0, **facts) -> Snapshot:
+    task = Task(**{"name": "pack", "rows": 100, "is_started": True, **facts})
+    return Snapshot(task, failures, 200.0, before, now)
 
 
 @pytest.mark.parametrize(
@@ -464,19 +455,19 @@ def snapshot(now, before=START, **facts) -> Snapshot:
             "pack: 50%, 50 of 100 rows, 0 B/s, 3 m so far, time left unknown",
         ),
         (
-            snapshot(Sample(20.0, 1, 5_000_000, 0.0), total=1),
+            snapshot(Sample(20.0, 1, 5_000_000, 0.0), rows=1),
             "pack: 100%, 1 of 1 row, 250.0 kB/s, 3 m so far, about 0 s left",
         ),
         (
-            snapshot(Sample(20.0, 25, 5_000_000, 0.0), total=None),
+            snapshot(Sample(20.0, 25, 5_000_000, 0.0), rows=None),
             "pack: 25 rows, 250.0 kB/s, 3 m so far",
         ),
         (
-            snapshot(Sample(20.0, 0, 5_000_000, 0.0), total_bytes=20_000_000, task="verify"),
+            snapshot(Sample(20.0, 0, 5_000_000, 0.0), bytes=20_000_000, name="verify"),
             "verify: 25%, 0 of 100 rows, 250.0 kB/s, 3 m so far, about 1 m left",
         ),
         (
-            snapshot(Sample(20.0, 3, 0, 0.0), unit="file", total=4, task="playlist"),
+            snapshot(Sample(20.0, 3, 0, 0.0), unit="file", rows=4, name="playlist"),
             "playlist: 75%, 3 of 4 files, 0.1 files/s, 3 m so far, about 6 s left",
         ),
         (snapshot(Sample(20.0, 0, 0, 0.0), is_started=False), "pack: 3 m so far"),
