@@ -185,7 +185,9 @@ class _TypeCheck:
 
     def __init__(self, name: str, annotation: str, space: Mapping[str, Any]) -> None:
         found = [
-            ("", _none) if kind == "None" else _KINDS.get(kind) or _of_class(kind, space)
+            ("", _instance(type(None)))
+            if kind == "None"
+            else _KINDS.get(kind) or _of_class(kind, space)
             for kind in _alternatives(annotation)
         ]
         self._name = name
@@ -230,27 +232,28 @@ def _of_class(kind: str, space: Mapping[str, Any]) -> tuple[str, _Converter] | N
     if kind.startswith("Mapping["):
         return "a dict", _instance(Mapping)
     if kind.startswith("Callable["):
-        return "a function", _function
+        return "a function", _valid(callable)
     if kind.startswith("Sequence[Callable["):
-        return "a list of functions", _functions
+        return "a list of functions", _valid(_are_functions)
     found = space.get(kind)
     if not isinstance(found, type) or getattr(found, "_is_protocol", False):
         return None
     return f"a{'n' * (kind[0] in 'AEIOU')} {kind}", _instance(found)
 
 
-def _instance(kind: type) -> _Converter:
+def _valid(is_valid: Callable[[Any], bool]) -> _Converter:
+    """Return a converter that returns valid values unchanged."""
+
     def convert(value: Any) -> Any:
-        if not isinstance(value, kind):
+        if not is_valid(value):
             raise TypeError
         return value
 
     return convert
 
 
-def _none(value: Any) -> None:
-    if value is not None:
-        raise TypeError
+def _instance(kind: type) -> _Converter:
+    return _valid(lambda value: isinstance(value, kind))
 
 
 def _truth(value: Any) -> bool:
@@ -269,12 +272,10 @@ def _names(value: Any) -> Any:
     return names
 
 
-def _texts(value: Any) -> Any:
-    if not isinstance(value, Mapping) or not all(
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(
         isinstance(text, str) for pair in value.items() for text in pair
-    ):
-        raise TypeError
-    return value
+    )
 
 
 def _pair(value: Any) -> tuple[int, int]:
@@ -282,27 +283,17 @@ def _pair(value: Any) -> tuple[int, int]:
     return whole(first), whole(second)
 
 
-def _function(value: Any) -> Any:
-    if not callable(value):
-        raise TypeError
-    return value
+def _are_functions(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(map(callable, value))
 
 
-def _functions(value: Any) -> Any:
-    if not isinstance(value, (list, tuple)) or not all(map(callable, value)):
-        raise TypeError
-    return value
-
-
-def _file(value: Any) -> Any:
-    if not hasattr(value, "read") and not hasattr(value, "write"):
-        raise TypeError
-    return value
+def _is_file(value: Any) -> bool:
+    return hasattr(value, "read") or hasattr(value, "write")
 
 
 _KINDS: dict[str, tuple[str, _Converter]] = {
-    "IO[bytes]": ("an open file", _file),
-    "Mapping[str, str]": ("a dict of texts", _texts),
+    "IO[bytes]": ("an open file", _valid(_is_file)),
+    "Mapping[str, str]": ("a dict of texts", _valid(_are_texts)),
     "Sequence[str]": ("a list of names", _names),
     "bool": ("True or False", _truth),
     "float": ("a number", number),

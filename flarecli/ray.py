@@ -9,6 +9,7 @@ Blocks are Arrow tables. Each source task reads consecutive rows. Each sink task
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -75,9 +76,10 @@ class FlareSource(Datasource):
         }
         data = read.open(address, **self._access)
         check_names(data.schema, columns or (), "columns")
-        self._columns = None if columns is None else tuple(columns)
-        names = data.schema.names if columns is None else list(columns)
-        self._schema = pa.schema([data.schema.field(name) for name in names])
+        self._columns = data.schema.names if columns is None else list(columns)
+        # schema of the columns that are read, and schema of the blocks
+        self._stored_schema = pa.schema([data.schema.field(name) for name in self._columns])
+        self._schema = self._stored_schema
         if where is not None:
             if not sql.is_row_by_row(self._schema, where):
                 hint = "Read all rows, then sort or aggregate them with Ray."
@@ -86,7 +88,7 @@ class FlareSource(Datasource):
                     hint=hint,
                 )
             self._schema, _ = sql.select(self._schema, iter(()), where)
-        self._rows, self._ends, self._bytes = len(data), _shard_ends(data), _stored(data)
+        self._rows, self._ends, self._bytes = len(data), data.edges[1:], _stored(data)
 
     def estimate_inmemory_data_size(self) -> int:
         """Return the stored size of the shards, as an estimate of the size of all rows."""
@@ -120,16 +122,12 @@ class FlareSource(Datasource):
 
     def _reader(self, start: int, stop: int) -> Callable[[], Iterator[pa.Table]]:
         address, columns, where, access = self._address, self._columns, self._where, self._access
+        schema = self._stored_schema
 
         def blocks() -> Iterator[pa.Table]:
             data = read.open(address, **access)
             batches = data.scan(columns, start, stop)
             if where is not None:
-                schema = (
-                    data.schema
-                    if columns is None
-                    else pa.schema([data.schema.field(name) for name in columns])
-                )
                 _, batches = sql.select(schema, batches, where)
             for batch in batches:
                 yield pa.Table.from_batches([batch])
@@ -194,30 +192,18 @@ class FlareSink(Datasink[Any]):
 
         return  number of the part; None if there are no rows
         """
+        batches = _batches(blocks)
+        first = next(batches, None)
+        if first is None:
+            return None
         out = f"{self._at}/{parts.part_name(ctx.task_idx)}"
-        writer: Writer | None = None
-        typed: ColumnConverter | None = None
-        rows = 0
-        try:
-            for block in blocks:
-                for batch in _table(block).combine_chunks().to_batches():
-                    if not batch.num_rows:
-                        continue
-                    if writer is None or typed is None:
-                        writer = Writer(
-                            out, format=self._format, settings=self._settings, overwrite=True
-                        )
-                        columns = self._columns(writer, batch)
-                        typed = ColumnConverter(columns, None, schema=writer.stored_schema)
-                    _put(writer, typed, batch, rows)
-                    rows += batch.num_rows
-            if writer is None:
-                return None
-            writer.close()
-        except BaseException:
-            if writer is not None:
-                writer.abandon()
-            raise
+        with Writer(out, format=self._format, settings=self._settings, overwrite=True) as writer:
+            columns = self._columns(writer, first)
+            typed = ColumnConverter(columns, None, schema=writer.stored_schema)
+            rows = 0
+            for batch in itertools.chain([first], batches):
+                _put(writer, typed, batch, rows)
+                rows += batch.num_rows
         return int(ctx.task_idx)
 
     def _columns(self, writer: Writer, batch: pa.RecordBatch) -> Columns:
@@ -268,23 +254,12 @@ def _put(writer: Writer, typed: ColumnConverter, batch: pa.RecordBatch, first: i
     writer.write_typed(fit, places)
 
 
-def _table(block: Any) -> pa.Table:
-    return (
-        block if isinstance(block, pa.Table) else pa.Table.from_pandas(block, preserve_index=False)
-    )
-
-
-def _shard_ends(data: read.Dataset) -> Any:
-    """Return the row number at which each shard ends, int64 [shards].
-
-    The result is empty if streams are joined by column or if row counts are unknown.
-    """
-    streams = [stream for playlist in data.playlists for stream in playlist.streams]
-    if len({stream.name for stream in streams}) > 1 or any(
-        stream.rows is None or (stream.rows < 0).any() for stream in streams
-    ):
-        return np.zeros(0, np.int64)
-    return np.cumsum(np.concatenate([np.zeros(0, np.int64), *(stream.rows for stream in streams)]))
+def _batches(blocks: Iterable[Any]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of Arrow and pandas blocks; no batch is empty."""
+    for block in blocks:
+        is_table = isinstance(block, pa.Table)
+        table = block if is_table else pa.Table.from_pandas(block, preserve_index=False)
+        yield from table.combine_chunks().to_batches()
 
 
 def _stored(data: read.Dataset) -> int:

@@ -4,12 +4,14 @@ compared.
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import flarecli as flare
 from flarecli.arguments import checked, name_list, shown
@@ -456,7 +458,9 @@ def test_numpy_integers_are_accepted_everywhere(here, data, kind):
     )
     assert flare.mix({data: three}, rows=three).rows == 3
     assert flare.pack("d", "out", limit=three, shard_rows=kind(2), shuffle=three).shards == 2
-    assert flare.presets.image(three).size == (3, 3)
+    image = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(image, "PNG")
+    assert flare.presets.image(three)(image.getvalue()).shape == (3, 3, 3)
     with flare.Writer(
         "written", columns={"n": "int"}, settings=Settings(shard_rows=three), jobs=three
     ) as writer:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
-from flarecli.cli.options import DATASET, Argument, CommandLine
+from flarecli.cli.options import ChangeLine
 from flarecli.cli.progress import ProgressBar
 from flarecli.commands.options import DropOptions
 from flarecli.units import format_count, format_size
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Line(DropOptions, CommandLine):
+class Line(DropOptions, ChangeLine):
     """Command line of `flare drop`."""
-
-    arguments: ClassVar[Mapping[str, Argument]] = {"out": DATASET}
 
 
 def command(line: Line) -> int:

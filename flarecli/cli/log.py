@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
-from flarecli.cli.options import DATASET, Argument, CommandLine
+from flarecli.cli.options import ChangeLine
 from flarecli.commands.options import LogOptions
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Line(LogOptions, CommandLine):
+class Line(LogOptions, ChangeLine):
     """Command line of `flare log`."""
-
-    arguments: ClassVar[Mapping[str, Argument]] = {"out": DATASET}
 
 
 def command(line: Line) -> int:

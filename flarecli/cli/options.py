@@ -15,7 +15,7 @@ from flarecli.cli.printer import Printer
 from flarecli.errors import UsageError
 from flarecli.suggest import nearest
 
-__all__ = ["DATASET", "OUT", "SOURCES", "Argument", "CommandLine", "callback"]
+__all__ = ["OUT", "SOURCES", "Argument", "ChangeLine", "CommandLine", "callback"]
 
 L = TypeVar("L", bound="CommandLine")
 _TRUE, _FALSE = ("1", "true", "t", "yes", "y", "on"), ("0", "false", "f", "no", "n", "off")
@@ -39,7 +39,6 @@ SOURCES = Argument(
     is_list=True,
 )
 OUT = Argument("OUT", "Folder or bucket to write to.")
-DATASET = Argument("OUT", "Folder or bucket of the dataset to change.")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -74,6 +73,15 @@ class CommandLine(Options):
     def printer(self) -> Printer:
         """Return a printer with the output options of this command."""
         return Printer(self.as_json, self.quiet, self.verbose)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class ChangeLine(CommandLine):
+    """Base class of the command lines that list or change the versions of one dataset."""
+
+    arguments: ClassVar[Mapping[str, Argument]] = {
+        "out": Argument("OUT", "Folder or bucket of the dataset to change.")
+    }
 
 
 def callback(

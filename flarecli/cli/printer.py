@@ -29,13 +29,13 @@ __all__ = [
     "binary_stdout",
     "bytes_summary",
     "finish",
+    "has_colors",
     "is_reader_gone",
     "is_terminal",
     "json_text",
     "json_value",
     "print_error",
     "refuse_terminal",
-    "shows_images",
     "write_text",
 ]
 
@@ -130,16 +130,11 @@ def refuse_terminal(output: str) -> None:
         )
 
 
-def _has_colors(stream: TextIO | None) -> bool:
+def has_colors(stream: TextIO | None) -> bool:
     """Return whether a stream is a terminal that shows colors."""
     if stream is None or not stream.isatty():
         return False
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-
-
-def shows_images() -> bool:
-    """Return whether stdout is a terminal with colors."""
-    return _has_colors(sys.stdout)
 
 
 # -- JSON
@@ -218,7 +213,7 @@ def print_error(
         }
         _write_stderr(json_text({"error": fields}) + "\n")
         return
-    red, cyan, off = (_RED, _CYAN, _OFF) if _has_colors(sys.stderr) else ("", "", "")
+    red, cyan, off = (_RED, _CYAN, _OFF) if has_colors(sys.stderr) else ("", "", "")
     text = f"{red}error:{off} {where}{': ' if where else ''}{message}\n"
     if hint:
         text += f"{cyan}hint:{off} {hint}\n"
@@ -283,7 +278,7 @@ def _rich_table(header: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> 
 
     console = Console(
         file=sys.stdout,
-        color_system="auto" if _has_colors(sys.stdout) else None,
+        color_system="auto" if has_colors(sys.stdout) else None,
         markup=False,
         emoji=False,
         highlight=False,

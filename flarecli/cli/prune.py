@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
-from flarecli.cli.options import DATASET, Argument, CommandLine
+from flarecli.cli.options import ChangeLine
 from flarecli.commands.options import PruneOptions
 from flarecli.units import format_count, format_size
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Line(PruneOptions, CommandLine):
+class Line(PruneOptions, ChangeLine):
     """Command line of `flare prune`."""
-
-    arguments: ClassVar[Mapping[str, Argument]] = {"out": DATASET}
 
 
 def command(line: Line) -> int:

@@ -14,6 +14,7 @@ import base64
 import json
 import math
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -25,11 +26,11 @@ from flarecli.cli.printer import (
     binary_stdout,
     bytes_summary,
     finish,
+    has_colors,
     is_terminal,
     json_text,
     json_value,
     refuse_terminal,
-    shows_images,
     write_text,
 )
 from flarecli.errors import FlareError, ValueFitError
@@ -215,7 +216,7 @@ def _write_table(batches: Iterable[pa.RecordBatch], printer: Printer, style: Val
         nonlocal header
         for batch in batches:
             header = batch.schema.names
-            drawn = _drawings(batch) if shows_images() and not style.as_base64 else {}
+            drawn = _drawings(batch) if has_colors(sys.stdout) and not style.as_base64 else {}
             for i, row in enumerate(_rows(batch, style, numbers=True)):
                 texts = [
                     text if len(text) <= _CELL_CHARS else text[: _CELL_CHARS - 1] + "…"
@@ -392,7 +393,8 @@ def _values(
             None if text is None else _json(str(_json(text, field.name)), field.name)
             for text in values
         ]
-    if pa.types.is_floating(kind) and numbers:
+    is_plain = pa.types.is_primitive(array.type) or encodings.is_text(array.type)
+    if is_plain and (numbers or not pa.types.is_floating(kind)):
         return values
     return [json_value(value) for value in values]
 

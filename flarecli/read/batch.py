@@ -32,7 +32,7 @@ class Block:
         self._gathered: tuple[int, GatheredBatches] | None = None
 
     def batch(self, data: Rows, start: int, stop: int) -> dict[str, Any]:
-        """Return rows start..stop as one batch. Raises the same errors as `Rows.collated`."""
+        """Return rows start..stop as one batch. Raises the same errors as `Dataset.collated`."""
         at = self._gathered
         if at is None or not at[0] <= start <= stop <= at[0] + at[1].rows:
             found = data.gather(self.rows[start:], stop - start) if self._can_gather else None

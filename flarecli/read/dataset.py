@@ -122,10 +122,9 @@ class Dataset(Data):
             if natural is not stored:
                 field = encodings.field(encodings.column(field.name, natural.name))
             kind = self._table.types.get(field.name)
-            if kind is not None and not field.type.equals(kind):
-                is_kept = encodings.is_restorable(natural, kind)
-                kind = kind if is_kept else None
-            else:
+            if kind is not None and (
+                field.type.equals(kind) or not encodings.is_restorable(natural, kind)
+            ):
                 kind = None
             if kind is not None or natural is not stored:
                 self._conversions[field.name] = natural, kind
@@ -325,7 +324,12 @@ class Dataset(Data):
         return {name: out[name] for name in self._decoders}
 
     def gather(self, rows: IntArray, least: int) -> GatheredBatches | None:
-        """Gather at least the first `least` of the given rows; see `Rows.gather`."""
+        """Gather the stored values of at least the first `least` of the given rows.
+
+        The result is None if `collated` is equally fast.
+
+        rows  row numbers, int64 [k]
+        """
         gathered = self._table.gather(rows, least, self._selected)
         if gathered is None:
             return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn, cast
 
 from flarecli.arguments import checked, shown, whole
 from flarecli.errors import UsageError
@@ -141,7 +141,7 @@ def check_cursor(data: Rows, rows: int, cursor: Cursor) -> None:
 
 
 class Data(Closable):
-    """The base class of Dataset and Mix. Both classes implement `Rows`."""
+    """The base class of Dataset and Mix."""
 
     # Members for other modules of this package. Tab completion and the API reference omit them.
     INTERNAL: ClassVar[frozenset[str]] = frozenset(
@@ -168,7 +168,7 @@ class Data(Closable):
 
     @checked
     def run(
-        self: Rows,
+        self,
         seed: int = 0,
         epoch: int = 0,
         order: str = "shuffle",
@@ -185,7 +185,7 @@ class Data(Closable):
                 resumes at the cursor, which sets seed, epoch, order and window
         raises  UsageError for an invalid rank or order, or a cursor saved with different data
         """
-        return Run(self, _start(seed, epoch, order, window, cursor), rank, ranks)
+        return Run(cast("Rows", self), _start(seed, epoch, order, window, cursor), rank, ranks)
 
 
 def check_rows(data: object) -> None:

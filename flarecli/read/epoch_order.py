@@ -159,7 +159,7 @@ class Epoch:
     raises  UsageError for an unknown order, and for an invalid window, seed or epoch
     """
 
-    parallel_windows = 1
+    parallel_windows = 1  # number of windows that are read at the same time; see `MixOrder`
 
     def __init__(self, edges: IntArray, seed: int, epoch: int, order: str, window: int) -> None:
         if order not in ORDERS:

@@ -26,7 +26,7 @@ from flarecli.read.fingerprint import checksum_of
 from flarecli.read.protocols import Order
 from flarecli.read.table import Shards, row_numbers
 
-__all__ = ["Mix", "mix"]
+__all__ = ["Mix", "MixOrder", "mix"]
 
 BLOCK = 10_000  # steps per block; weights are rounded to 1 / BLOCK
 _MAX_STEPS = 1 << 62  # limit for the total steps of all epochs, because steps are int64
@@ -158,9 +158,9 @@ class Mix(Data):
         return out
 
     @checked
-    def order(self, seed: int, epoch: int, order: str, window: int) -> Order:
+    def order(self, seed: int, epoch: int, order: str, window: int) -> MixOrder:
         """Return the row order of an epoch."""
-        return _MixOrder(self, seed, epoch, order, window)
+        return MixOrder(self, seed, epoch, order, window)
 
     def close(self) -> None:
         """Close the open shards of all datasets."""
@@ -183,8 +183,12 @@ class Mix(Data):
         )
 
 
-class _MixOrder:
-    """The row order of one epoch of a mix; see `Order`."""
+class MixOrder:
+    """The row order of one epoch of a mix.
+
+    rows              number of steps
+    parallel_windows  number of windows that are read at the same time
+    """
 
     def __init__(self, mix: Mix, seed: int, epoch: int, order: str, window: int) -> None:
         if (epoch + 1) * mix.rows > _MAX_STEPS:

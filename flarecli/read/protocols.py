@@ -1,15 +1,19 @@
-"""The interface through which runs and loaders read a Dataset or a Mix."""
+"""Types of the objects that runs and loaders read: rows, their order, and gathered batches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, Self
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
 
-from flarecli.model import IntArray, Sample
-from flarecli.read.decode import DecodeRule
-from flarecli.read.table import Shards
+if TYPE_CHECKING:
+    from flarecli.read.dataset import Dataset
+    from flarecli.read.epoch_order import Epoch
+    from flarecli.read.mixture import Mix, MixOrder
 
 __all__ = ["Closable", "GatheredBatches", "Order", "Rows"]
+
+Rows: TypeAlias = "Dataset | Mix"
+Order: TypeAlias = "Epoch | MixOrder"  # the row order of one epoch
 
 
 class Closable:
@@ -26,26 +30,6 @@ class Closable:
         self.close()
 
 
-class Order(Protocol):
-    """The row order of one epoch.
-
-    rows              the number of steps
-    parallel_windows  the number of windows that are read at the same time
-    """
-
-    rows: int
-    parallel_windows: int
-
-    def at(self, steps: IntArray) -> IntArray:
-        """Return the row of each step: int64 [k] -> int64 [k]."""
-
-    def windows(self, step: int) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
-        """Yield the window that contains a step, and all later windows.
-
-        A window is a tuple: first step, end step (exclusive), and row ranges (start, stop).
-        """
-
-
 class GatheredBatches(NamedTuple):
     """Consecutive batches whose stored values have been gathered from shards in memory.
 
@@ -55,60 +39,3 @@ class GatheredBatches(NamedTuple):
 
     rows: int
     batch: Callable[[int, int], dict[str, Any]]
-
-
-class Rows(Protocol):
-    """The interface for reading rows by number, and for the row order of each epoch."""
-
-    def __len__(self) -> int: ...
-    def __getitems__(self, indices: Sequence[int] | IntArray) -> list[Sample]: ...
-
-    @property
-    def checksum(self) -> str:
-        """Return the checksum of the rows in order; equal data has equal checksums."""
-
-    def begins_with(self, checksum: str, rows: int) -> bool:
-        """Return whether `checksum` is the checksum of exactly the first `rows` rows."""
-
-    def is_compaction_of(self, checksum: str) -> bool:
-        """Return whether an earlier version with this checksum has the same rows.
-
-        True only if all changes since this version are compactions.
-        """
-
-    def version_with(self, checksum: str) -> str:
-        """Return the address of the newest version with this checksum; empty if it is unknown."""
-
-    def collated(self, indices: Sequence[int] | IntArray) -> dict[str, Any]:
-        """Return rows as one batch."""
-
-    def gather(self, rows: IntArray, least: int) -> GatheredBatches | None:
-        """Gather the stored values of at least the first `least` of the given rows.
-
-        The result is None if `collated` is equally fast.
-
-        rows  row numbers, int64 [k]
-        """
-
-    @property
-    def is_copied(self) -> bool:
-        """Return whether `collated` only copies bytes from local, uncompressed, mapped files."""
-
-    def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
-        """Collate samples into one batch; numbers have the dtypes of the columns."""
-
-    def decoded(self, how: Mapping[str, DecodeRule]) -> Rows:
-        """Return a copy of this object with other decoders for the given columns."""
-
-    def order(self, seed: int, epoch: int, order: str, window: int) -> Order:
-        """Return the row order of an epoch."""
-
-    @property
-    def shards(self) -> Shards:
-        """Return the shards that contain the rows, for prefetching and releasing."""
-
-    def load(self) -> None:
-        """Import the format modules, so that forked processes share them."""
-
-    def close(self) -> None:
-        """Close all open shards."""

@@ -99,7 +99,6 @@ class Table:
             for name in part.schema or [column.name for column in part.columns]
         ]
         self.rows = self.series[0].rows if selected is None else len(selected)
-        self._checksum = ""  # computed on first use
 
     def _add(self, series: Series) -> None:
         hint = "Choose the streams to read with --stream."
@@ -149,12 +148,10 @@ class Table:
         """Return whether the table consists of all rows of a single series."""
         return len(self.series) == 1 and self._selected is None
 
-    @property
+    @cached_property
     def checksum(self) -> str:
         """Return one checksum of the shard listings and the selected row numbers."""
-        if not self._checksum:
-            self._checksum = self.checksum_with(self.stream_checksums) or ""
-        return self._checksum
+        return self.checksum_with(self.stream_checksums) or ""
 
     @property
     def stream_checksums(self) -> dict[str, str]:

@@ -214,9 +214,9 @@ def annotation(finding: Finding) -> str:
 
         ::error file=PATH,line=N,title=TITLE::MESSAGE
 
-    In messages and properties, `%`, CR and LF are escaped as %25, %0D and %0A. In properties, `:`
-    and `,` are also escaped, as %3A and %2C (source: actions/toolkit). Paths below the current
-    folder are relative, as GitHub expects.
+    In messages and properties, `%` is escaped as %25, and line ends as in every message of flare.
+    In properties, `:` and `,` are also escaped, as %3A and %2C (source: actions/toolkit). Paths
+    below the current folder are relative, as GitHub expects.
     """
     file = finding.address
     properties = [f"file={_github_property(_relative_path(file))}"]
@@ -242,7 +242,7 @@ def _relative_path(file: str) -> str:
 
 
 def _github_message(text: str) -> str:
-    return one_line(text).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return one_line(text).replace("%", "%25")
 
 
 def _github_property(text: str) -> str:
