@@ -256,8 +256,11 @@ class Store(ABC):
         )
 
     def views(self, path: str, start: int, stop: int) -> Sequence[Buffer]:
-        """Read a range and return it as a sequence of parts, without a copy where possible."""
-        return [self.read(path, start, stop)]
+        """Read a range and return its parts in order, without a copy where possible.
+
+        A remote store reads a large range with parallel requests.
+        """
+        return self.read_pieces(path, split(start, stop))
 
     def blocks(self, path: str, size: int) -> Iterator[bytes]:
         """Yield bytes 0..size of a file in order, in blocks of any size."""

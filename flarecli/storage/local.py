@@ -15,14 +15,11 @@ import mmap
 import os
 import stat
 import tempfile
-import threading
 import time
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Self, TypeAlias
 
-from flarecli import lifetimes
 from flarecli.errors import (
     BusyError,
     FlareError,
@@ -88,21 +85,6 @@ _number = itertools.count(time.time_ns())
 Write: TypeAlias = Callable[[str, Iterable[Buffer], Iterable[str], bool], Written]
 
 
-_stores: weakref.WeakValueDictionary[int, LocalStore] = weakref.WeakValueDictionary()
-
-
-def _forked() -> None:
-    """Replace the locks in a forked child.
-
-    The child does not contain the threads of the parent that may hold the locks.
-    """
-    for store in list(_stores.values()):
-        store._lock = threading.Lock()
-
-
-lifetimes.after_fork(_forked)
-
-
 class LocalStore(Store):
     """A store for the files below `root`.
 
@@ -127,9 +109,9 @@ class LocalStore(Store):
     ) -> None:
         self.root, self.shown = root, root if shown is None else shown
         self.guard, self.maps, self.durable = guard or Guard(), maps, durable
+        # No lock is used, because single dict operations are atomic, and a fork could copy a lock
+        # in its locked state.
         self._maps: OrderedDict[str, memoryview] = OrderedDict()
-        self._lock = threading.Lock()
-        _stores[id(self)] = self
         self._root_names: list[str] | None = None  # see `_roots`
         self._pinned: os.stat_result | None = None  # see `pin`
 
@@ -165,8 +147,7 @@ class LocalStore(Store):
         return Location(cls(folder, folder if is_link else os.path.dirname(path), guard), name)
 
     def close(self) -> None:
-        with self._lock:
-            self._maps.clear()
+        self._maps.clear()
 
     def pin(self) -> None:
         """Pin the folder at `root`.
@@ -336,11 +317,11 @@ class LocalStore(Store):
     def map(self, path: str) -> memoryview | None:
         if not self.maps:
             return None
-        with self._lock:
-            view = self._maps.get(path)
-            if view is not None:
+        view = self._maps.get(path)
+        if view is not None:
+            with contextlib.suppress(KeyError):  # another thread has removed the map
                 self._maps.move_to_end(path)
-                return view
+            return view
         with self.opened(path) as fd:
             size = self.status(fd, path).st_size
             view = memoryview(b"")
@@ -349,15 +330,14 @@ class LocalStore(Store):
                     view = memoryview(mmap.mmap(fd, size, access=mmap.ACCESS_READ))
                 except OSError:  # no address space left, or the file system does not support maps
                     return None
-        with self._lock:
-            self._maps[path] = view
-            if len(self._maps) > MAX_MAPS:
+        self._maps[path] = view
+        while len(self._maps) > MAX_MAPS:
+            with contextlib.suppress(KeyError):
                 self._maps.popitem(last=False)  # the map stays open as long as it has views
         return view
 
     def forget(self, path: str) -> None:
-        with self._lock:
-            self._maps.pop(path, None)
+        self._maps.pop(path, None)
 
     def names(self, path: str) -> Sequence[str]:
         folder = self._folder(path)

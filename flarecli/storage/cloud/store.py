@@ -35,7 +35,6 @@ from flarecli.storage.base import (
     Written,
     resolve,
     short_read,
-    split,
 )
 from flarecli.storage.cloud import errors
 from flarecli.storage.cloud.client_pool import Clients, Outage, outage_of
@@ -256,47 +255,34 @@ class ObjectStore(Store):
     ) -> tuple[memoryview, ObjectPin]:
         """Read a range of the pinned version with one request.
 
-        The interpreter lock limits the rate of small objects, so this function does as little as
-        possible.
-
         return  the buffer of the library, and the pin
         """
         self._check_key(path)
         start, stop = span
-        is_whole = not start and stop is None
-        options = None if is_whole and pin is None else _options(pin, start, stop)
-        began = time.monotonic()
-        while True:
-            library, client = self._clients.current()
+        options = _options(pin, start, stop) or None
+
+        def get(library: Any, client: Any) -> tuple[Any, memoryview] | None:
             try:
                 result = library.get(client, path, options=options)
-                data = memoryview(result.bytes())
-                break
-            except BaseException as error:
-                if not isinstance(error, Exception) or not errors.is_past_end(error):
-                    self._handle_error(error, client, path, began)
-                    continue
-            return self._empty_range(path, pin, start, stop)
-        self._outage.responded()
-        meta = result.meta
-        size = meta["size"]
-        pin = self._check(path, meta["e_tag"], size, pin)
+                return result, memoryview(result.bytes())
+            except Exception as error:
+                if errors.is_past_end(error):
+                    return None
+                raise
+
+        found = self._call(path, get)
+        if found is None:  # the range starts at or after the end of the object
+            pin = pin or self._head(path)
+            if start == pin.size and stop is None:
+                return memoryview(b""), pin
+            raise short_read(self.show(path), 0, max(start, stop or 0), pin.size)
+        result, data = found
+        size = result.meta["size"]
+        pin = self._check(path, result.meta["e_tag"], size, pin)
         length = (size if stop is None else stop) - start
-        if (not is_whole and result.range[0] != start) or len(data) != length:
+        if result.range[0] != start or len(data) != length:
             raise short_read(self.show(path), start, stop or size, len(data))
         return data, pin
-
-    def _empty_range(
-        self, path: str, pin: ObjectPin | None, start: int, stop: int | None
-    ) -> tuple[memoryview, ObjectPin]:
-        """Return the empty range at the end of an object.
-
-        Raises FormatError for a range after the end.
-        """
-        pin = pin or self._head(path)
-        if start == pin.size and stop is None:
-            return memoryview(b""), pin
-        raise short_read(self.show(path), 0, max(start, stop or 0), pin.size)
 
     def size(self, path: str) -> int:
         return self.version(path)[1]
@@ -308,19 +294,16 @@ class ObjectStore(Store):
         return pin.version, pin.size
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
-        return b"" if start == stop else b"".join(self.views(path, start, stop))
-
-    def views(self, path: str, start: int, stop: int | None) -> list[memoryview]:
-        """Read a range and return the library's buffers in order, without a copy."""
-        pieces = [] if stop is None else split(start, stop)
-        if len(pieces) > 1:
-            return self._pins.read(path, lambda pin: self._get_many(path, pieces, pin))
-        span = start, stop
-        return [
+        if start == stop:
+            return b""
+        if stop is not None:
+            return b"".join(self.views(path, start, stop))
+        to_end = start, None
+        return bytes(
             self._pins.read(
-                path, lambda pin: run_interruptibly(partial(self._get, path, pin, span))
+                path, lambda pin: run_interruptibly(partial(self._get, path, pin, to_end))
             )
-        ]
+        )
 
     def read_each(self, paths: Sequence[str]) -> Iterator[memoryview]:
         """Yield the content of each object in order, without a copy."""
@@ -342,6 +325,9 @@ class ObjectStore(Store):
     def _get_many(
         self, path: str, pieces: Sequence[tuple[int, int]], pin: ObjectPin | None = None
     ) -> tuple[list[memoryview], ObjectPin]:
+        if len(pieces) == 1:
+            data, pin = run_interruptibly(partial(self._get, path, pin, pieces[0]))
+            return [data], pin
         jobs = self.guard.limits.jobs
         largest = max(stop - start for start, stop in pieces)
         if len(pieces) <= _MAX_SINGLE_RANGES or largest > REQUEST_BYTES >> 3:

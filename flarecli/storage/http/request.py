@@ -130,8 +130,6 @@ class BatchRequest:
 
     def by_origin(self) -> Mapping[str, Sequence[int]]:
         """Return a dict from each origin to the positions of its objects, in ascending order."""
-        if self.origins and self.origins[0] and len(set(self.origins)) == 1:
-            return {self.origins[0]: range(len(self.origins))}
         positions: dict[str, list[int]] = {}
         for i, origin in enumerate(self.origins):
             if origin:

@@ -27,7 +27,6 @@ from flarecli.storage.base import (
     Store,
     Written,
     file_address_error,
-    split,
 )
 from flarecli.storage.http.engine import Request, shared, transfer_here
 from flarecli.storage.http.transfer import short_fault
@@ -155,13 +154,6 @@ class HttpStore(Store):
             if start > stop:
                 raise short_fault(stop, start).raised(self.show(path))
         return b"" if start == stop else self.read_pieces(path, [(start, stop)])[0]
-
-    def views(self, path: str, start: int, stop: int) -> list[memoryview]:
-        """Read a range and return its parts in order, without copying.
-
-        A large range is read with parallel requests.
-        """
-        return [memoryview(data) for data in self.read_pieces(path, split(start, stop))]
 
     def blocks(self, path: str, size: int) -> Iterator[bytes]:
         """Yield bytes 0..size in order, in blocks of any size, from a single request.
