@@ -15,7 +15,6 @@ import mmap
 import os
 from collections.abc import Callable
 
-from flarecli import lifetimes
 from flarecli.storage.descriptors import set_direct
 from flarecli.storage.mmap import large_memory
 
@@ -23,9 +22,6 @@ __all__ = ["FileWriter", "write_all"]
 
 _BUFFER_BYTES = 4 << 20  # bytes per direct write; smaller files use the page cache
 _ALIGNMENT = 4096  # alignment of the buffer and of direct writes, in bytes
-_MAX_IDLE = 2  # maximum number of idle buffers; reusing a buffer avoids page faults
-_idle: list[mmap.mmap] = []
-lifetimes.register("write buffers", _idle.clear)
 
 
 class FileWriter:
@@ -38,7 +34,9 @@ class FileWriter:
     def __init__(self, fd: int, direct: bool) -> None:
         self._fd = fd
         # The buffer for direct writes, or None to write through the page cache.
-        self._memory = _buffer() if direct and 0 < _alignment(fd) <= _ALIGNMENT else None
+        self._memory: mmap.mmap | None = None
+        if direct and 0 < _alignment(fd) <= _ALIGNMENT:
+            self._memory = large_memory(_BUFFER_BYTES)
         self._held, self._is_direct = 0, False
 
     def write(self, data: memoryview) -> None:
@@ -61,11 +59,9 @@ class FileWriter:
         if self._memory is not None and self._is_direct:
             self._flush(self._held // _ALIGNMENT * _ALIGNMENT)
             set_direct(self._fd, False)  # the last block is incomplete and not aligned
-        memory, self._memory = self._memory, None
-        if memory is not None:
-            write_all(self._fd, memoryview(memory)[: self._held])
-            if len(_idle) < _MAX_IDLE:
-                _idle.append(memory)
+        if self._memory is not None:
+            write_all(self._fd, memoryview(self._memory)[: self._held])
+            self._memory = None
 
     def _flush(self, size: int) -> None:
         """Write the first `size` buffered bytes.
@@ -86,13 +82,6 @@ class FileWriter:
             return
         memory[: self._held - size] = memory[size : self._held]
         self._held -= size
-
-
-def _buffer() -> mmap.mmap:
-    try:
-        return _idle.pop()
-    except IndexError:
-        return large_memory(_BUFFER_BYTES)
 
 
 def write_all(fd: int, data: memoryview) -> None:

@@ -22,7 +22,6 @@ _HANDLES_SHARE = 4  # the maps of one store may use 1 / _HANDLES_SHARE of the pr
 _GAP_BYTES = 16_384  # read-ahead of a few small pages costs less than another system call
 _WILLNEED: int | None = mmap.MADV_WILLNEED if hasattr(mmap, "MADV_WILLNEED") else None
 _HUGEPAGE: int | None = mmap.MADV_HUGEPAGE if hasattr(mmap, "MADV_HUGEPAGE") else None
-_NOWAIT: int | None = os.RWF_NOWAIT if hasattr(os, "RWF_NOWAIT") else None
 _in_large_pages: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
 _requested_bytes: weakref.WeakKeyDictionary[mmap.mmap, int] = weakref.WeakKeyDictionary()
 
@@ -117,33 +116,13 @@ def read_ahead(view: memoryview, ranges: Iterable[tuple[int, int]]) -> None:
 def read_ahead_of_file(fd: int, size: int, ranges: Sequence[tuple[int, int]]) -> None:
     """Hint that ranges of an open file are about to be read (fadvise).
 
-    Ranges that are already in the page cache need no hint, so a few ranges are tested first.
-
     size  size of the file in bytes; ranges that are not completely in the file are ignored
     """
-    if (
-        sys.platform != "linux"
-        or len(ranges) < 2
-        or _NOWAIT is None
-        or not any(_would_wait(fd, size, ranges[i][0]) for i in (0, len(ranges) // 2, -1))
-    ):
+    if sys.platform != "linux" or len(ranges) < 2:
         return
     for start, stop in ranges:
         if 0 <= start < stop <= size:
             os.posix_fadvise(fd, start, stop - start, os.POSIX_FADV_WILLNEED)
-
-
-def _would_wait(fd: int, size: int, start: int) -> bool:
-    """Return whether reading a byte would have to wait for the disk."""
-    if sys.platform != "linux" or not 0 <= start < size:
-        return False
-    try:
-        os.preadv(fd, [bytearray(1)], start, _NOWAIT or 0)
-    except BlockingIOError:
-        return True
-    except OSError:  # the file system does not support the flag
-        return False
-    return False
 
 
 def large_memory(size: int) -> mmap.mmap:

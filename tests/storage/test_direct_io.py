@@ -25,9 +25,8 @@ needs_direct_writes = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    """Use a small buffer, so that small files exercise every branch; tests do not share buffers."""
+    """Use a small buffer, so that small files exercise every branch."""
     monkeypatch.setattr(sink, "_BUFFER_BYTES", BUFFER)
-    monkeypatch.setattr(sink, "_idle", [])
 
 
 @pytest.fixture
@@ -97,14 +96,6 @@ def test_complete_blocks_bypass_the_page_cache(tmp_path, writes):
 def test_a_file_of_one_buffer_stays_in_the_page_cache(tmp_path, writes):
     (locate(str(tmp_path)) / "x").write([bytes(BUFFER - 1), b"x"])
     assert {direct for _, direct in writes} == {False}
-
-
-def test_a_write_buffer_is_reused(tmp_path):
-    if not direct_is_there(tmp_path):
-        pytest.skip("this file system names no alignment of direct writes")
-    for name in "xy":
-        (locate(str(tmp_path)) / name).write([bytes(2 * BUFFER)])
-        assert len(sink._idle) == 1
 
 
 @needs_direct_writes
