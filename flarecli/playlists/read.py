@@ -24,7 +24,7 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -37,11 +37,8 @@ from flarecli.names import bare
 from flarecli.playlists.schema import (
     COUNTS,
     EXTENSIONS,
-    Fault,
     Map,
     Steps,
-    address_faults,
-    header_faults,
     place_of,
     split_stream,
     stream_faults,
@@ -161,7 +158,7 @@ def parse(data: bytes, at: Location) -> Playlist:
 
 def read_document(decoded: str, at: Location) -> Any:
     """Parse YAML; long lists are parsed separately. Raises the same errors as `read_yaml`."""
-    short, lifted = lift(decoded, _plain)
+    short, lifted = lift(decoded)
     if lifted:
         try:
             value = read_yaml(short, at, lifted)
@@ -254,7 +251,8 @@ def _value(event: Any, events: Iterator[Any], context: _Context, depth: int = 0)
         entries = context.lifted.get(key) if isinstance(key, str) else None
         if isinstance(entries, Map) and is_block and value == {} and out.keys().isdisjoint(entries):
             del context.lifted[key]
-            _add_entries(out, entries, _mark(event))
+            out.update(entries)  # the entries are on consecutive lines
+            out.marks.update(zip(entries, itertools.count(_mark(event), 1 << 32), strict=False))
         elif not isinstance(key, str):
             context.add_fault(event, f"the name {key!r:.60} is not text; put it in quotes")
         elif key in out:
@@ -278,7 +276,7 @@ def _plain(text: str) -> Any:
 
 
 def _stream(name: str, value: Any, at: Location, mark: int) -> Stream:
-    for steps, message in _stream_faults(name, value):
+    for steps, message in stream_faults(name, value):
         raise _fault(at, place_of(value, steps) or mark, message)
     headers, urls = split_stream(value)
     hashes = {key: headers[key] for key in sorted(_HASHES) if key in headers}
@@ -298,15 +296,6 @@ def _stream(name: str, value: Any, at: Location, mark: int) -> Stream:
         files={bare(key): _file(key, file) for key, file in files.items()},
         parts=[tuple(_file(key, file) for key, file in part.items()) for part in parts],
     )
-
-
-def _stream_faults(name: str, value: Any) -> Iterator[Fault]:
-    """Yield all faults in a stream, with paths relative to the stream."""
-    yield from stream_faults(name, value)
-    headers, urls = split_stream(value)
-    yield from address_faults(name, urls)
-    for steps, message in header_faults(headers, len(urls)):
-        yield ("headers", *steps), message
 
 
 def _columns(columns: Map | None, extensions: Mapping[str, str]) -> Columns | None:
@@ -354,7 +343,7 @@ def faults(data: bytes, at: Location) -> list[FormatError]:
         return [*found, error]
     paths, messages = list[Steps](), list[str]()
     for name, value in root.items() if isinstance(root, dict) else ():
-        for steps, message in _stream_faults(name, value):
+        for steps, message in stream_faults(name, value):
             paths.append((name, *steps))
             messages.append(message)
     if found:  # `places` does not support aliases and duplicate names
@@ -392,10 +381,9 @@ def places(data: bytes, paths: Sequence[Steps]) -> list[int]:
 # -- long lists
 
 
-def lift(text: str, scalar: Callable[[str], Any]) -> tuple[str, _Lifted]:
+def lift(text: str) -> tuple[str, _Lifted]:
     """Replace long lists in the text of a playlist with placeholders.
 
-    scalar  function that parses an unquoted item
     return  the text with placeholders and an unchanged number of lines; and a dict: placeholder ->
             the list or mapping that it replaces
     """
@@ -411,7 +399,7 @@ def lift(text: str, scalar: Callable[[str], Any]) -> tuple[str, _Lifted]:
         if text[match.end(1)] == "-":
             # The last item may continue on the next line.
             stop = text.rindex("\n", start, stop - 1) + 1
-            lifted[placeholder] = _parse_block(text[start:stop], f"{indent}- ", scalar)
+            lifted[placeholder] = _parse_block(text[start:stop], f"{indent}- ")
             replacement = f"{indent}- {placeholder}"
         elif text[text.index("\n", start) - 1] == "}":
             entries = _parse_entries(text[start:stop])
@@ -421,7 +409,7 @@ def lift(text: str, scalar: Callable[[str], Any]) -> tuple[str, _Lifted]:
             replacement = f"{indent}{placeholder}: {{}}"
         else:
             body = text[start:stop]
-            lifted[placeholder] = _parse_flow(body, scalar)
+            lifted[placeholder] = _parse_flow(body)
             replacement = f"{indent}{placeholder},"
         lines = text.count("\n", start, stop)
         pieces += (text[done:start], replacement, "\n" * lines)
@@ -429,22 +417,18 @@ def lift(text: str, scalar: Callable[[str], Any]) -> tuple[str, _Lifted]:
     return "".join((*pieces, text[done:])), lifted
 
 
-def _parse_block(body: str, head: str, scalar: Callable[[str], Any]) -> list[Any]:
-    if body.startswith(f'{head}"') and body.count('"') == 2 * body.count("\n"):
-        return body[len(head) + 1 : -2].split(f'"\n{head}"')
+def _parse_block(body: str, head: str) -> list[Any]:
     items = body[len(head) : -1].split(f"\n{head}")
-    if items[0].isdigit() and (counts := _parse_counts(",".join([*items, ""]))) is not None:
-        return counts
-    return [item[1:-1] if item[0] == '"' else scalar(item) for item in items]
+    return [item[1:-1] if item[0] == '"' else _plain(item) for item in items]
 
 
-def _parse_flow(body: str, scalar: Callable[[str], Any]) -> list[Any]:
+def _parse_flow(body: str) -> list[Any]:
     counts = _parse_counts(body) if '"' not in body else None
     if counts is not None:
         return counts
     if _TEXTS.fullmatch(body):
         return _TEXT.findall(body)
-    return [scalar(plain) if plain else quoted for quoted, plain in _ANY.findall(body)]
+    return [_plain(plain) if plain else quoted for quoted, plain in _ANY.findall(body)]
 
 
 def _parse_entries(body: str) -> Map | None:
@@ -465,12 +449,6 @@ def _parse_entries(body: str) -> Map | None:
     if len(out) < body.count("\n") or not _WORDS.keys().isdisjoint(out):
         return None
     return out
-
-
-def _add_entries(out: Map, entries: Map, mark: int) -> None:
-    """Add entries that are on consecutive lines; `mark` is the position of the first entry."""
-    out.update(entries)
-    out.marks.update(zip(entries, itertools.count(mark, 1 << 32), strict=False))
 
 
 def _parse_counts(body: str) -> list[Any] | None:

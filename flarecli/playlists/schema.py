@@ -19,10 +19,8 @@ __all__ = [
     "Steps",
     "Fault",
     "split_stream",
-    "address_faults",
     "place_of",
     "stream_faults",
-    "header_faults",
 ]
 
 # Header: column -> Arrow type. The types and their order are those of the packed table.
@@ -49,7 +47,7 @@ Fault: TypeAlias = tuple[Steps, str]  # path of mapping keys and list positions,
 
 
 def stream_faults(name: str, value: Any) -> Iterator[Fault]:
-    """Yield the faults in the top-level structure of a stream."""
+    """Yield all faults in a stream, with paths relative to the stream."""
     if not isinstance(value, Map):
         yield (), f"stream {name!r:.60} is not a mapping of headers and content"
         return
@@ -63,6 +61,10 @@ def stream_faults(name: str, value: Any) -> Iterator[Fault]:
         yield ("headers",), f"the headers of {name!r:.60} are not a mapping"
     if not isinstance(value.get("content"), list | None):
         yield ("content",), f"the content of {name!r:.60} is not a list"
+    headers, urls = split_stream(value)
+    yield from _address_faults(name, urls)
+    for steps, message in _header_faults(headers, len(urls)):
+        yield ("headers", *steps), message
 
 
 def split_stream(value: Any) -> tuple[Map, list[Any]]:
@@ -84,7 +86,7 @@ def all_of(kind: type, values: list[Any]) -> bool:
     return set(map(type, values)) <= {kind}
 
 
-def address_faults(name: str, urls: list[Any]) -> Iterator[Fault]:
+def _address_faults(name: str, urls: list[Any]) -> Iterator[Fault]:
     """Yield a fault for each item of `content` that is not an address."""
     if all_of(str, urls) and "" not in urls:
         return
@@ -108,7 +110,7 @@ def place_of(node: Any, steps: Steps) -> int:
     return mark
 
 
-def header_faults(headers: Map, count: int) -> Iterator[Fault]:
+def _header_faults(headers: Map, count: int) -> Iterator[Fault]:
     """Yield all faults in a stream's headers.
 
     count  number of items in the stream's content

@@ -51,7 +51,7 @@ def _lines(playlist: Playlist) -> Iterator[str]:
         headers, parts = _headers(stream), any(stream.parts)
         if headers or not (stream.files or parts):
             yield from _block(headers, 2)
-        yield from _file_lines(stream.files, "      ")
+        yield from _file_lines(stream.files)
         if parts:
             files = [{file.name: _file(file) for file in part} for part in stream.parts]
             yield from _block({"parts": files}, 2)
@@ -76,13 +76,13 @@ def _headers(stream: Stream) -> dict[str, Any]:
     return headers | dict(stream.headers)
 
 
-def _file_lines(files: Mapping[str, File], pad: str) -> Iterator[str]:
+def _file_lines(files: Mapping[str, File]) -> Iterator[str]:
     """Yield the header `files`, one line per file: its name, size and checksums."""
     if files:
-        yield f"{pad[:-2]}files:"
-    separator = f"\n{pad}"
+        yield "    files:"
     for file in files.values():
-        yield f"{pad}{_key(file.name, separator)} {_flow(_file(file))}"
+        key = _key(file.name, "\n      ")
+        yield f"      {key} {_flow(_file(file))}"
 
 
 def _file(file: File) -> dict[str, Any]:

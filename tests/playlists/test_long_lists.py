@@ -212,13 +212,13 @@ def test_a_list_ends_before_the_first_line_with_another_syntax(head, tail, end):
 def test_entries_of_a_long_mapping_have_the_lines_of_the_yaml_library():
     text = "k:\n  a: 1\n" + ENTRIES + "  z: 1\n"
     assert read_document(text, AT)["k"].marks == alone(text)["k"].marks
-    short, lifted = playlist_reader.lift(text, str)
+    short, lifted = playlist_reader.lift(text)
     assert [len(entries) for entries in lifted.values()] == [LONG]
     assert short.count("\n") == text.count("\n")
 
 
 def test_long_lists_reach_the_library_as_one_item():
     text = "k:\n" + "  - a\n" * LONG + "l: [\n" + "  1, 2,\n" * LONG + "  3]\n"
-    short, lifted = playlist_reader.lift(text, str)
+    short, lifted = playlist_reader.lift(text)
     assert len(lifted) == 2 and sum(map(len, lifted.values())) == 3 * LONG - 1
     assert short.count("\n") == text.count("\n") and len(short.replace("\n", "")) < 200
