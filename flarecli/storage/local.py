@@ -340,13 +340,8 @@ class LocalStore(Store):
         self._maps.pop(path, None)
 
     def names(self, path: str) -> Sequence[str]:
-        folder = self._folder(path)
-        try:
+        with self._in_folder(path) as folder:
             return sorted(os.listdir(folder), key=os.fsencode)
-        except OSError as error:
-            raise self.error(error, path) from None
-        finally:
-            _close(folder)
 
     @contextlib.contextmanager
     def opened(self, path: str, flags: int = _READ) -> Iterator[int]:
@@ -411,16 +406,11 @@ class LocalStore(Store):
 
     def _listed(self, path: str, prefix: str) -> Iterator[Entry]:
         """Yield the files below a folder; each name starts with `prefix`."""
-        folder = self._folder(path)
-        try:
+        with self._in_folder(path) as folder:
             if path.count("/") >= MAX_DEPTH:
                 raise too_deep(self.show(""))
             with os.scandir(folder) as entries:
                 scanned = sorted(map(_scanned, entries), key=bytewise)
-        except OSError as error:
-            raise self.error(error, path) from None
-        finally:
-            _close(folder)
         for name, is_folder, size in scanned:
             if size is not None:
                 yield Entry(prefix + name, size)
@@ -446,22 +436,41 @@ class LocalStore(Store):
     def _flags(self, flags: int) -> int:
         return flags & ~descriptors.NO_FOLLOW if self.guard.allow_local else flags
 
-    def _folder(self, path: str, wanted: str = "") -> OpenFolder:
+    @contextlib.contextmanager
+    def _in_folder(self, path: str) -> Iterator[OpenFolder]:
+        """Open a folder below the root for the duration of the block, and convert OSErrors."""
+        folder = self._folder(path)
+        try:
+            yield folder
+        except OSError as error:
+            raise self.error(error, path) from None
+        finally:
+            _close(folder)
+
+    def _folder(self, path: str, wanted: str = "", creates: bool = False) -> OpenFolder:
         """Open a folder below the root, component by component.
 
-        wanted  path in error messages; by default `path`
+        wanted   path in error messages; by default `path`
+        creates  whether to create and sync missing folders, including the root
         """
+        if creates and self._pinned is None:
+            made_folder(self.root, self)
         try:
             folder = self._open_root()
         except OSError as error:
             raise self.error(error, wanted) from None
         for part in path.split("/") if path else ():
-            folder = self._enter(folder, part, wanted or path)
+            folder = self._enter(folder, part, wanted or path, creates)
         return folder
 
-    def _enter(self, folder: OpenFolder, part: str, path: str) -> OpenFolder:
+    def _enter(self, folder: OpenFolder, part: str, path: str, creates: bool) -> OpenFolder:
         """Open a folder in an open folder, and close the latter."""
         try:
+            if creates:
+                at, dir_fd = descriptors.in_folder(folder, part)
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(at, dir_fd=dir_fd)
+                    self._sync_names(folder)
             if isinstance(folder, str):
                 return _opened_folder(checked_path(folder, part, self.guard.allow_local))
             return os.open(part, self._flags(descriptors.FOLDER), dir_fd=folder)
@@ -625,32 +634,10 @@ class LocalStore(Store):
         if self.durable:
             descriptors.sync_folder(folder)
 
-    def _made_folder(self, path: str) -> OpenFolder:
-        """Open a folder below the root; create and sync all missing folders in its path."""
-        if self._pinned is None:
-            made_folder(self.root, self)
-        folder = self._folder("")
-        for part in path.split("/") if path else ():
-            try:
-                at, dir_fd = descriptors.in_folder(folder, part)
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir(at, dir_fd=dir_fd)
-                    self._sync_names(folder)
-            except OSError as error:
-                _close(folder)
-                raise self.error(error, path) from None
-            folder = self._enter(folder, part, path)
-        return folder
-
     def sync_names(self, path: str) -> None:
         """Sync a folder, so that new file names in it survive a power loss."""
-        folder = self._folder(path)
-        try:
+        with self._in_folder(path) as folder:
             self._sync_names(folder)
-        except OSError as error:
-            raise self.error(error, path) from None
-        finally:
-            _close(folder)
 
     def remove_folders(self, path: str) -> None:
         """Remove all empty folders below a folder, and then the folder itself if it is empty."""
@@ -707,7 +694,7 @@ class _OpenFolders:
             self._fd = _CLOSED
             if previous != _CLOSED:
                 _close(previous)
-            self._fd = store._made_folder(path) if creates else store._folder(path, wanted)
+            self._fd = store._folder(path, wanted, creates)
             self._path, self._is_in_dev = path, creates and is_in_dev(self._fd)
         return self._fd
 
@@ -842,20 +829,14 @@ def made_folder(path: str, store: LocalStore) -> None:
     """
     if os.path.isdir(path):
         return
-    try:
-        mode = os.lstat(path).st_mode
-    except OSError:
-        mode = None
-    if mode is not None and stat.S_ISDIR(mode):  # another process has just created the folder
-        return
-    if mode is not None:
-        raise ReachError("is a file; expected a folder", where=path)
     parent = os.path.dirname(path)
     made_folder(parent, store)
     try:
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(path)
+        os.mkdir(path)
         sync_folder(parent)
+    except FileExistsError:
+        if not os.path.isdir(path):  # if it is a folder, another process has just created it
+            raise ReachError("is a file; expected a folder", where=path) from None
     except OSError as error:
         raise store.error(error, "") from None
 
