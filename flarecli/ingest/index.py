@@ -29,7 +29,7 @@ from flarecli.formats.tables.schema_merge import align, merge
 from flarecli.hashes import DEFAULT, Sums
 from flarecli.ingest.folder import Folder, FolderOptions
 from flarecli.ingest.lists import ListedFile, expand_lists
-from flarecli.ingest.read_files import MAX_GROUP_ROWS, Flaw, contents
+from flarecli.ingest.read_files import Flaw, contents
 from flarecli.ingest.source_checksum import SourceChecksum
 from flarecli.ingest.stdin import DATA, NAME, Addresses, Spool, open_streams, sniff
 from flarecli.model import Stream
@@ -209,12 +209,9 @@ class Index:
 
         The values of unreadable files are null.
         """
-        if self.is_list:
-            rows = MAX_GROUP_ROWS if self.at.is_local else 1
-            return contents(batches, columns, self.at.join, limits, rows, has_addresses=True)
-        if not self.at.is_local:
-            return contents(batches, columns, self.at.__truediv__, limits, max_group_rows=1)
-        return contents(batches, columns, self.at.__truediv__, limits)
+        locate = self.at.join if self.is_list else self.at.__truediv__
+        is_remote = not self.at.is_local
+        return contents(batches, columns, locate, limits, is_remote, has_addresses=self.is_list)
 
     def count(self, where: str | None = None) -> int:
         """Return the number of rows that a condition selects.

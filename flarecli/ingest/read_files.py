@@ -1,18 +1,19 @@
 """Parallel reader for the files whose names are in columns. Rows stay in order; memory is bounded.
 
-Memory is reserved in row order, so a row never waits for a later row. A small file is read before
-memory is reserved for it, so that the file is opened only once, for its size and its contents.
+A first call reads the small files of a group of rows, and returns the sizes of the other files. A
+second call reads the other files of a few rows, as soon as the limit on memory permits it.
+Therefore, a small file is opened only once, for its size and its contents.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import operator
-import threading
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, cast
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -20,17 +21,17 @@ import pyarrow as pa
 from flarecli.errors import FlareError
 from flarecli.media import kind_of
 from flarecli.model import ENCODING
-from flarecli.prefetch import OrderedQueue
+from flarecli.prefetch import ordered_map
 from flarecli.storage import Limits, Location, Store
 
 __all__ = ["Flaw", "contents", "filled"]
 
-SLICE_ROWS, READ_AHEAD_ROWS = 512, 1024
+SLICE_ROWS = 512  # maximum number of rows in a batch
 _BATCH_BYTES = 4 << 20
-FIRST_GROUP_ROWS, MAX_GROUP_ROWS = 16, 64  # rows per call: initial and maximum number
-MAX_GROUP_BYTES = 16 << 20  # maximum size of the files that one call reads ahead
-SMALL_BYTES = 1 << 20  # bytes that one call reads before it reserves memory
-MAX_READERS = 8  # more threads are not faster
+GROUP_ROWS = 64  # rows per call that reads small files
+SMALL_BYTES = 2 << 20  # maximum number of bytes that such a call reads
+MAX_CALLS = 32  # maximum number of calls of each kind whose results were not used yet
+MAX_READERS = 8
 
 
 class Flaw(NamedTuple):
@@ -39,44 +40,6 @@ class Flaw(NamedTuple):
     row: int
     column: str
     error: FlareError
-
-
-class _MemoryBudget:
-    """Memory limit for groups of rows. Groups reserve bytes in the order of their numbers."""
-
-    def __init__(self, size: int) -> None:
-        self._size, self._used, self._next = size, 0, 0
-        self._changed = threading.Condition()
-        self._is_over = False
-
-    def take(self, number: int, size: int) -> None:
-        """Reserve bytes for a group, after all earlier groups have reserved their bytes.
-
-        A group that needs more than the budget waits until all other bytes are released.
-        """
-        with self._changed:
-            self._changed.wait_for(
-                lambda: (
-                    self._is_over
-                    or (
-                        self._next == number
-                        and (self._used == 0 or self._used + size <= self._size)
-                    )
-                )
-            )
-            self._used += size
-            self._next += 1
-            self._changed.notify_all()
-
-    def release(self, size: int) -> None:
-        with self._changed:
-            self._used -= size
-            self._changed.notify_all()
-
-    def close(self) -> None:
-        with self._changed:
-            self._is_over = True
-            self._changed.notify_all()
 
 
 def filled(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
@@ -97,89 +60,26 @@ def filled(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
 
 
 _Value = bytes | FlareError | None
-_Names = Sequence[str | None]  # file names of rows: the names of the first row, of the second, …
-_Queue = OrderedQueue[tuple[int, _Names, int], list[_Value] | None]
 
 
-@dataclass(frozen=True)
-class _Reader:
-    """Reader for the files of a group of rows. One call per file would be slow for small files.
+class _Group(NamedTuple):
+    """Adjacent rows of a batch, whose files one call reads.
 
-    max_bytes  maximum size of a file
-    caller     identifier of the thread that uses the results
+    first   number of the first row in the batch
+    names   file names: of the first row, of the second row, …
+    values  contents of these files, or errors; for a file that was not read, its size, or 0 if its
+            size is unknown
     """
 
-    locate: Callable[[str], Location]
-    budget: _MemoryBudget
-    max_bytes: int
-    caller: int
-
-    def group(self, number: int, names: _Names, max_group_bytes: int) -> list[_Value] | None:
-        """Read the files of a group of rows; return None if the group is too large to read ahead.
-
-        The caller's thread reads nothing and returns None, because a wait for memory would be a
-        deadlock. `release` releases the memory of the result.
-
-        number           number of the group
-        max_group_bytes  maximum size of a group that is read ahead
-        """
-        if threading.get_ident() == self.caller:
-            self.budget.take(number, 0)
-            return None
-        size = -1
-        try:
-            found = self._read(names, SMALL_BYTES)
-            size = sum(one if isinstance(one, int) else _size(one) for one in found)
-        finally:
-            is_small = 0 <= size <= max_group_bytes
-            self.budget.take(number, size if is_small else 0)
-        if not is_small:
-            return None
-        values = [
-            self.value(name) if isinstance(one, int) else one
-            for name, one in zip(names, found, strict=True)
-        ]
-        self.budget.release(size - sum(map(_size, values)))
-        return values
-
-    def release(self, values: Sequence[_Value]) -> None:
-        """Release the memory that `group` reserved for its result."""
-        self.budget.release(sum(map(_size, values)))
-
-    def value(self, name: str | None) -> _Value:
-        """Return the contents of a file, or the error that reading it raised."""
-        (value,) = self._read([name], self.max_bytes)
-        return cast(_Value, value)  # `_read` returns sizes only of larger files
-
-    def _read(self, names: _Names, room: int) -> list[_Value | int]:
-        """Read files of at most `room` bytes in total, and return the sizes of the other files."""
-        values: list[_Value | int] = [None] * len(names)
-        located: list[tuple[Store, str, int]] = []
-        for i, name in enumerate(names):
-            if name is not None:
-                try:
-                    at = self.locate(name)
-                except FlareError as error:
-                    values[i] = error
-                else:
-                    located.append((at.store, at.path, i))
-        for store, files in itertools.groupby(located, operator.itemgetter(0)):
-            _, paths, positions = zip(*files, strict=True)
-            found = store.read_files(paths, self.max_bytes, room)
-            for i, value in zip(positions, found, strict=True):
-                values[i] = value
-                room -= _size(value)
-        return values
-
-
-def _size(value: object) -> int:
-    return len(value) if isinstance(value, bytes) else 0
-
-
-class _Slice(NamedTuple):
     batch: pa.RecordBatch
-    names: list[str | None]
-    starts: deque[int]  # first row of each group of rows
+    first: int
+    names: Sequence[str | None]
+    values: Sequence[_Value | int]
+
+    def part(self, start: int, stop: int, width: int) -> _Group:
+        """Return some rows of the group; `width` is the number of file names per row."""
+        names = slice(start * width, stop * width)
+        return _Group(self.batch, self.first + start, self.names[names], self.values[names])
 
 
 def contents(
@@ -187,7 +87,7 @@ def contents(
     columns: Sequence[str],
     locate: Callable[[str], Location],
     limits: Limits | None = None,
-    max_group_rows: int = MAX_GROUP_ROWS,
+    is_remote: bool = False,
     has_addresses: bool = False,
 ) -> Iterator[tuple[pa.RecordBatch, list[Flaw]]]:
     """Replace the file names in columns with file contents, as large_binary; keep nulls.
@@ -196,93 +96,119 @@ def contents(
                 folder, `at.join` for addresses
     limits      memory is bounded by `ahead_bytes` and one batch; a file larger than `max_bytes` is
                 a flaw
-    max_group_rows  maximum number of rows that one call reads; 1 for remote files. The number of
-                rows per call is adapted, so that the size of their files is about SMALL_BYTES.
-    has_addresses   whether names may be URLs; in a slice of rows that contains a URL, each call
-                    reads one row, because remote files are read in parallel
+    is_remote   whether all files are remote
+    has_addresses   whether names may be URLs, so that some files may be remote
     return      batches with the schema of `filled`, in the order of the rows, and the files that
                 could not be read, whose values are null
     """
     limits = limits or Limits()
-    budget, number, ahead, rows = _MemoryBudget(limits.ahead_bytes), 0, deque[_Slice](), 0
-    reader = _Reader(
-        locate,
-        budget,
-        limits.max_bytes,
-        threading.get_ident(),
+    may_be_remote = is_remote or has_addresses
+    small_bytes = limits.ahead_bytes // 4  # memory for the results of first calls
+    # local files need little read-ahead, and memory that is soon used again causes no page faults
+    large_bytes = limits.ahead_bytes - small_bytes if may_be_remote else limits.ahead_bytes // 8
+    workers = min(MAX_READERS, limits.jobs)
+    read = partial(_read, locate, limits.max_bytes)
+    groups = ordered_map(
+        partial(read, SMALL_BYTES),
+        _groups(batches, columns, is_remote, has_addresses),
+        workers=workers,
+        max_items=MAX_CALLS,
+        max_bytes=small_bytes,
+        weigh=lambda _: SMALL_BYTES,
+        weigh_result=_group_size,
     )
-    queue: _Queue = OrderedQueue(
-        lambda read: reader.group(*read), workers=min(MAX_READERS, limits.jobs)
+    complete = ordered_map(
+        partial(read, sys.maxsize),
+        _pieces(groups, len(columns)),
+        workers=workers,
+        max_items=MAX_CALLS,
+        max_bytes=large_bytes,
+        weigh=_group_size,
     )
-    group_rows = min(FIRST_GROUP_ROWS, max_group_rows)
-    max_group_bytes = min(MAX_GROUP_BYTES, limits.ahead_bytes)
-    try:
-        for batch in batches:
-            for start in range(0, batch.num_rows, SLICE_ROWS):
-                part = batch.slice(start, SLICE_ROWS)
-                texts = [part.column(column).to_pylist() for column in columns]
-                names = [name for row in zip(*texts, strict=True) for name in row]
-                is_remote = max_group_rows == 1 or (
-                    has_addresses and any("://" in name for name in names if name is not None)
-                )
-                max_bytes = limits.max_bytes if is_remote else max_group_bytes
-                rows_per_call = 1 if is_remote else group_rows
-                starts = deque(range(0, part.num_rows, rows_per_call))
-                step = rows_per_call * len(columns)
-                for first in range(0, len(names), step):
-                    queue.put((number, names[first : first + step], max_bytes))
-                    number += 1
-                ahead.append(_Slice(part, names, starts))
-                rows += part.num_rows
-                while rows > READ_AHEAD_ROWS:
-                    done = ahead.popleft()
-                    rows -= done.batch.num_rows
-                    size = yield from _fill_slice(done, columns, reader, queue)
-                    group_rows = SMALL_BYTES * done.batch.num_rows // max(1, size)
-                    group_rows = max(1, min(group_rows, max_group_rows))
-        while ahead:
-            yield from _fill_slice(ahead.popleft(), columns, reader, queue)
-    finally:
-        budget.close()
-        queue.close(wait=True)
+    with contextlib.closing(groups), contextlib.closing(complete):
+        yield from _batches(complete, columns)
 
 
-def _fill_slice(
-    part: _Slice, columns: Sequence[str], reader: _Reader, queue: _Queue
-) -> Generator[tuple[pa.RecordBatch, list[Flaw]], None, int]:
-    """Yield the rows of a slice in batches of a few megabytes, and return the size of the files."""
-    first, size, total, flaws = 0, 0, 0, list[Flaw]()
-    values: list[list[bytes | None]] = [[] for _ in columns]
-    for row, found in _rows(part, reader, queue):
-        for column, value, contents_of_column in zip(columns, found, values, strict=True):
-            if isinstance(value, FlareError):
-                flaws.append(Flaw(row - first, column, value))
-                value = None
-            contents_of_column.append(value)
-            size += len(value or b"")
-        if size >= _BATCH_BYTES or row + 1 == part.batch.num_rows:
-            yield _replace_columns(part.batch.slice(first, row + 1 - first), columns, values), flaws
-            total += size
-            first, size, flaws, values = row + 1, 0, [], [[] for _ in columns]
-    return total
+def _groups(
+    batches: Iterable[pa.RecordBatch], columns: Sequence[str], is_remote: bool, has_addresses: bool
+) -> Iterator[_Group]:
+    """Yield the rows in groups. A group has one row if a file is remote, for parallel requests."""
+    for batch in batches:
+        for start in range(0, batch.num_rows, SLICE_ROWS):
+            part = batch.slice(start, SLICE_ROWS)
+            texts = [part.column(column).to_pylist() for column in columns]
+            names = [name for row in zip(*texts, strict=True) for name in row]
+            has_remote = is_remote or (
+                has_addresses and any("://" in name for name in names if name is not None)
+            )
+            whole = _Group(part, 0, names, [None if name is None else 0 for name in names])
+            step = 1 if has_remote else GROUP_ROWS
+            for first in range(0, part.num_rows, step):
+                yield whole.part(first, first + step, len(columns))
 
 
-def _rows(part: _Slice, reader: _Reader, queue: _Queue) -> Iterator[tuple[int, list[_Value]]]:
-    """Yield the values of each row. Groups that were too large to read ahead are read now."""
-    width = len(part.names) // part.batch.num_rows
-    while part.starts:
-        first = part.starts.popleft()
-        last = part.starts[0] if part.starts else part.batch.num_rows
-        found = next(queue.drain())
-        for row in range(first, last):
-            if found is None:
-                names = part.names[row * width : (row + 1) * width]
-                yield row, [reader.value(name) for name in names]
+def _pieces(groups: Iterable[_Group], width: int) -> Iterator[_Group]:
+    """Split each group, so that one call reads about SMALL_BYTES of the remaining files."""
+    for group in groups:
+        rows, start, size = len(group.names) // width, 0, 0
+        for row in range(rows):
+            values = group.values[row * width : (row + 1) * width]
+            size += sum(value for value in values if isinstance(value, int))
+            if size >= SMALL_BYTES or row + 1 == rows:
+                yield group.part(start, row + 1, width)
+                start, size = row + 1, 0
+
+
+def _group_size(group: _Group) -> int:
+    """Return the size of the files of a group, read or not, in bytes."""
+    return sum(value if isinstance(value, int) else _size(value) for value in group.values)
+
+
+def _size(value: _Value | int) -> int:
+    return len(value) if isinstance(value, bytes) else 0
+
+
+def _read(locate: Callable[[str], Location], max_bytes: int, room: int, group: _Group) -> _Group:
+    """Read the files of a group that were not read yet, at most `room` bytes in total."""
+    values = list(group.values)
+    located: list[tuple[Store, str, int]] = []
+    for i, (name, value) in enumerate(zip(group.names, values, strict=True)):
+        if name is not None and isinstance(value, int):
+            try:
+                at = locate(name)
+            except FlareError as error:
+                values[i] = error
             else:
-                start = (row - first) * width
-                yield row, found[start : start + width]
-        if found is not None:
-            reader.release(found)
+                located.append((at.store, at.path, i))
+    for store, files in itertools.groupby(located, operator.itemgetter(0)):
+        _, paths, positions = zip(*files, strict=True)
+        for i, value in zip(positions, store.read_files(paths, max_bytes, room), strict=True):
+            values[i] = value
+            room -= _size(value)
+    return group._replace(values=values)
+
+
+def _batches(
+    groups: Iterable[_Group], columns: Sequence[str]
+) -> Iterator[tuple[pa.RecordBatch, list[Flaw]]]:
+    """Yield the rows of groups in batches of a few megabytes, and the files with errors."""
+    first, size, flaws = 0, 0, list[Flaw]()
+    found: list[list[bytes | None]] = [[] for _ in columns]
+    for group in groups:
+        for place, value in enumerate(group.values):
+            row, column = divmod(place, len(columns))
+            row += group.first
+            if isinstance(value, FlareError):
+                flaws.append(Flaw(row - first, columns[column], value))
+            content = value if isinstance(value, bytes) else None
+            found[column].append(content)
+            size += len(content or b"")
+            is_end = column + 1 == len(columns)
+            if is_end and (size >= _BATCH_BYTES or row + 1 == group.batch.num_rows):
+                rows = group.batch.slice(first, row + 1 - first)
+                yield _replace_columns(rows, columns, found), flaws
+                first = 0 if row + 1 == group.batch.num_rows else row + 1
+                size, flaws, found = 0, [], [[] for _ in columns]
 
 
 def _replace_columns(
