@@ -10,7 +10,7 @@ from flarecli.media.headers import (
     has_ffmpeg,
     probe,
 )
-from flarecli.media.images import MODES, Resize, resize, resize_image, thumbnail
+from flarecli.media.images import Resize, resize_image, thumbnail
 from flarecli.media.kinds import (
     category_of,
     extension_of,
@@ -26,7 +26,6 @@ from flarecli.media.sandbox_worker import FORMATS
 __all__ = [
     "FORMATS",
     "INFO_COLUMNS",
-    "MODES",
     "MediaInfo",
     "Resize",
     "Sandbox",
@@ -40,7 +39,6 @@ __all__ = [
     "kind_of",
     "mismatch",
     "probe",
-    "resize",
     "resize_image",
     "sniff",
     "thumbnail",

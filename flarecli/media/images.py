@@ -17,29 +17,19 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from flarecli.errors import UsageError, ValueFitError
 from flarecli.media.headers import MediaInfo, probe
-from flarecli.prefetch import cpu_count, ordered_map
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from PIL.Image import Image
     from PIL.ImageFile import ImageFile
 
-__all__ = ["MODES", "Resize", "resize", "resize_image", "thumbnail"]
+__all__ = ["Resize", "resize_image", "thumbnail"]
 
 MODES = ("fit", "crop", "stretch")
 MAX_PIXELS = 1 << 26  # 67 million, which need 256 MB as RGBA
 DEFAULT_QUALITY = 95  # for lossy formats
 MAX_SIDE = 1 << 16
 MAX_THUMBNAIL_SOURCE_PIXELS = 1 << 25  # 33 million
-PILLOW_FORMATS = {
-    "jpeg": "JPEG",
-    "png": "PNG",
-    "webp": "WEBP",
-    "gif": "GIF",
-    "bmp": "BMP",
-    "tiff": "TIFF",
-    "avif": "AVIF",
-}
+KINDS = ("jpeg", "png", "webp", "gif", "bmp", "tiff", "avif")  # in upper case: Pillow's names
 _LOSSY = frozenset({"jpeg", "webp", "avif"})
 _ORIENTATION = 0x0112  # EXIF tag
 _TRANSPOSED = frozenset({5, 6, 7, 8})  # orientations that swap width and height
@@ -105,31 +95,6 @@ class Resize:
         )
 
 
-def resize(
-    images: pa.Array, options: Resize, jobs: int | None = None
-) -> tuple[pa.Array, list[tuple[int, str]]]:
-    """Resize a column of images in parallel; nulls remain null.
-
-    images  complete image files: binary or large_binary [rows]
-    jobs    number of threads; None for one thread per core
-    return  large_binary [rows], with null for each failed image; and (row, reason) for each failed
-            image, in order
-    """
-    import pyarrow as pa
-
-    def one(data: bytes | None) -> bytes | str | None:
-        try:
-            return None if data is None else resize_image(data, options)
-        except ValueFitError as error:
-            return error.message
-
-    values = (scalar.as_py() for scalar in images)
-    results = list(ordered_map(one, values, workers=jobs or cpu_count()))
-    failures = [(row, value) for row, value in enumerate(results) if isinstance(value, str)]
-    kept = [None if isinstance(value, str) else value for value in results]
-    return pa.array(kept, pa.large_binary()), failures
-
-
 def resize_image(data: bytes, options: Resize) -> bytes:
     """Return a resized image, or the same bytes if no change is needed.
 
@@ -167,16 +132,14 @@ def resize_image(data: bytes, options: Resize) -> bytes:
         return _encode(_scale(upright, options), info.kind or "", options, profile)
 
 
-def thumbnail(
-    data: bytes, width: int, height: int, max_pixels: int = MAX_THUMBNAIL_SOURCE_PIXELS
-) -> Image:
+def thumbnail(data: bytes, width: int, height: int) -> Image:
     """Return the first frame of an image, shrunk to fit a box of width × height pixels.
 
     return  RGB image, rotated upright according to EXIF; transparent pixels are white
-    raises  ValueFitError for damaged data, unsupported data, or more than `max_pixels`
+    raises  ValueFitError for damaged data, unsupported data, or too many pixels
     """
     info = _require_image(data)
-    with _opened_image(data, info, max_pixels) as image:
+    with _opened_image(data, info, MAX_THUMBNAIL_SOURCE_PIXELS) as image:
         from PIL import Image, ImageOps
 
         image.draft("RGB", (2 * width, 2 * height))
@@ -198,7 +161,7 @@ def _require_image(data: bytes) -> MediaInfo:
     raises  ValueFitError for an unsupported format, or if the header contains no image size
     """
     info = probe(data)
-    if info.kind not in PILLOW_FORMATS:
+    if info.kind not in KINDS:
         raise ValueFitError("not an image in a supported format")
     if not info.width or not info.height:
         raise ValueFitError(f"damaged {info.kind}: no image size in the header")
@@ -220,7 +183,7 @@ def _opened_image(data: bytes, info: MediaInfo, max_pixels: int) -> Iterator[Ima
     from PIL import Image
 
     try:
-        with Image.open(io.BytesIO(data), formats=[PILLOW_FORMATS[info.kind or ""]]) as image:
+        with Image.open(io.BytesIO(data), formats=[str(info.kind).upper()]) as image:
             check_pixels(*image.size)  # Pillow may read a larger size than the header parser
             yield image
     except (ValueFitError, MemoryError):
@@ -270,7 +233,7 @@ def _encode(image: Image, kind: str, options: Resize, profile: bytes | None) -> 
         image = image.convert("RGB")
     image.info.pop("exif", None)  # the image is already upright
     with _memory_file() if kind == "jpeg" else io.BytesIO() as out:
-        image.save(out, PILLOW_FORMATS[kind], **parameters)
+        image.save(out, kind.upper(), **parameters)
         out.seek(0)
         return out.read()
 

@@ -40,8 +40,8 @@ class _Child:
     On Windows, pipes block, and a timer ends the child.
     """
 
-    def __init__(self, memory: int, max_pixels: int) -> None:
-        argv = [sys.executable, "-P", sandbox_worker.__file__, str(memory), str(max_pixels)]
+    def __init__(self, memory: int) -> None:
+        argv = [sys.executable, "-P", sandbox_worker.__file__, str(memory), str(MAX_PIXELS)]
         pipe = subprocess.PIPE
         try:
             self._process = subprocess.Popen(
@@ -154,25 +154,19 @@ def _is_confined(memory: int) -> bool:
 class Sandbox:
     """A pool of child processes that decode images, with one child per concurrent caller.
 
-    memory      address space of a child in bytes
-    max_pixels  maximum number of pixels per frame
-    timeout_s   time limit per image in seconds
+    memory     address space of a child in bytes
+    timeout_s  time limit per image in seconds
     """
 
-    def __init__(
-        self,
-        memory: int = MEMORY_BYTES,
-        max_pixels: int = MAX_PIXELS,
-        timeout_s: float = TIMEOUT_S,
-    ) -> None:
-        self.memory, self.max_pixels, self.timeout_s = memory, max_pixels, timeout_s
+    def __init__(self, memory: int = MEMORY_BYTES, timeout_s: float = TIMEOUT_S) -> None:
+        self.memory, self.timeout_s = memory, timeout_s
         self.started = 0
         self._cpu_s, self._bytes = 0.0, 0  # totals for all images so far
         self._idle: list[_Child] = []
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Sandbox, (self.memory, self.max_pixels, self.timeout_s)
+        return Sandbox, (self.memory, self.timeout_s)
 
     def check(self, data: bytes) -> str:
         """Decode an image completely; return an error message, which is empty after success.
@@ -189,7 +183,7 @@ class Sandbox:
                 return f"not decoded: {self._bytes} bytes of images used {self._cpu_s:.0f} s of CPU"
             child = self._idle.pop() if self._idle else None
         if child is None:
-            child, self.started = _Child(self.memory, self.max_pixels), self.started + 1
+            child, self.started = _Child(self.memory), self.started + 1
         try:
             status, message, used_s = child.decode(data, self.timeout_s, int(cpu_s))
         except _Timeout:

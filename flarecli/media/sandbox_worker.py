@@ -13,6 +13,7 @@ The kernel ends a process that exceeds its CPU limit.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import signal
@@ -91,7 +92,7 @@ def serve(source: BinaryIO, sink: BinaryIO, max_pixels: int) -> None:
         if len(data) < size:
             return
         start = time.process_time()
-        _limit_cpu(start + seconds)
+        _limit("RLIMIT_CPU", int(start + seconds) + 1)  # total of this process
         status, message = decode(data, max_pixels)
         text = message.encode("utf-8", "replace")
         cpu_us = min(int(1e6 * (time.process_time() - start)), (1 << 32) - 1)
@@ -99,35 +100,30 @@ def serve(source: BinaryIO, sink: BinaryIO, max_pixels: int) -> None:
         sink.flush()
 
 
-def _limit_cpu(seconds: float) -> None:
-    """Set the total CPU time in seconds after which the kernel ends this process."""
+def _limit(name: str, soft: int, hard: int | None = None) -> None:
+    """Set a resource limit of this process, if the system supports it.
+
+    Without these limits, the parent process limits the time, and `max_pixels` limits the memory.
+
+    name  name in the module `resource`, such as RLIMIT_CPU
+    hard  None keeps the hard limit
+    """
     if sys.platform == "win32":
-        return  # the parent process also limits the time
-    try:
-        import resource
+        return
+    import resource
 
-        _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-        resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 1, hard))
-    except (OSError, ValueError):
-        return  # the parent process also limits the time
-
-
-def _limit_memory(memory: int) -> None:
-    """Limit the address space of this process if the system supports limits; disable core dumps."""
-    if sys.platform == "win32":
-        return  # `max_pixels` also limits the memory
-    try:
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    except (OSError, ValueError):
-        return  # `max_pixels` also limits the memory
+    kind = getattr(resource, name)
+    if hard is None:
+        hard = resource.getrlimit(kind)[1]
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(kind, (soft, hard))
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles SIGINT
     responses = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # output that a library prints must not corrupt the protocol
-    _limit_memory(int(sys.argv[1]))
+    memory = int(sys.argv[1])
+    _limit("RLIMIT_AS", memory, memory)
+    _limit("RLIMIT_CORE", 0, 0)  # no core dumps
     serve(sys.stdin.buffer, responses, int(sys.argv[2]))

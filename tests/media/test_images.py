@@ -5,12 +5,11 @@ import os
 import struct
 import zlib
 
-import pyarrow as pa
 import pytest
 from PIL import Image, ImageCms, ImageOps
 
 from flarecli.errors import UsageError, ValueFitError
-from flarecli.media import Resize, probe, resize, resize_image
+from flarecli.media import Resize, probe, resize_image
 
 
 def picture(size=(90, 60), mode="RGB") -> Image.Image:
@@ -287,19 +286,6 @@ def test_animations_are_not_resized():
     )
     assert refusal(out.getvalue(), Resize(40)) == "an animation of 2 frames cannot be resized"
     assert resize_image(out.getvalue(), Resize(80)) == out.getvalue()
-
-
-@pytest.mark.parametrize("jobs", [1, 4])
-def test_a_column_keeps_its_order_and_lists_its_failures(jobs):
-    pictures = [saved(picture((40 + n, 30))) for n in range(20)]
-    values = [*pictures[:7], None, b"no picture", *pictures[7:]]
-    found, failures = resize(pa.array(values, pa.binary()), Resize(16), jobs)
-    assert found.type == pa.large_binary()
-    assert failures == [(8, "not an image in a supported format")]
-    assert found.to_pylist() == [
-        None if value in (None, b"no picture") else resize_image(value, Resize(16))
-        for value in values
-    ]
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def _encode_video(name: str, codec: str, value: Any) -> bytes:
     return file.getvalue()
 
 
-def _decode_video(name: str, data: bytes) -> Any:
+def _decode_video(data: bytes) -> Any:
     """Decode a video file to its frames: uint8 [frames, height, width, 3]."""
     return read.decoders.video(sys.maxsize)(data)
 
@@ -100,5 +100,5 @@ encoders: dict[str, Callable[[Any], bytes]] = {
 decoders: dict[str, Callable[[bytes], Any]] = {
     **{word: partial(_decode, name) for word, name in _ENCODINGS.items()},
     **{word: partial(_decode_image, name) for word, name in (("jpg", "jpeg"), ("png", "png"))},
-    **{word: partial(_decode_video, word) for word in _CODECS},
+    **dict.fromkeys(_CODECS, _decode_video),
 }

@@ -79,12 +79,7 @@ class _Writer(Closeable):
         if isinstance(self._at.store, LocalStore):
             spool = os.fspath(self.directory)
             os.makedirs(spool, exist_ok=True)
-        rows, start, step = (
-            shards.get("shard_rows"),
-            shards.get("start", 0),
-            shards.get("step", 1),
-        )
-        return _LegacyWriter(self._at, columns, self._spec, rows, start, step, spool)
+        return _LegacyWriter(self._at, columns, self._spec, spool, **shards)
 
     @property
     def spec(self) -> dict[str, str]:
@@ -196,9 +191,9 @@ class _LegacyWriter:
     at          the folder of the dataset
     columns     columns with the encodings `bytes` and `bytes[]`
     words       column -> type name, as in spec.json, sorted by column
+    spool       folder for the unnamed file; None means the system's temporary folder
     shard_rows  rows per shard; None means a dataset without shards
     start, step  number of the first shard, and the step to the next shard
-    spool       folder for the unnamed file; None means the system's temporary folder
     rows        number of appended rows
     raises      UsageError if the folder contains a dataset, because the writer cannot extend it
     """
@@ -208,10 +203,10 @@ class _LegacyWriter:
         at: Location,
         columns: Columns,
         words: dict[str, str],
-        shard_rows: int | None,
-        start: int,
-        step: int,
         spool: str | None,
+        shard_rows: int | None = None,
+        start: int = 0,
+        step: int = 1,
     ) -> None:
         self._format = formats.find("granular-refs")
         self.columns = self._format.arrange(columns)

@@ -11,8 +11,8 @@ import os
 import secrets
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, wait
 from functools import partial
+from itertools import chain
 from types import GeneratorType
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from flarecli.compat.sds.rows import FetchedRow, Rows
 from flarecli.errors import FlareError, RowsError, UsageError
 from flarecli.formats.mds import config as mds_config
 from flarecli.model import Sample
-from flarecli.prefetch import submit
+from flarecli.prefetch import OrderedQueue
 from flarecli.read.epoch_order import Epoch
 
 __all__ = ["IndexMetaData", "StreamingDataset", "ranks"]
@@ -288,40 +288,30 @@ class StreamingDataset:
     def _epoch(self, blocks: Iterator[list[int]], sharers: int) -> Iterator[Any]:
         """Yield samples in order while the files of the next block are fetched."""
         in_flight: deque[int] = deque()
-        future = None
+        queue = OrderedQueue(self._rows.fetch, workers=1, max_items=2)
+
+        def fetched() -> Iterator[FetchedRow]:
+            for rows in blocks:
+                in_flight.extend(rows)
+                self._refs.update(rows)  # the cache keeps the files of these rows
+                yield from chain.from_iterable(queue.put(rows))
+            yield from chain.from_iterable(queue.drain())
+
         try:
-            future = self._submit(blocks, in_flight)
-            while future is not None:
-                fetched, future = future.result(), self._submit(blocks, in_flight)
-                for row in fetched:
-                    self._yielded += 1
-                    if row.error is not None:
-                        self.failed += 1
-                        self._first_error = self._first_error or row.error
-                        _log.warning("row %d of %s is skipped: %s", row.row, self.name, row.error)
-                    else:
-                        yield from self._samples(row)
-                        self._store(row, sharers)
-                    self._release(in_flight.popleft())
+            for row in fetched():
+                self._yielded += 1
+                if row.error is not None:
+                    self.failed += 1
+                    self._first_error = self._first_error or row.error
+                    _log.warning("row %d of %s is skipped: %s", row.row, self.name, row.error)
+                else:
+                    yield from self._samples(row)
+                    self._store(row, sharers)
+                self._release(in_flight.popleft())
         finally:
-            if future is not None:
-                wait([future])
+            queue.close(wait=True)
             for number in in_flight:
                 self._release(number)
-
-    def _submit(
-        self, blocks: Iterator[list[int]], in_flight: deque[int]
-    ) -> Future[list[FetchedRow]] | None:
-        """Start to fetch the files of the next rows; return None if there are no more rows.
-
-        The use counts of the rows are increased first, so that the cache keeps the files.
-        """
-        rows = next(blocks, None)
-        if rows is None:
-            return None
-        in_flight.extend(rows)
-        self._refs.update(rows)
-        return submit(lambda: self._rows.fetch(rows))
 
     def state_dict(self) -> dict[str, int]:
         """Return the position in the epoch, from the number of samples that this process yielded.

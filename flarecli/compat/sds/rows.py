@@ -220,8 +220,12 @@ class Rows:
         self._limits = Limits(jobs=jobs, retries=retries)
         guard = Guard(limits=self._limits, allow_private=allow_private, allow_local=allow_local)
         self._guard = with_reach(guard, allow_host, [src])
-        self._args: tuple[Any, ...] = (_first(src, indexes), [key], allow_missing)
-        source = self._opened()
+        self._src = _first(src, indexes)
+        self._options = SourceOptions(
+            text=[key], guard=self._guard, allow_missing=allow_missing, by_extension=True
+        )
+        source = open_source(self._src, self._options)
+        self._source: Source | None = source
         self._links_at, self._files, self._allow_missing = source.at, source.files, allow_missing
         self.columns = list(columns or source.files)
         names = source.schema.names
@@ -262,16 +266,6 @@ class Rows:
             _suffixes(self.columns),
         )
         self._at = Location(LocalStore(os.path.realpath(dst), dst, durable=False))
-
-    def _opened(self) -> Source:
-        src, text, allow_missing = self._args
-        self._source: Source | None = open_source(
-            src,
-            SourceOptions(
-                text=text, guard=self._guard, allow_missing=allow_missing, by_extension=True
-            ),
-        )
-        return self._source
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_source": None}  # the source is opened again if needed
@@ -326,9 +320,7 @@ class Rows:
         table    rows whose files are fetched
         missing  position of each row of `table` in `fetched`
         """
-        (batch,) = table.combine_chunks().to_batches() or [
-            pa.RecordBatch.from_pylist([], table.schema)
-        ]
+        (batch,) = table.combine_chunks().to_batches()
         if self._files:
             self._read_files(batch, missing, fetched)
             return
@@ -341,14 +333,16 @@ class Rows:
             addresses = pa.RecordBatch.from_arrays(
                 [batch.column(column).take(pa.array(at, pa.int64()))], [column]
             )
-            options: dict[str, Any] = {
-                "key": None,
-                "at": self._links_at,
-                "guard": self._guard,
-                "limits": self._limits,
-                "progress": Progress(),
-            }
-            for part in fetch([addresses], [Link(column, column)], **options):
+            parts = fetch(
+                [addresses],
+                [Link(column, column)],
+                key=None,
+                at=self._links_at,
+                guard=self._guard,
+                limits=self._limits,
+                progress=Progress(),
+            )
+            for part in parts:
                 for failure in part.failures:
                     i = missing[at[failure.row]]
                     address = str(fetched[i].sample[column])
@@ -360,11 +354,10 @@ class Rows:
         self, batch: pa.RecordBatch, missing: list[int], fetched: list[FetchedRow]
     ) -> None:
         """Copy the files of rows if the source is a folder of files."""
-        read = (self._source or self._opened()).filled
-        if read is None:
-            return
+        if self._source is None:  # a worker process
+            self._source = open_source(self._src, self._options)
         names = [name for name in self.columns if name in self._files]
-        for contents, flaws in read([batch.select(names)], names):
+        for contents, flaws in self._source.filled([batch.select(names)], names):
             for flaw in flaws:
                 i = missing[flaw.row]
                 fetched[i] = replace(fetched[i], error=flaw.error)
