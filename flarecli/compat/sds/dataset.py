@@ -12,7 +12,6 @@ import secrets
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import chain
 from types import GeneratorType
 from typing import Any, NamedTuple
 
@@ -288,14 +287,17 @@ class StreamingDataset:
     def _epoch(self, blocks: Iterator[list[int]], sharers: int) -> Iterator[Any]:
         """Yield samples in order while the files of the next block are fetched."""
         in_flight: deque[int] = deque()
-        queue = OrderedQueue(self._rows.fetch, workers=1, max_items=2)
+        queue = OrderedQueue(self._rows.fetch, workers=1)
 
         def fetched() -> Iterator[FetchedRow]:
             for rows in blocks:
                 in_flight.extend(rows)
                 self._refs.update(rows)  # the cache keeps the files of these rows
-                yield from chain.from_iterable(queue.put(rows))
-            yield from chain.from_iterable(queue.drain())
+                queue.put(rows)
+                if len(queue) == 2:  # the fetch of the next block has started
+                    yield from next(queue.drain())
+            for block in queue.drain():
+                yield from block
 
         try:
             for row in fetched():
