@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as kinds
 
-from flarecli.sql.query import node_type, parse
+from flarecli.sql.query import node_type, parse, reads_plain_table
 
 __all__ = ["Bound", "Literal", "bounds"]
 
@@ -62,19 +62,10 @@ def bounds(expression: str, names: Sequence[str]) -> tuple[Bound, ...]:
     names  names of the columns; SQL ignores case
     """
     node = parse(expression)
-    if node is None or node.get("sample") or (node.get("cte_map") or {}).get("map"):
-        return ()
-    table = node.get("from_table")
-    if (
-        not isinstance(table, dict)
-        or node_type(table) != "BASE_TABLE"
-        or str(table.get("table_name", "")).lower() != "dataframe"
-        or table.get("sample")
-        or table.get("column_name_alias")
-    ):
-        return ()
     known = {name.lower(): name for name in names}
-    return tuple(_bounds(node.get("where_clause"), known)) if len(known) == len(names) else ()
+    if node is None or not reads_plain_table(node) or len(known) < len(names):
+        return ()
+    return tuple(_bounds(node.get("where_clause"), known))
 
 
 def _bounds(node: Any, known: dict[str, str]) -> Iterator[Bound]:

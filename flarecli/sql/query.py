@@ -36,7 +36,16 @@ from flarecli.suggest import choose
 if TYPE_CHECKING:
     import duckdb
 
-__all__ = ["columns_of", "connect", "is_row_by_row", "is_statement", "node_type", "parse", "select"]
+__all__ = [
+    "columns_of",
+    "connect",
+    "is_row_by_row",
+    "is_statement",
+    "node_type",
+    "parse",
+    "reads_plain_table",
+    "select",
+]
 
 _STATEMENT = re.compile(r"\s*(?:select|with|from)\b", re.IGNORECASE)
 _CONNECTION_SETTINGS: dict[str, Any] = {
@@ -129,6 +138,17 @@ def to_sql(node: dict[str, Any]) -> str | None:
 def node_type(node: Any) -> str:
     """Return the type of a node of a syntax tree; empty if the argument is not a node."""
     return str(node.get("type", "")) if isinstance(node, dict) else ""
+
+
+def reads_plain_table(node: dict[str, Any]) -> bool:
+    """Return whether a SELECT reads `dataframe` without sampling, column aliases or WITH."""
+    table = node["from_table"]
+    return (
+        node_type(table) == "BASE_TABLE"
+        and table["table_name"].lower() == "dataframe"
+        and not (table.get("sample") or table.get("column_name_alias"))
+        and not (node.get("sample") or (node.get("cte_map") or {}).get("map"))
+    )
 
 
 def columns_of(expression: str, names: Sequence[str]) -> list[str]:
@@ -315,15 +335,9 @@ def _select_with_column(
         step in _ROW_PRESERVING or step.endswith("ARROW_SCAN") for step in steps
     ):
         return None
-    table, chosen = node.get("from_table"), node.get("select_list")
-    if (
-        not isinstance(table, dict)
-        or node_type(table) != "BASE_TABLE"
-        or table.get("column_name_alias")
-        or not isinstance(chosen, list)
-        or node.get("cte_map", {}).get("map")
-    ):
+    if not reads_plain_table(node):
         return None
+    chosen = node["select_list"]
     expressions = [item for item in chosen if not _is_plain_star(item)]
     stars = len(chosen) - len(expressions)
     known = {name.lower() for name in schema.names}
