@@ -227,7 +227,7 @@ def _alternatives(annotation: str) -> list[str]:
 def _of_class(kind: str, space: Mapping[str, Any]) -> tuple[str, _Converter] | None:
     """Return the description and the converter for an annotation that names a class.
 
-    The result is None if the class is a Protocol or is not in the namespace `space`.
+    The result is None if the class is not in the namespace `space`.
     """
     if kind.startswith("Mapping["):
         return "a dict", _instance(Mapping)
@@ -236,7 +236,7 @@ def _of_class(kind: str, space: Mapping[str, Any]) -> tuple[str, _Converter] | N
     if kind.startswith("Sequence[Callable["):
         return "a list of functions", _valid(_are_functions)
     found = space.get(kind)
-    if not isinstance(found, type) or getattr(found, "_is_protocol", False):
+    if not isinstance(found, type):
         return None
     return f"a{'n' * (kind[0] in 'AEIOU')} {kind}", _instance(found)
 

@@ -159,7 +159,7 @@ def json_value(value: Any) -> Any:
     return str(value)
 
 
-def bytes_summary(data: bytes | memoryview) -> dict[str, Any]:
+def bytes_summary(data: bytes | bytearray | memoryview) -> dict[str, Any]:
     """Return the JSON object for bytes: their size and SHA-256."""
     import hashlib
 

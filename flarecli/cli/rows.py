@@ -367,15 +367,10 @@ def _values(
         item = field.with_metadata({ENCODING: encoding.removesuffix("[]").encode()})
         return _lists(array, item, style)
     if encodings.is_binary(kind):
-        raw = encodings.raw_values(array)
-        if encoding in ("msgpack", "tree"):
-            return [
-                None if data is None else _unpacked(bytes(data), field.name, encoding, style)
-                for data in raw
-            ]
-        if style.as_base64 or encoding == "pkl":
-            return [None if data is None else _bytes(bytes(data), encoding, style) for data in raw]
-        return [None if data is None else bytes_summary(data) for data in raw]
+        return [
+            None if data is None else _bytes(data, field.name, encoding, style)
+            for data in encodings.raw_values(array)
+        ]
     if isinstance(array, pa.FixedShapeTensorArray):
         tensors = iter(array.drop_null().to_numpy_ndarray().tolist())
         present = array.is_valid().to_pylist()
@@ -409,9 +404,14 @@ def _lists(array: pa.Array, item: pa.Field, style: ValueStyle) -> list[Any]:
     ]
 
 
-def _bytes(data: bytes, encoding: str, style: ValueStyle) -> Any:
+def _bytes(
+    data: bytes | bytearray | memoryview, name: str, encoding: str, style: ValueStyle
+) -> Any:
+    """Return the JSON value of bytes in the column `name`."""
+    if encoding in ("msgpack", "tree"):
+        return _unpacked(bytes(data), name, encoding, style)
     if encoding == "pkl" and style.allow_pickle:
-        return _unpickled(data)
+        return _unpickled(bytes(data))
     if style.as_base64:
         return base64.b64encode(data).decode()
     if encoding == "pkl":
@@ -441,7 +441,7 @@ def _unpacked(data: bytes, name: str, encoding: str, style: ValueStyle) -> Any:
 
     def convert(value: Any) -> Any:
         if isinstance(value, (bytes, bytearray)):
-            return _bytes(bytes(value), "", style)
+            return _bytes(value, name, "", style)
         if isinstance(value, dict):
             return {str(key): convert(item) for key, item in value.items()}
         if isinstance(value, (list, tuple)):

@@ -537,20 +537,13 @@ def refuse_repeats(found: Sequence[Playlist], selected: Sequence[Sequence[Stream
     selected  the selected streams of each source
     """
     # (address of the playlist or index, hashes of its shard addresses) -> source
-    sources = {}
+    sources: dict[tuple[str, frozenset[int]], tuple[Playlist, Sequence[Stream]]] = {}
     for playlist, streams in zip(found, selected, strict=True):
-        shards = np.unique(
-            np.fromiter(
-                (hash(place) for stream in streams for place in places_of(stream)), np.int64
-            )
-        )
         address = "" if playlist.at is None else place_of(playlist.at)
-        sources[address, shards.tobytes()] = (playlist, streams, shards)
-    hashes = [shards for _, _, shards in sources.values()]
-    if not hashes or np.unique(np.concatenate(hashes)).size == sum(map(len, hashes)):
-        return
+        shards = frozenset(hash(place) for stream in streams for place in places_of(stream))
+        sources[address, shards] = playlist, streams
     first_source: dict[int, Playlist] = {}  # hash of a shard address -> first source that lists it
-    for playlist, streams, shards in sources.values():
+    for (_, shards), (playlist, streams) in sources.items():
         for stream in streams:
             for i, place in enumerate(places_of(stream)):
                 if (other := first_source.get(hash(place))) is not None:
@@ -562,7 +555,7 @@ def refuse_repeats(found: Sequence[Playlist], selected: Sequence[Sequence[Stream
                         where=stream.chunk(i).at,
                         hint="Pass only the folder or only its playlist.",
                     )
-        first_source |= dict.fromkeys(shards.tolist(), playlist)
+        first_source |= dict.fromkeys(shards, playlist)
 
 
 def places_of(stream: Stream) -> Iterator[str]:
