@@ -1,16 +1,33 @@
-"""Registry of process-wide state: connections, threads, open files and cached versions.
+"""Closing of open state: one object in a `with` block, or all shared state of the process.
 
-Each module with such state registers a function that closes the state; `flare.close()` calls all of
-these functions. The next use opens the state again. Each module also calls `after_fork`, so that a
-forked child starts without open state.
+Shared state is connections, threads, open files and cached versions. Each module with such state
+registers a function that closes the state; `flare.close()` calls all of these functions. The next
+use opens the state again. Each module also calls `after_fork`, so that a forked child starts
+without open state.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import Self
 
-__all__ = ["after_fork", "close_all", "register"]
+__all__ = ["Closable", "after_fork", "close_all", "register"]
+
+
+class Closable:
+    """A context manager that calls `close()`. A closed object reopens its files when it is used."""
+
+    def close(self) -> None:
+        """Close all open files."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
 
 _closers: dict[str, Callable[[], None]] = {}
 

@@ -21,14 +21,19 @@ from flarecli.read.resolve import (
 
 if TYPE_CHECKING:
     from flarecli.read import decoders
-    from flarecli.read.batch import BatchMaker, BatchResult, BatchTask, batch_rows, batch_tasks
+    from flarecli.read.batch import (
+        BatchMaker,
+        BatchResult,
+        BatchTask,
+        Rows,
+        batch_rows,
+        batch_tasks,
+    )
     from flarecli.read.dataset import Dataset, open
-    from flarecli.read.epoch import Run, check_cursor, check_rows, parse_state
+    from flarecli.read.epoch import check_cursor, check_rows, parse_state
     from flarecli.read.epoch_order import positions
-    from flarecli.read.fingerprint import listing_checksum
     from flarecli.read.loader import Loader
     from flarecli.read.mixture import Mix, mix
-    from flarecli.read.protocols import Closable, Rows
     from flarecli.read.shard_prefetch import Prefetch
     from flarecli.read.shards import Series, keep_freed
     from flarecli.read.table import parse_rows
@@ -37,13 +42,11 @@ __all__ = [
     "BatchMaker",
     "BatchResult",
     "BatchTask",
-    "Closable",
     "Dataset",
     "Loader",
     "Mix",
     "Prefetch",
     "Rows",
-    "Run",
     "Series",
     "batch_rows",
     "batch_tasks",
@@ -52,7 +55,6 @@ __all__ = [
     "decoders",
     "expand",
     "keep_freed",
-    "listing_checksum",
     "mix",
     "open",
     "parse_rows",
@@ -71,13 +73,11 @@ _FILES = {
     "BatchMaker": "batch",
     "BatchResult": "batch",
     "BatchTask": "batch",
-    "Closable": "protocols",
     "Dataset": "dataset",
     "Loader": "loader",
     "Mix": "mixture",
     "Prefetch": "shard_prefetch",
-    "Rows": "protocols",
-    "Run": "epoch",
+    "Rows": "batch",
     "Series": "shards",
     "batch_rows": "batch",
     "batch_tasks": "batch",
@@ -85,7 +85,6 @@ _FILES = {
     "check_rows": "epoch",
     "decoders": "decoders",
     "keep_freed": "shards",
-    "listing_checksum": "fingerprint",
     "mix": "mixture",
     "open": "dataset",
     "parse_rows": "table",

@@ -5,17 +5,43 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from flarecli.errors import FlareError, TransformError
 from flarecli.model import IntArray
-from flarecli.read.protocols import GatheredBatches, Order, Rows
 
-__all__ = ["BatchMaker", "BatchResult", "BatchTask", "batch_rows", "batch_tasks"]
+if TYPE_CHECKING:
+    from flarecli.read.dataset import Dataset
+    from flarecli.read.epoch_order import Epoch
+    from flarecli.read.mixture import Mix, MixOrder
 
+__all__ = [
+    "BatchMaker",
+    "BatchResult",
+    "BatchTask",
+    "GatheredBatches",
+    "Order",
+    "Rows",
+    "batch_rows",
+    "batch_tasks",
+]
+
+Rows: TypeAlias = "Dataset | Mix"
+Order: TypeAlias = "Epoch | MixOrder"  # the row order of one epoch
 _BLOCK_STEPS = 1 << 16  # approximate number of steps for which rows are computed together
+
+
+class GatheredBatches(NamedTuple):
+    """Consecutive batches whose stored values have been gathered from shards in memory.
+
+    rows   the number of gathered rows
+    batch  function(start, stop) that returns the gathered rows start..stop as a batch
+    """
+
+    rows: int
+    batch: Callable[[int, int], dict[str, Any]]
 
 
 class Block:

@@ -28,6 +28,7 @@ from flarecli.errors import FlareError, MissingLibraryError, UsageError, ValueFi
 from flarecli.formats import TableOptions
 from flarecli.model import Columns, IntArray, Playlist, Row, Sample, Stream
 from flarecli.playlists import same_rows, version_name, version_number, version_of
+from flarecli.read.batch import GatheredBatches
 from flarecli.read.decode import (
     DecodeFailure,
     Decoder,
@@ -40,7 +41,6 @@ from flarecli.read.decode import (
 )
 from flarecli.read.epoch import WINDOW, Data
 from flarecli.read.epoch_order import Epoch
-from flarecli.read.protocols import GatheredBatches
 from flarecli.read.resolve import resolve, select_streams
 from flarecli.read.shards import Series
 from flarecli.read.split import check_fractions, key_hashes, part_rows, row_hashes

@@ -9,9 +9,9 @@ from typing import Any, ClassVar, NoReturn, cast
 
 from flarecli.arguments import checked, shown, whole
 from flarecli.errors import UsageError
+from flarecli.lifetimes import Closable
 from flarecli.model import Cursor, Sample
-from flarecli.read.batch import batch_rows
-from flarecli.read.protocols import Closable, Order, Rows
+from flarecli.read.batch import Order, Rows, batch_rows
 from flarecli.read.shard_prefetch import Prefetch
 
 __all__ = ["DATASET_HINT", "WINDOW", "Data", "Run", "check_cursor", "check_rows", "parse_state"]

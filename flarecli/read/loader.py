@@ -12,13 +12,21 @@ from typing import Any, NamedTuple
 
 from flarecli.arguments import check_minimum, checked
 from flarecli.errors import UsageError
+from flarecli.lifetimes import Closable
 from flarecli.model import Cursor
 from flarecli.prefetch import ordered_map
-from flarecli.read.batch import BatchMaker, BatchResult, BatchTask, batch_rows, batch_tasks
+from flarecli.read.batch import (
+    BatchMaker,
+    BatchResult,
+    BatchTask,
+    Order,
+    Rows,
+    batch_rows,
+    batch_tasks,
+)
 from flarecli.read.decode import DecodeRule
 from flarecli.read.epoch import WINDOW, check_cursor, check_rows, parse_state
 from flarecli.read.process_pool import Process, WorkerEndedError, close_all
-from flarecli.read.protocols import Closable, Order, Rows
 from flarecli.read.shard_prefetch import Prefetch
 
 __all__ = ["Loader"]

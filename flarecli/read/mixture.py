@@ -18,12 +18,12 @@ import numpy as np
 from flarecli.arguments import check_minimum, checked, number, shown
 from flarecli.errors import RowsError, UsageError
 from flarecli.model import IntArray, Sample
+from flarecli.read.batch import Order
 from flarecli.read.dataset import Dataset
 from flarecli.read.decode import DecodeRule, collate_samples, stack_values
 from flarecli.read.epoch import DATASET_HINT, Data
 from flarecli.read.epoch_order import positions
 from flarecli.read.fingerprint import checksum_of
-from flarecli.read.protocols import Order
 from flarecli.read.table import Shards, row_numbers
 
 __all__ = ["Mix", "MixOrder", "mix"]

@@ -16,7 +16,7 @@ from concurrent.futures import Future, wait
 from flarecli.errors import FlareError, ReachError
 from flarecli.model import Cursor
 from flarecli.prefetch import submit
-from flarecli.read.protocols import Order, Rows
+from flarecli.read.batch import Order, Rows
 from flarecli.read.shards import keep_freed
 
 __all__ = ["Prefetch"]

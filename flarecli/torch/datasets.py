@@ -15,13 +15,13 @@ from torch.utils import data as torch_data
 
 from flarecli.arguments import check_minimum, checked
 from flarecli.errors import UsageError
+from flarecli.lifetimes import Closable
 from flarecli.model import Cursor
 from flarecli.prefetch import ordered_map
 from flarecli.read import (
     BatchMaker,
     BatchResult,
     BatchTask,
-    Closable,
     Prefetch,
     Rows,
     batch_rows,

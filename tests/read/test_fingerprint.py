@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import flarecli as flare
 from flarecli.errors import FlareError, UsageError
 from flarecli.model import Cursor, Settings
-from flarecli.read import listing_checksum
+from flarecli.read.fingerprint import listing_checksum
 from tests.properties import examples
 
 ROWS = 40
