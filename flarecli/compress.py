@@ -306,18 +306,10 @@ def decompress(
             where=where,
             hint=BOMB_HINT,
         )
+    out = bytearray()
     max_bytes = MAX_OUTPUT_BYTES if raw_size is None else raw_size
-    source, out = BlockFile(blocks), bytearray()
-    try:
-        for data in _decompress_blocks(suffix, source, max_bytes, where):
-            limit = min(max_bytes, decompressed_limit(source.size if stored is None else stored))
-            if len(out) + len(data) > limit:
-                raise _limit_error(limit, where)
-            out += data
-    except MemoryError:
-        raise
-    except Exception as error:  # each library raises different errors
-        raise _format_error(error, suffix, where) from None
+    for data in stream(suffix, blocks, where, stored, max_bytes):
+        out += data
     if raw_size is not None and len(out) != raw_size:
         raise IntegrityError(
             f"decompresses to {len(out)} bytes; expected {raw_size}",
@@ -327,22 +319,34 @@ def decompress(
     return out
 
 
-def stream(suffix: str, blocks: Iterable[bytes], where: object) -> Iterator[bytes | memoryview]:
+def stream(
+    suffix: str,
+    blocks: Iterable[bytes],
+    where: object,
+    stored: int | None = None,
+    max_bytes: int | None = None,
+) -> Iterator[bytes | memoryview]:
     """Decompress a file of any size in steps of about 1 MiB, with bounded memory.
 
-    raises  FormatError if the bytes are invalid or truncated; IntegrityError if the compression
-            ratio is too high
+    stored     size of the compressed file in bytes; None if unknown
+    max_bytes  maximum decompressed size; None: limit only the compression ratio
+    raises     FormatError if the bytes are invalid or truncated; IntegrityError if the data or the
+               compression ratio is too large
     """
     source, size = BlockFile(blocks), 0
+    maximum = MAX_OUTPUT_BYTES if max_bytes is None else max_bytes
     try:
-        for data in _decompress_blocks(suffix, source, MAX_OUTPUT_BYTES, where):
+        for data in _decompress_blocks(suffix, source, maximum, where):
             size += len(data)
-            if size > (limit := decompressed_limit(source.size)):
+            limit = decompressed_limit(source.size if stored is None else stored)
+            if max_bytes is not None:
+                limit = min(limit, max_bytes)
+            if size > limit:
                 raise _limit_error(limit, where)
             yield data
     except MemoryError:
         raise
-    except Exception as error:
+    except Exception as error:  # each library raises different errors
         raise _format_error(error, suffix, where) from None
 
 

@@ -87,8 +87,6 @@ _ORIGINAL_VALUES: Mapping[OriginalValue, tuple[str, ...]] = {
     "arrays": ("ndarray", "array"),
     "JSON text": ("json_json",),
 }
-_LISTS = ("jpeg[]", "png[]", "pil[]")
-_ARRAYS = ("ndarray[]", "array[]")
 _BYTES = ("bytes", "jpeg_array", "jpegarray", "pkl", "mp4", "webm", "list")
 
 
@@ -99,14 +97,13 @@ def encoding_group(encoding: str) -> str:
     custom encodings have the key `bytes`. The keys for lists are `ndarray[]` for arrays, `jpeg[]`,
     `png[]` and `pil[]` for images, `bytes[]` for other byte values, and `*[]` for all other items.
     """
-    is_list = encoding.endswith("[]")
     item = encoding.removesuffix("[]")
     item = "ndarray" if item.startswith("ndarray:") else item
-    if not is_list:
+    if not encoding.endswith("[]"):
         return "bytes" if item in encodings.CUSTOM else item
-    if f"{item}[]" in _LISTS:
-        return f"{item}[]"
-    if f"{item}[]" in _ARRAYS:
+    if encoding in LISTED_PICTURES:
+        return encoding
+    if item in ("ndarray", "array"):
         return "ndarray[]"
     return "bytes[]" if item in encodings.CUSTOM or item.partition("[")[0] in _BYTES else "*[]"
 

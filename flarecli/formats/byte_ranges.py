@@ -68,7 +68,6 @@ TARS = {".tgz": "gz", ".tbz2": "bz2", ".tar.zst": "zstd"}
 
 _ENDS = (*TARS, *(f".{kind}" for kind in compress.SUFFIXES))
 MAX_CACHED_BYTES = 256 << 20  # maximum size of the cache; a larger shard is cached alone
-_MAX_GAP = 1 << 16  # maximum bytes between two ranges that share a read
 # Minimum and maximum bytes per read of a file that is read from front to back. Reads become smaller
 # after the caller skips bytes, such as a large file in a tar file.
 _MIN_WINDOW_BYTES, _MAX_WINDOW_BYTES = 1 << 12, 1 << 20
@@ -188,23 +187,7 @@ def read(chunk: Chunk, ranges: Sequence[tuple[int, int]]) -> list[bytes | memory
         if len(ranges) > 1:
             read_ahead(view, ranges)
         return [view[start:stop] for start, stop in ranges]
-    if len(ranges) == 1:
-        return [memoryview(data) for data in chunk.at.read_many(ranges)]
-    order = sorted(range(len(ranges)), key=ranges.__getitem__)
-    joined: list[list[int]] = []
-    part_of = [0] * len(ranges)
-    for i in order:
-        start, stop = ranges[i]
-        if joined and start <= joined[-1][1] + _MAX_GAP:
-            joined[-1][1] = max(joined[-1][1], stop)
-        else:
-            joined.append([start, stop])
-        part_of[i] = len(joined) - 1
-    parts = [memoryview(data) for data in chunk.at.read_many([(a, b) for a, b in joined])]
-    return [
-        parts[k][start - joined[k][0] : stop - joined[k][0]]
-        for k, (start, stop) in zip(part_of, ranges, strict=True)
-    ]
+    return [memoryview(data) for data in chunk.at.read_many(ranges)]
 
 
 class Source(Protocol):

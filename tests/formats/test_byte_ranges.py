@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from flarecli.errors import IntegrityError
 from flarecli.formats import byte_ranges
 from flarecli.model import Chunk, File
-from flarecli.storage import Location, locate
+from flarecli.storage import Location, Store, locate
 from flarecli.storage.memory import MemoryStore
 
 
@@ -107,8 +107,11 @@ class RemoteStore(MemoryStore):
         return len(self.files[path])
 
     def read_many(self, path, ranges):
-        self.ranges.append(list(ranges))
-        return [bytes(self.files[path][start:stop]) for start, stop in ranges]
+        return Store.read_many(self, path, ranges)
+
+    def read_pieces(self, path, pieces):
+        self.ranges.append(list(pieces))
+        return [self.files[path][start:stop] for start, stop in pieces]
 
 
 def test_small_gaps_are_read_and_large_gaps_are_skipped():

@@ -25,6 +25,7 @@ from flarecli.encodings import lookup
 from flarecli.errors import FormatError, ValueFitError
 from flarecli.expansion import check_rows
 from flarecli.formats import byte_ranges
+from flarecli.formats.base import Ranges
 from flarecli.formats.mds import config as mds_config
 from flarecli.formats.mds.format import (
     MAX_CONFIG_BYTES,
@@ -43,10 +44,12 @@ from flarecli.lazy import np, pa, pc
 from flarecli.model import (
     ByteArray,
     Chunk,
+    Column,
     Columns,
     File,
     Finding,
     IntArray,
+    Row,
     Settings,
     Shard,
     UInt32Array,
@@ -109,12 +112,30 @@ class LineFormat(MosaicFormat):
         """
         raise NotImplementedError
 
+    def locate(self, shard: Shard, data: ByteArray, starts: IntArray) -> Places | None:
+        """Locate each value in consecutive lines; None if the lines must be split one by one.
+
+        data    bytes of the lines: uint8 [bytes]
+        starts  start of each line in `data`, and the end of the last line: int64 [rows + 1]
+        """
+        raise NotImplementedError
+
+    def split_line(self, shard: Shard, row: int, line: bytes) -> Row:
+        """Return the stored value of each column in a line.
+
+        raises  FormatError with the row of an invalid line
+        """
+        raise NotImplementedError
+
     def check_lines(self, shard: Shard, start: int, stop: int, values: bool) -> None:
         """Check lines start..stop and, with `values`, every value.
 
-        raises  FormatError for the first invalid line
+        raises  FormatError for the first invalid line; ValueFitError for the first invalid value
         """
-        raise NotImplementedError
+        if values:
+            self.read_batch(shard, start, stop)
+        else:
+            self._split(shard, start, stop)
 
     def sniff(self, name: str, head: bytes) -> bool:
         """Return whether a file is named like a shard, for example `shard.00000.json`.
@@ -151,6 +172,60 @@ class LineFormat(MosaicFormat):
         files = (*(chunk.files[:1] or (File(chunk.at.name),)), *meta.files)
         chunk = replace(chunk, files=files, companions=(meta.at,))
         return Shard(chunk, own, rows, {"starts": starts, **layout})
+
+    def read_rows(
+        self,
+        shard: Shard,
+        rows: Sequence[int],
+        columns: Sequence[str] | None = None,
+        ranges: Ranges | None = None,
+    ) -> list[Row]:
+        """Return the text of each value, with rows in the requested order.
+
+        raises  FormatError with the row of an invalid line
+        """
+        out = [
+            self.split_line(shard, row, bytes(line))
+            for row, line in zip(rows, lines_of(shard, rows), strict=True)
+        ]
+        return out if columns is None else [{name: row[name] for name in columns} for row in out]
+
+    def read_batch(
+        self,
+        shard: Shard,
+        start: int,
+        stop: int,
+        columns: Sequence[str] | None = None,
+        views: bool = False,
+    ) -> pa.RecordBatch:
+        """Return rows start..stop as typed columns of text.
+
+        raises  FormatError with the row of the first invalid line; ValueFitError for text that is
+                not UTF-8
+        """
+        data, places, rows = self._split(shard, start, stop)
+
+        def stored(one: Column) -> pa.Array:
+            if places is None:
+                return pa.array([row[one.name] for row in rows], encodings.BINARY)
+            return byte_ranges.values_at(data, *places[one.name], views)
+
+        return byte_ranges.typed_batch(shard, start, stop, columns, stored)
+
+    def _split(
+        self, shard: Shard, start: int, stop: int
+    ) -> tuple[ByteArray, Places | None, list[Row]]:
+        """Return the bytes of lines start..stop, and the places of the values or the rows."""
+        data, starts = bytes_of(shard, start, stop)
+        places = self.locate(shard, data, starts)
+        if places is not None:
+            return data, places, []
+        bounds, text = starts.data, data.tobytes()
+        rows = [
+            self.split_line(shard, start + i, text[bounds[i] : bounds[i + 1]])
+            for i in range(stop - start)
+        ]
+        return data, None, rows
 
     def row_sizes(
         self, columns: Columns, batch: pa.RecordBatch, settings: Settings

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from flarecli import compress, encodings
+from flarecli import compress
 from flarecli.errors import FormatError, UsageError, ValueFitError
 from flarecli.formats import byte_ranges
 from flarecli.formats.base import BINARY, FLOATS, INTEGERS, LISTED_PICTURES, Substitutes
@@ -84,60 +84,30 @@ class JSONShards(LineFormat):
             lambda piece: _parts(columns, piece, plan),
         )
 
-    def read_rows(
-        self,
-        shard: Shard,
-        rows: Sequence[int],
-        columns: Sequence[str] | None = None,
-        ranges: Mapping[str, tuple[int, int]] | None = None,
-    ) -> list[Row]:
-        """Return the JSON text of each value.
+    def locate(self, shard: Shard, data: ByteArray, starts: IntArray) -> lines.Places | None:
+        """Locate each value in lines that `json.dumps` wrote; see `places`."""
+        return places(data, starts, _plan(shard))
 
-        raises  FormatError with the row of an invalid line
-        """
+    def split_line(self, shard: Shard, row: int, line: bytes) -> Row:
+        """Return the JSON text of each value in a line."""
         plan = _plan(shard)
-        out: list[Row] = [
-            dict(_values(shard, row, bytes(line), plan))
-            for row, line in zip(rows, lines.lines_of(shard, rows), strict=True)
-        ]
-        return out if columns is None else [{name: row[name] for name in columns} for row in out]
-
-    def read_batch(
-        self,
-        shard: Shard,
-        start: int,
-        stop: int,
-        columns: Sequence[str] | None = None,
-        views: bool = False,
-    ) -> pa.RecordBatch:
-        """Return rows start..stop as typed columns: the JSON text of each value.
-
-        raises  FormatError with the row of the first invalid line; ValueFitError for text that is
-                not UTF-8
-        """
-        plan = _plan(shard)
-        data, starts = lines.bytes_of(shard, start, stop)
-        located = places(data, starts, plan)
-        if located is not None:
-            return byte_ranges.typed_batch(
-                shard,
-                start,
-                stop,
-                columns,
-                lambda one: byte_ranges.values_at(data, *located[one.name], views),
+        parts = split(line, plan)
+        if parts is not None:
+            return dict(zip(plan.names, parts, strict=True))
+        try:
+            values = parsed(line)
+        except ValueError as error:
+            raise FormatError(str(error), where=shard.chunk.at, row=row) from None
+        expected = set(plan.names)
+        if values.keys() != expected:
+            name = min(values.keys() ^ expected)
+            raise FormatError(
+                f"column {name!r:.60} is {'missing' if name in expected else 'unknown'}",
+                where=shard.chunk.at,
+                row=row,
+                column=name,
             )
-        bounds, text = starts.data, data.tobytes()
-        rows = [
-            _values(shard, start + i, text[bounds[i] : bounds[i + 1]], plan)
-            for i in range(stop - start)
-        ]
-        return byte_ranges.typed_batch(
-            shard,
-            start,
-            stop,
-            columns,
-            lambda one: pa.array([row[one.name] for row in rows], encodings.BINARY),
-        )
+        return {**values}
 
     def check_lines(self, shard: Shard, start: int, stop: int, values: bool) -> None:
         """Check that every line is an object with the shard's columns.
@@ -167,26 +137,6 @@ def _plan(shard: Shard) -> Plan:
     if plan is None:
         plan = shard.memo["plan"] = planned(shard.columns, shard.layout["newline"])
     return plan
-
-
-def _values(shard: Shard, row: int, line: bytes, plan: Plan) -> dict[str, bytes]:
-    parts = split(line, plan)
-    if parts is not None:
-        return dict(zip(plan.names, parts, strict=True))
-    try:
-        values = parsed(line)
-    except ValueError as error:
-        raise FormatError(str(error), where=shard.chunk.at, row=row) from None
-    expected = set(plan.names)
-    if values.keys() != expected:
-        name = min(values.keys() ^ expected)
-        raise FormatError(
-            f"column {name!r:.60} is {'missing' if name in expected else 'unknown'}",
-            where=shard.chunk.at,
-            row=row,
-            column=name,
-        )
-    return values
 
 
 def _check(columns: Columns, batch: pa.RecordBatch, plan: Plan) -> None:

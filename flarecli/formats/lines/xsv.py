@@ -15,7 +15,6 @@ import numpy as np
 
 from flarecli import compress
 from flarecli.errors import FormatError, UsageError, ValueFitError
-from flarecli.formats import byte_ranges
 from flarecli.formats.base import (
     BINARY,
     FLOATS,
@@ -93,49 +92,41 @@ class _Separated(LineFormat):
             lambda piece: _parts(lines.stored_columns(columns, piece).values(), separator, newline),
         )
 
-    def read_rows(
-        self,
-        shard: Shard,
-        rows: Sequence[int],
-        columns: Sequence[str] | None = None,
-        ranges: Mapping[str, tuple[int, int]] | None = None,
-    ) -> list[Row]:
-        """Return the text of each value, with rows in the requested order.
+    def locate(self, shard: Shard, data: ByteArray, starts: IntArray) -> lines.Places | None:
+        """Locate each value in consecutive lines that contain no other separators."""
+        separator, newline = shard.layout["separator"], shard.layout["newline"]
+        ends = starts[1:] - len(newline)
+        if (ends < starts[:-1]).any():
+            return None
+        found = data[ends[:, None] + np.arange(len(newline))]
+        if not (found == np.frombuffer(newline, np.uint8)).all():
+            return None
+        cuts = _cuts(data, starts, ends, separator, len(shard.columns) - 1)
+        if cuts is None:
+            return None
+        first = np.concatenate((starts[:-1, None], cuts + len(separator)), axis=1)
+        last = np.concatenate((cuts, ends[:, None]), axis=1)
+        return {
+            one.name: (first[:, k], last[:, k] - first[:, k]) for k, one in enumerate(shard.columns)
+        }
 
-        raises  FormatError for a row with the wrong number of values
-        """
-        names = shard.memo.get("names") or shard.memo.setdefault(
-            "names", [one.name for one in shard.columns]
-        )
-        parts = [
-            _split(shard, row, bytes(line))
-            for row, line in zip(rows, lines.lines_of(shard, rows), strict=True)
-        ]
-        out: list[Row] = [dict(zip(names, values, strict=True)) for values in parts]
-        return out if columns is None else [{name: row[name] for name in columns} for row in out]
-
-    def read_batch(
-        self,
-        shard: Shard,
-        start: int,
-        stop: int,
-        columns: Sequence[str] | None = None,
-        views: bool = False,
-    ) -> pa.RecordBatch:
-        """Return rows start..stop as typed columns of text.
-
-        raises  FormatError for the first row with the wrong number of values; ValueFitError for
-                text that is not UTF-8
-        """
-        data, starts = lines.bytes_of(shard, start, stop)
-        places = _places(shard, start, data, starts)
-        return byte_ranges.typed_batch(
-            shard,
-            start,
-            stop,
-            columns,
-            lambda one: byte_ranges.values_at(data, *places[one.name], views),
-        )
+    def split_line(self, shard: Shard, row: int, line: bytes) -> Row:
+        """Return the text of each value in a line."""
+        newline, separator = shard.layout["newline"], shard.layout["separator"]
+        if not line.endswith(newline):
+            raise FormatError(
+                f"line does not end with {newline.decode()!r:.60}", where=shard.chunk.at, row=row
+            )
+        # The second argument of `split` limits the result to one value more than expected.
+        parts = line[: -len(newline)].split(separator, len(shard.columns))
+        if len(parts) != len(shard.columns):
+            count = line[: -len(newline)].count(separator) + 1
+            raise FormatError(
+                f"expected {len(shard.columns)} values in the line, got {count}",
+                where=shard.chunk.at,
+                row=row,
+            )
+        return {one.name: value for one, value in zip(shard.columns, parts, strict=True)}
 
     def original_value(self, encoding: str) -> OriginalValue:
         """Return "text" for decimals and "JSON text" for JSON, which readers do not parse."""
@@ -167,70 +158,6 @@ class _Separated(LineFormat):
                 f"column names separated by {separator!r} cannot be read back", hint=_HINT
             )
         return separator.encode(), newline.encode()
-
-    def check_lines(self, shard: Shard, start: int, stop: int, values: bool) -> None:
-        """Check the number of values in each line.
-
-        values  also check that every value is valid UTF-8
-        """
-        if values:
-            self.read_batch(shard, start, stop)
-        else:
-            _places(shard, start, *lines.bytes_of(shard, start, stop))
-
-
-def _split(shard: Shard, row: int, line: bytes) -> list[bytes]:
-    newline = shard.layout["newline"]
-    if not line.endswith(newline):
-        raise FormatError(
-            f"line does not end with {newline.decode()!r:.60}", where=shard.chunk.at, row=row
-        )
-    separator = shard.layout["separator"]
-    # The second argument of `split` limits the result to one value more than expected.
-    parts = line[: -len(newline)].split(separator, len(shard.columns))
-    if len(parts) != len(shard.columns):
-        count = line[: -len(newline)].count(separator) + 1
-        raise FormatError(
-            f"expected {len(shard.columns)} values in the line, got {count}",
-            where=shard.chunk.at,
-            row=row,
-        )
-    return parts
-
-
-def _places(shard: Shard, first: int, data: ByteArray, starts: IntArray) -> lines.Places:
-    """Locate each value in consecutive lines.
-
-    first   row number of the first line
-    data    bytes of the lines: uint8 [bytes]
-    starts  start of each line in `data`, and the end of the last line: int64 [rows + 1]
-    raises  FormatError with the row of an invalid line
-    """
-    separator, newline = shard.layout["separator"], shard.layout["newline"]
-    rows, each, ends = len(starts) - 1, len(shard.columns) - 1, starts[1:] - len(newline)
-    cuts = None
-    if (
-        rows
-        and (ends >= starts[:-1]).all()
-        and (
-            data[ends[:, None] + np.arange(len(newline))] == np.frombuffer(newline, np.uint8)
-        ).all()
-    ):
-        cuts = _cuts(data, starts, ends, separator, each)
-    if cuts is None:
-        edges, whole = starts.data, data.tobytes()
-        lengths = [
-            [*map(len, _split(shard, first + row, whole[edges[row] : edges[row + 1]])[:-1])]
-            for row in range(rows)
-        ]  # all lines are checked before the array below is allocated
-        steps = np.array(lengths, np.int64).reshape(rows, each)
-        cuts = starts[:-1, None] + np.cumsum(steps + len(separator), axis=1) - len(separator)
-    values_start = np.concatenate((starts[:-1, None], cuts + len(separator)), axis=1)
-    values_stop = np.concatenate((cuts, ends[:, None]), axis=1)
-    return {
-        one.name: (values_start[:, k], values_stop[:, k] - values_start[:, k])
-        for k, one in enumerate(shard.columns)
-    }
 
 
 def _cuts(

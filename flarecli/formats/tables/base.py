@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ import pyarrow.types as kinds
 
 from flarecli import expansion
 from flarecli.errors import FormatError
-from flarecli.formats.tables.decompress import Blocks
+from flarecli.formats.tables.decompress import Blocks, TextFile
 from flarecli.formats.tables.schema_merge import is_list_view
 from flarecli.formats.tables.text_records import Piece
 from flarecli.model import ENCODING
@@ -101,7 +102,7 @@ class Part(ABC):
         """Return the number of rows. Raises FormatError for invalid data."""
         if self.rows is not None:
             return self.rows
-        return sum(batch.num_rows for batch in self.batches(self.schema.names[:1]))
+        return sum(batch.num_rows for _, batch in self.batches_from(0, self.schema.names[:1]))
 
     def blocks(self) -> Iterator[bytes]:
         """Yield the bytes that the checksum of the file covers."""
@@ -135,7 +136,28 @@ class TextPart(Part):
     """
 
     at: Blocks
-    is_seekable = False
+
+    @property
+    def is_seekable(self) -> bool:
+        """Whether a pass may start in the middle of the file."""
+        return isinstance(self.at, TextFile) and not self.at.compression
+
+    def can_read_as(self, kind: pa.DataType, other: pa.DataType) -> bool:
+        """Return whether a column of the inferred type `kind` can also be read as another type."""
+        raise NotImplementedError
+
+    def with_types(self, types: Mapping[str, pa.DataType]) -> Part:
+        """Return a copy that reads columns as the given types, if possible."""
+        part = copy.copy(self)
+        part.schema = pa.schema(
+            [
+                field.with_type(types[field.name])
+                if self.can_read_as(field.type, types[field.name])
+                else field
+                for field in self.schema
+            ]
+        )
+        return part
 
     def parsed_pieces(
         self, columns: Sequence[str], after: Piece | None = None
@@ -174,13 +196,6 @@ class TextPart(Part):
             for batch in batches:
                 yield start, batch
                 start += batch.num_rows
-
-    def count(self) -> int:
-        """Read the file once; return the number of rows. Raises FormatError for an invalid row."""
-        if self.rows is not None:
-            return self.rows
-        names = self.schema.names[:1]
-        return sum(batch.num_rows for _, batch in self.batches_from(0, names))
 
 
 def listed_encodings(schema: pa.Schema) -> dict[str, str]:

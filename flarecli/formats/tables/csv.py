@@ -10,9 +10,8 @@ null. In a text column, an empty field is an empty string.
 
 from __future__ import annotations
 
-import copy
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -24,7 +23,7 @@ import pyarrow.csv as csv
 from flarecli import expansion
 from flarecli.errors import FormatError
 from flarecli.formats.tables.base import TextPart, check_columns
-from flarecli.formats.tables.decompress import Blocks, TextFile
+from flarecli.formats.tables.decompress import Blocks
 from flarecli.formats.tables.dialect import DEFAULT, Dialect, detected, without_quoted
 from flarecli.formats.tables.text_records import BOM, Piece, pieces, records
 from flarecli.names import shell_quoted
@@ -98,23 +97,9 @@ class Delimited(TextPart):
             and (found := _null_texts(first[1].column(i), self._dialect))
         }
 
-    def with_types(self, types: Mapping[str, pa.DataType]) -> Delimited:
-        """Return a copy that reads columns as the given types, if CSV supports them."""
-        other = copy.copy(self)
-        other.schema = pa.schema(
-            [
-                pa.field(
-                    field.name, types[field.name] if types[field.name] in _TYPES else field.type
-                )
-                for field in self.schema
-            ]
-        )
-        return other
-
-    @property
-    def is_seekable(self) -> bool:  # type: ignore[override]
-        """Whether a pass may start in the middle of the file."""
-        return isinstance(self.at, TextFile) and not self.at.compression
+    def can_read_as(self, kind: pa.DataType, other: pa.DataType) -> bool:
+        """Return whether CSV supports the other type."""
+        return other in _TYPES
 
     def parsed_pieces(
         self, columns: Sequence[str], after: Piece | None = None
@@ -167,15 +152,15 @@ class Delimited(TextPart):
         return list(found.names) if has_header else [f"column_{i}" for i in range(len(found.names))]
 
     def _pieces(self, after: Piece | None = None) -> Iterator[Piece]:
+        """Yield the pieces of the file that are not blank, without a line such as `sep=;`."""
         found = pieces(self.at, self._dialect.delimiter, self._dialect.quote, after)
-        if after is None and self._sep_line:
-            found = self._without_sep_line(found)
-        return (piece for piece in found if not piece.is_blank)
-
-    def _without_sep_line(self, found: Iterator[Piece]) -> Iterator[Piece]:
-        for number, piece in enumerate(found):
-            is_first = not number and piece.data.startswith(self._sep_line)
-            yield piece.after(len(self._sep_line)) if is_first else piece
+        is_first = after is None
+        for piece in found:
+            if is_first and piece.data.startswith(self._sep_line):
+                piece = piece.after(len(self._sep_line))
+            is_first = False
+            if not piece.is_blank:
+                yield piece
 
     def _first_record(self, piece: Piece) -> int:
         """Return the offset at which the first record of a piece ends."""

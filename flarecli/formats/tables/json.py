@@ -8,11 +8,10 @@ value of another type, and an integer that a float64 column cannot represent, ar
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -23,7 +22,7 @@ import pyarrow.types as kinds
 from flarecli.errors import FormatError
 from flarecli.expansion import MAX_COLUMNS
 from flarecli.formats.tables.base import TextPart, check_columns
-from flarecli.formats.tables.decompress import Blocks, TextFile
+from flarecli.formats.tables.decompress import Blocks
 from flarecli.formats.tables.dialect import decoded
 from flarecli.formats.tables.schema_merge import contains_type
 from flarecli.formats.tables.text_records import (
@@ -82,24 +81,16 @@ class Json(TextPart):
         self.schema = self._infer_schema(first)
         check_columns(self.schema.names, source)
 
-    def with_types(self, types: Mapping[str, pa.DataType]) -> Json:
-        """Return a copy that reads columns of nulls or integers as the given types, if possible."""
-        other = copy.copy(self)
-        other.schema = pa.schema(
-            [
-                pa.field(field.name, types[field.name])
-                if _can_become(field.type, types[field.name])
-                else field
-                for field in self.schema
-            ]
-        )
-        return other
-
     @property
-    def is_seekable(self) -> bool:  # type: ignore[override]
+    def is_seekable(self) -> bool:
         """Whether a pass may start in the middle of the file."""
-        is_plain = isinstance(self.at, TextFile) and not self.at.compression
-        return is_plain and not self._is_array
+        return super().is_seekable and not self._is_array
+
+    def can_read_as(self, kind: pa.DataType, other: pa.DataType) -> bool:
+        """Return whether values of an inferred type can also be parsed as the other type."""
+        if kinds.is_temporal(other) or kinds.is_binary(other) or kinds.is_large_binary(other):
+            return False
+        return bool(kinds.is_null(kind) or (kinds.is_integer(kind) and kinds.is_floating(other)))
 
     def parsed_pieces(
         self, columns: Sequence[str], after: Piece | None = None
@@ -366,13 +357,6 @@ def _without_dates(kind: pa.DataType) -> pa.DataType:
     if kinds.is_struct(kind):
         return pa.struct([(child.name, _without_dates(child.type)) for child in kind])
     return pa.list_(_without_dates(kind.value_type)) if kinds.is_list(kind) else kind
-
-
-def _can_become(kind: pa.DataType, target: pa.DataType) -> bool:
-    """Return whether values of an inferred type can also be parsed as the target type."""
-    if kinds.is_temporal(target) or kinds.is_binary(target) or kinds.is_large_binary(target):
-        return False
-    return bool(kinds.is_null(kind) or (kinds.is_integer(kind) and kinds.is_floating(target)))
 
 
 def _inexact_integers(value: Any, kind: pa.DataType) -> Iterator[Decimal]:

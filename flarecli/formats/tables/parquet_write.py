@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -54,39 +53,32 @@ def parquet_parts(
     codec, level = checked_codec(compression)
     # byte values, such as images, rarely repeat, so a dictionary would only copy them
     small = [field.name for field in schema if not encodings.is_binary(field.type)]
-    sink = _Sink()
-    batch_rows = _BATCH_ROWS
-
-    def writer() -> pq.ParquetWriter:
-        return pq.ParquetWriter(
+    groups = _groups(batches)
+    group = next(groups, None)
+    sink = io.BytesIO()
+    try:
+        with pq.ParquetWriter(
             sink,
             schema,
             compression=codec,
             compression_level=level,
             use_dictionary=small,
             data_page_size=PAGE_BYTES,
-            write_batch_size=batch_rows,
+            write_batch_size=_BATCH_ROWS if group is None else _rows_per_check(group),
             write_page_index=True,
             write_page_checksum=True,
             version="2.6",
-        )
-
-    groups = _groups(batches)
-    first = next(groups, None)
-    if first is not None:
-        batch_rows = _rows_per_check(first)
-    try:
-        with writer() as out:
-            while first is not None:
-                out.write_table(first, row_group_size=max(1, first.num_rows))
-                yield from sink.take()
-                first = next(groups, None)
+        ) as writer:
+            while group is not None:
+                writer.write_table(group, row_group_size=max(1, group.num_rows))
+                yield _taken(sink)
+                group = next(groups, None)
     except pa.ArrowNotImplementedError as error:
         raise UsageError(
             f"Parquet cannot store a column: {str(error).splitlines()[0][:200]}",
             hint="Select other columns with -c.",
         ) from None
-    yield from sink.take()
+    yield sink.getvalue()
 
 
 def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
@@ -148,20 +140,9 @@ def _in_milliseconds(kind: pa.DataType) -> pa.DataType:
     return encodings.with_children(kind, _in_milliseconds)
 
 
-class _Sink(io.RawIOBase):
-    """File object that collects the bytes that Arrow writes."""
-
-    def __init__(self) -> None:
-        self._parts: list[bytes] = []
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        self._parts.append(bytes(data))
-        return len(data)
-
-    def take(self) -> list[bytes]:
-        """Return the data that was written since the previous call."""
-        parts, self._parts = self._parts, []
-        return parts
+def _taken(sink: io.BytesIO) -> bytes:
+    """Return the data in a buffer, and empty the buffer."""
+    data = sink.getvalue()
+    sink.seek(0)
+    sink.truncate()
+    return data

@@ -42,9 +42,15 @@ class _Cache:
     """
 
     def __init__(self) -> None:
-        self._lock, self._bytes = threading.Lock(), 0
         self.ended = deque[int]()
         self._batches: OrderedDict[_Key, pa.RecordBatch] = OrderedDict()
+        self._bytes = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Empty the cache of a forked child, where the thread that held the lock may not exist."""
+        self._lock = threading.Lock()
+        self.clear()
 
     def find(self, key: _Key) -> pa.RecordBatch | None:
         """Return a batch, and mark it as recently used; None if it is not in the cache."""
@@ -82,22 +88,8 @@ _cache = _Cache()
 _numbers = itertools.count()
 
 
-def _forked() -> None:
-    """Replace the cache in a forked child, where the thread that held its lock may not exist."""
-    global _cache
-    _cache = _Cache()
-
-
-def _clear() -> None:
-    _cache.clear()
-
-
-def _end(number: int) -> None:
-    _cache.ended.append(number)
-
-
-lifetimes.after_fork(_forked)
-lifetimes.register("decoded tables", _clear)
+lifetimes.after_fork(_cache.reset)
+lifetimes.register("decoded tables", _cache.clear)
 
 
 class TableRows:
@@ -114,7 +106,7 @@ class TableRows:
         self._starts: dict[Columns, list[int]] = {}  # first rows of decoded batches
         # columns -> next row and open reader; the most recently used reader is last
         self._ahead: dict[Columns, tuple[int, Iterator[tuple[int, pa.RecordBatch]]]] = {}
-        weakref.finalize(self, _end, self._number).atexit = False
+        weakref.finalize(self, _cache.ended.append, self._number).atexit = False
 
     def read(self, start: int, stop: int, columns: Sequence[str]) -> list[pa.RecordBatch]:
         """Return rows start..stop as one or more batches; `stop` must be greater than `start`.
