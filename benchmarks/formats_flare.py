@@ -78,12 +78,8 @@ class Flare:
 
     def row(self) -> int:
         read = self.read
-        if self.form == "ffrecord":
-            for shard, row in self.places:
-                read(shard, (row,), check=False)
-        else:
-            for shard, row in self.places:
-                read(shard, (row,))
+        for shard, row in self.places:
+            read(shard, (row,))
         return len(self.places)
 
     def row_of_dataset(self) -> int:

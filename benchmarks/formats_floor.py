@@ -14,6 +14,7 @@ from typing import Any
 
 from formats_child import held
 from formats_data import RECORD, SHARD, picks
+from isal.isal_zlib import crc32
 
 Read = Callable[[Any, Any, Any], list[Any]]
 
@@ -182,17 +183,24 @@ class Ffrecord(Floor):
         for path in sorted(folder.glob("*.ffr")):
             data = mapped(path)
             (rows,) = struct.unpack_from("<q", data, 4)
+            sums = memoryview(data)[12 : 12 + 4 * rows].cast("I")
             starts = struct.unpack_from(f"<{rows}q", data, 12 + 4 * rows)
-            out.append(
-                (data, memoryview(struct.pack(f"<{rows + 1}q", *starts, len(data))).cast("q"), rows)
-            )
+            bounds = memoryview(struct.pack(f"<{rows + 1}q", *starts, len(data))).cast("q")
+            out.append((data, (bounds, sums), rows))
         return out
 
     def reader(self, workload: str) -> Read:
         name = RECORD[workload]
 
         def read(data: Any, table: Any, rows: Any) -> list[Any]:
-            return [{name: data[table[row] : table[row + 1]]} for row in rows]
+            bounds, sums = table
+            out = []
+            for row in rows:
+                record = data[bounds[row] : bounds[row + 1]]
+                if crc32(record) != sums[row]:
+                    raise ValueError(row)
+                out.append({name: record})
+            return out
 
         return read
 

@@ -109,8 +109,7 @@ class FFRecord(Format):
         self, shard: Shard, columns: Sequence[str] | None = None
     ) -> Callable[[int], Row]:
         """Return a function that reads one record and checks its CRC-32."""
-        name, layout = shard.columns[0].name, ready(shard)
-        table, source, sums = layout.table, layout.source, layout.sums
+        name, (table, sums, _, source) = shard.columns[0].name, ready(shard)
         if source is None or columns == ():
             return super().row_reader(shard, columns)
 
@@ -230,7 +229,7 @@ class FFRecord(Format):
                 hint="Omit --compress, or choose another --format.",
             )
         (one,) = columns
-        fields = [
+        runs = [
             _field(encodings.stored(batch.column(one.name), lookup(one.encoding)))
             for batch in batches
             if batch.num_rows
@@ -241,7 +240,12 @@ class FFRecord(Format):
             if number < 100_000
             else f"{chr(ord('a') + len(str(number)) - 6)}{number}.ffr"
         )
-        return write_records(at, name, fields, settings.hashes)
+        # The empty arrays determine the dtypes of a shard without rows.
+        sums = np.concatenate([np.empty(0, np.uint32), *(crcs(*run) for run in runs)])
+        sizes = np.concatenate([np.empty(0, np.int64), *(np.diff(bounds) for _, bounds in runs)])
+        parts = shard_files.count_parts(_parts(packed_table(sums, sizes), runs))
+        written = (at / name).write(parts, {DEFAULT, *settings.hashes})
+        return Chunk(at / name, len(sums), (File(name, written.size, written.hashes),), self.name)
 
     def row_span(self, shard: Shard, row: int, column: str | None = None) -> Span:
         """Return the byte range of a record."""
@@ -294,9 +298,11 @@ class FFRecord(Format):
                 yield from findings_of(
                     [(start, stop)], partial(self.read_batch, shard, check=False)
                 )
-        yield from _error_of(
-            lambda: packed_folder.is_packed(shard) and packed_folder.directory(shard)
-        )
+        try:
+            if packed_folder.is_packed(shard):
+                packed_folder.directory(shard)
+        except FlareError as error:
+            yield finding_of(error)
 
 
 def _field(array: pa.Array) -> tuple[memoryview, IntArray]:
@@ -306,25 +312,10 @@ def _field(array: pa.Array) -> tuple[memoryview, IntArray]:
     return memoryview(array.buffers()[2] or b"").cast("B"), byte_ranges.value_offsets(array)
 
 
-def write_records(
-    at: Location, name: str, runs: Sequence[tuple[memoryview, IntArray]], hashes: Iterable[str] = ()
-) -> Chunk:
-    """Write records as one file.
-
-    runs    (bytes, boundaries) for each group of consecutive records; the boundaries are the
-            start of each record in the bytes, and the end of the last record: int64 [records + 1]
-    hashes  hashes to compute in addition to the default hash
-    """
-    sums = np.concatenate([np.empty(0, np.uint32), *(crcs(data, bounds) for data, bounds in runs)])
-    sizes = np.concatenate([np.empty(0, np.int64), *(np.diff(bounds) for _, bounds in runs)])
-    parts = shard_files.count_parts(_parts(packed_table(sums, sizes), runs))
-    written = (at / name).write(parts, {DEFAULT, *hashes})
-    return Chunk(at / name, len(sums), (File(name, written.size, written.hashes),), NAME)
-
-
 def _parts(
     table: bytes, runs: Sequence[tuple[memoryview, IntArray]]
 ) -> Iterator[bytes | memoryview]:
+    """Yield the bytes of a file: the table, and the records of each run in blocks."""
     yield table
     for data, bounds in runs:
         end = int(bounds[-1])
@@ -344,10 +335,3 @@ def _sums(shard: Shard, start: int, stop: int) -> IntArray:
         (part,) = byte_ranges.read(shard.chunk, [(at, min(at + _STEP_BYTES, end))])
         total = crc32(part, total)
     return np.array([total], np.uint32)
-
-
-def _error_of(check: Callable[[], object]) -> Iterator[Finding]:
-    try:
-        check()
-    except FlareError as error:
-        yield finding_of(error)
