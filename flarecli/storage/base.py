@@ -29,8 +29,10 @@ from flarecli.units import format_size
 
 __all__ = [
     "ALLOW_LOCAL_HINT",
+    "BUCKET_SCHEMES",
     "Entry",
     "Guard",
+    "HOST_SCHEMES",
     "Keeper",
     "Limits",
     "Locate",
@@ -60,6 +62,9 @@ ALLOW_LOCAL_HINT = "Pass --allow-local if you trust this dataset."
 S = TypeVar("S", bound="Store")
 MAX_DEPTH = 100  # maximum depth of nested folders in a listing
 MAX_LISTED = 1 << 20  # maximum number of files to compare with a pattern
+BUCKET_SCHEMES = ("s3", "gs", "az")
+# Schemes other than http(s) whose addresses contain a host.
+HOST_SCHEMES = ("ftp", "hdfs", "sftp", "smb", "webdav", "webhdfs")
 REQUEST_BYTES = 8 << 20  # size of each request for a large range, and of each upload part
 _GAP_BYTES = 1 << 16  # ranges with at most this gap are read together, which saves a request
 MAX_READ_AHEAD = 4096  # maximum number of files that `read_each` prefetches
@@ -754,7 +759,7 @@ def resolve(store: Store, home: str, path: str, url: str, guard: Guard) -> Locat
         own = url.partition("://")[0].lower() + url[len(scheme) :]
         if own.startswith(home) and own != home:
             return Location(store, check_name(own[len(home) :], where=where))
-        if scheme in ("s3", "gs", "az"):
+        if scheme in BUCKET_SCHEMES:
             return guard.locate(url, guard, is_remote=True)
         if not guard.allow_local:
             if scheme == "file":

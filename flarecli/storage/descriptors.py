@@ -51,12 +51,9 @@ OpenFolder: TypeAlias = int | str
 # Flags of `os.open`; flags that a system lacks are 0. Without O_BINARY, Windows would translate
 # newlines.
 NO_FOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
-_CLOEXEC: int = getattr(
-    os, "O_CLOEXEC", 0
-)  # may be 0, because child processes never inherit files that Python opens
 _BINARY: int = getattr(os, "O_BINARY", 0)
-FOLDER: int = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | NO_FOLLOW | _CLOEXEC
-FILE: int = NO_FOLLOW | _CLOEXEC | _BINARY
+FOLDER: int = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | NO_FOLLOW
+FILE: int = NO_FOLLOW | _BINARY
 NO_WAIT: int = getattr(os, "O_NONBLOCK", 0)  # opening a pipe does not wait for its other end
 CREATE: int = os.O_CREAT | os.O_EXCL | FILE
 

@@ -33,6 +33,7 @@ from flarecli.names import check_name, scheme_of
 from flarecli.prefetch import ordered_map, run_interruptibly
 from flarecli.redact import redact, redact_text
 from flarecli.storage.base import (
+    HOST_SCHEMES,
     MAX_DEPTH,
     Buffer,
     Entry,
@@ -72,7 +73,6 @@ LIBRARIES = {  # scheme -> package that fsspec needs for the scheme, or empty
 }
 # Schemes of services in which a file becomes visible only when its upload is complete.
 _ATOMIC = ("abfs", "gcs", "hf", "memory", "oci", "oss", "s3")
-_HOST_SCHEMES = ("ftp", "sftp", "smb", "hdfs", "webhdfs", "webdav")  # addresses start with a host
 _TOKEN_FIELDS = ("ETag", "etag", "e_tag", "md5", "blob_id", "last_commit")  # identify a version
 # Fields with a modification time, used if a file has none of the token fields.
 _TIME_FIELDS = ("mtime", "modified", "modify", "LastModified", "created")
@@ -180,7 +180,7 @@ class FsspecStore(Store):
         return f"{scheme}://{'/'.join(rest.lstrip('/').split('/')[: 3 if scheme == 'hf' else 1])}/"
 
     def show(self, path: str) -> str:
-        return f"{self.home}{path}" if self.scheme in _HOST_SCHEMES else f"{self.scheme}://{path}"
+        return f"{self.home}{path}" if self.scheme in HOST_SCHEMES else f"{self.scheme}://{path}"
 
     def join(self, path: str, url: str) -> Location:
         """Resolve an address found in data; see `base.resolve`."""

@@ -23,7 +23,14 @@ from flarecli.errors import (
 )
 from flarecli.names import is_url, local_path, scheme_of, whole_path
 from flarecli.redact import redact
-from flarecli.storage.base import MAX_LISTED, Guard, Location, too_many_files
+from flarecli.storage.base import (
+    BUCKET_SCHEMES,
+    HOST_SCHEMES,
+    MAX_LISTED,
+    Guard,
+    Location,
+    too_many_files,
+)
 
 __all__ = [
     "STDIN",
@@ -40,9 +47,6 @@ __all__ = [
 STDIN = "-"
 _STDIN = r"-|/dev/stdin|(?:/dev|/proc/self)/fd/0"
 _DESCRIPTOR = r"(?:/dev|/proc/self)/fd/\d+"
-BUCKET_SCHEMES = ("s3", "gs", "az")
-# Schemes other than http(s) whose addresses contain a host.
-HOST_SCHEMES = ("ftp", "hdfs", "sftp", "smb", "webdav", "webhdfs")
 MAX_NOTED = 20  # maximum number of buckets in a note
 
 

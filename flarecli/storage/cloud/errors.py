@@ -6,7 +6,6 @@ Original messages are never shown, because they may contain secrets.
 from __future__ import annotations
 
 import re
-from http import HTTPStatus
 
 from flarecli.errors import (
     CredentialsError,
@@ -16,6 +15,7 @@ from flarecli.errors import (
     ReachError,
     UsageError,
 )
+from flarecli.storage.http.response import OVERLOAD, OVERLOAD_CODES, status_phrase
 from flarecli.storage.versions import changed
 
 __all__ = [
@@ -130,7 +130,7 @@ def has_response(error: Exception) -> bool:
 def is_overload(error: Exception) -> bool:
     """Return whether the store is overloaded and needs a lower request rate."""
     status, code, _ = _parsed(error)
-    return status in (429, 503) or code in ("SlowDown", "Throttling", "ThrottlingException")
+    return status in OVERLOAD or code in OVERLOAD_CODES
 
 
 def is_conflict(error: Exception) -> bool:
@@ -174,16 +174,16 @@ def converted(error: Exception, where: str, tried: str, endpoint: str) -> FlareE
         )
     if "without LOCATION" in text or code in _REGION_CODES:
         return ReachError(
-            f"{_phrase(status or 301, code)}: the bucket is in a different region{at}",
+            f"{status_phrase(status or 301, code)}: the bucket is in a different region{at}",
             where=where,
             hint="Set AWS_REGION to the bucket's region.",
         )
     # Some stores respond with status 400 to a HEAD request with unknown credentials.
     if status == 400 and not code:
-        message = f"{_phrase(status, code)}, tried {tried}{at}"
+        message = f"{status_phrase(status, code)}, tried {tried}{at}"
         return ReachError(message, where=where, hint=_ACCESS_HINT)
     if status:
-        return ReachError(_phrase(status, code) + at, where=where, hint=_HINTS.get(code, ""))
+        return ReachError(status_phrase(status, code) + at, where=where, hint=_HINTS.get(code, ""))
     cause = next((message for part, message in _CAUSES if part in text), "invalid response")
     return ReachError(cause + at, where=where)
 
@@ -195,18 +195,10 @@ def access_denied(status: int, code: str, where: str, tried: str) -> FlareError:
     tried  names of the credential sources that were tried, and the endpoint
     """
     error_class = CredentialsError if code in _CREDENTIAL_CODES else ReachError
-    message = f"{_phrase(status or 403, code)}, tried {tried}"
+    message = f"{status_phrase(status or 403, code)}, tried {tried}"
     return error_class(message, where=where, hint=_HINTS.get(code, _ACCESS_HINT))
 
 
 def is_access_error(status: int, code: str) -> bool:
     """Return whether a response denies access."""
     return status in (401, 403) or code in _CREDENTIAL_CODES
-
-
-def _phrase(status: int, code: str) -> str:
-    try:
-        phrase = f"{status} {HTTPStatus(status).phrase}"
-    except ValueError:
-        phrase = f"status {status}"
-    return f"{phrase} ({code})" if code else phrase

@@ -449,22 +449,19 @@ class ObjectStore(Store):
         Raises UsageError if the object exists and `replace` is False.
         """
 
-        def put(library: Any, client: Any) -> None:
-            if replace or not self._creates:
-                library.put(client, path, data, use_multipart=False)
-                return
+        if not replace and self._creates:
             try:
-                library.put(client, path, data, mode="create", use_multipart=False)
-            except Exception as error:
-                if not errors.is_unsupported(error):
-                    raise
+                self.put_if(path, data, None)
+                return
+            except BusyError:
+                raise _already_exists(self.show(path)) from None
+            except NoConditionalWrites:
                 self._creates = False
-                self._refuse_existing(path)
-                library.put(client, path, data, use_multipart=False)
-
-        if not replace and not self._creates:
+        if not replace:
             self._refuse_existing(path)
-        self._call(path, put)
+        self._call(
+            path, lambda library, client: library.put(client, path, data, use_multipart=False)
+        )
 
     def _put_pieces(self, path: str, replace: bool, pieces: Iterator[bytes]) -> None:
         """Write a large object with a multipart upload, which is aborted after an error."""
@@ -488,7 +485,7 @@ class ObjectStore(Store):
             self._call(path, lambda library, client: library.head(client, path))
         except MissingError:
             return
-        raise UsageError("already exists", where=self.show(path))
+        raise _already_exists(self.show(path))
 
     def read_current(self, path: str) -> tuple[bytes, dict[str, str]]:
         """Read a small object without a pin; return its bytes, and its version for `put_if`."""
@@ -626,6 +623,10 @@ def _queued_pieces(queue: UploadQueue) -> Iterator[bytes]:
 
 def _version_of(meta: Mapping[str, Any]) -> dict[str, str]:
     return {name: meta[name] for name in ("e_tag", "version") if meta.get(name)}
+
+
+def _already_exists(where: object) -> UsageError:
+    return UsageError("already exists", where=where)
 
 
 def _another_writer(where: object) -> BusyError:

@@ -25,6 +25,8 @@ from flarecli.storage.versions import SETTLED_S, ObjectPin
 
 __all__ = [
     "Fault",
+    "OVERLOAD",
+    "OVERLOAD_CODES",
     "REDIRECTS",
     "ROBOTS_HEADER",
     "Response",
@@ -38,6 +40,7 @@ __all__ = [
     "robots_fault",
     "robots_names",
     "status_fault",
+    "status_phrase",
 ]
 
 UNREACHABLE = frozenset({"connect", "dns", "timeout"})  # kinds of faults without a connection
@@ -47,11 +50,11 @@ _STEP_BYTES, _INFLATED_BYTES = 1 << 14, 1 << 20  # encoded bytes per step; decod
 _MAX_CACHED_LINE = 200  # bytes; longer header lines are not cached, because they could fill memory
 REDIRECTS = (301, 302, 303, 307, 308)
 _TRANSIENT = (408, 425, 429, 500, 502, 503, 504)
-_OVERLOAD = (429, 503)
+OVERLOAD = (429, 503)
 # Error codes in S3 response bodies that mark a transient error, even if the response has status 400
 # or 403.
-_OVERLOAD_CODES = {"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded"}
-_TRANSIENT_CODES = _OVERLOAD_CODES | {"RequestTimeout", "InternalError", "ServiceUnavailable"}
+OVERLOAD_CODES = {"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded"}
+_TRANSIENT_CODES = OVERLOAD_CODES | {"RequestTimeout", "InternalError", "ServiceUnavailable"}
 _CODE = re.compile(rb"<Code>([A-Za-z0-9.]{1,40})</Code>")
 _RANGE = re.compile(r"bytes (?:(\d{1,18})-(\d{1,18})|\*)/(\d{1,18}|\*)", re.ASCII)
 _ETAG = re.compile(r'"[!#-~]{1,200}"', re.ASCII)
@@ -257,13 +260,9 @@ def status_fault(response: Response, body: bytes) -> Fault:
     status = response.status
     match = _CODE.search(body) if b"<" in body[:64] else None
     code = match[1].decode() if match else ""
-    try:
-        message = f"{status} {HTTPStatus(status).phrase}"
-    except ValueError:
-        message = f"status {status}"
-    message += f" ({code})" if code else ""
+    message = status_phrase(status, code)
     if status in _TRANSIENT or code in _TRANSIENT_CODES:
-        is_overload = status in _OVERLOAD or code in _OVERLOAD_CODES
+        is_overload = status in OVERLOAD or code in OVERLOAD_CODES
         kind = "busy" if is_overload else "server"
         return Fault(kind, message, is_transient=True, is_overload=is_overload)
     if status in (404, 410):
@@ -275,6 +274,15 @@ def status_fault(response: Response, body: bytes) -> Fault:
     if status in REDIRECTS:
         return Fault("redirect", f"{message} without a target")
     return Fault("status", message)
+
+
+def status_phrase(status: int, code: str) -> str:
+    """Return a status with its standard phrase and the error code of the service, if any."""
+    try:
+        phrase = f"{status} {HTTPStatus(status).phrase}"
+    except ValueError:
+        phrase = f"status {status}"
+    return f"{phrase} ({code})" if code else phrase
 
 
 def changed_fault() -> Fault:

@@ -18,6 +18,7 @@ from flarecli.names import is_url, scheme_of
 from flarecli.prefetch import get_interruptibly
 from flarecli.redact import redact
 from flarecli.storage.base import (
+    BUCKET_SCHEMES,
     Buffer,
     Entry,
     Guard,
@@ -112,7 +113,7 @@ class HttpStore(Store):
             return self._local(path, url)
         scheme = scheme_of(url)
         is_other = is_url(url) and scheme not in ("http", "https")
-        if scheme in ("s3", "gs", "az") or (is_other and self.guard.allow_local):
+        if scheme in BUCKET_SCHEMES or (is_other and self.guard.allow_local):
             return self.guard.locate(url, self.guard, is_remote=True)
         base = self._moved.get(path, path)
         return Location(self, _path(parse(join(f"{base.partition('?')[0].rstrip('/')}/", url))))
