@@ -10,22 +10,20 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from flarecli.arguments import address_texts, from_options, name_list
-from flarecli.commands.large_values import ValueLimit, small_batches
 from flarecli.commands.options import CatOptions
 from flarecli.commands.row_order import (
-    average_row_bytes,
     check_names,
     columns_to_read,
     filtered,
     first_rows,
     last_rows,
-    open_dataset,
-    read_rows,
     select_rows,
 )
-from flarecli.commands.sources import open_streams, samples, single_tar
+from flarecli.commands.row_reader import ValueLimit, small_batches
+from flarecli.commands.sources import note_sources, open_streams, samples, single_tar
 from flarecli.errors import UsageError
 from flarecli.progress import Progress
+from flarecli.read import Dataset, resolve, select_streams
 from flarecli.redact import redact
 
 __all__ = ["cat"]
@@ -47,7 +45,8 @@ def cat(options: CatOptions) -> Iterator[pa.RecordBatch]:
     sources = address_texts(options.sources)  # an iterator can be read only once
     format = options.source_format(options.format)
     progress = options.progress or Progress()
-    where, limit, head, tail = options.where, options.limit, options.head, options.tail
+    where, tail = options.where, options.tail
+    limit = min((one for one in (options.limit, options.head) if one is not None), default=None)
     exact = (options.exact or options.stored) and where is None
     option = "--raw" if options.stored else "--columns"  # named in messages
     table = options.table_headers()
@@ -64,17 +63,12 @@ def cat(options: CatOptions) -> Iterator[pa.RecordBatch]:
         batches = _reported(batches, progress)
         schema, batches = filtered(schema, batches, where, options.columns, option)
         batches = small_batches(batches, guard.limits.max_bytes, str(tar))
-        return _limited(schema, batches, limit, head, tail)
+        return _limited(schema, batches, limit, tail)
     columns = None if options.columns is None else name_list(options.columns)
-    data, parts = open_dataset(
-        sources,
-        format,
-        options.streams,
-        guard,
-        progress=progress,
-        table=table,
-        opened=opened,
-    )
+    playlists = resolve(sources, format=format, guard=guard, table=table, opened=opened)
+    note_sources(playlists, progress)
+    parts = select_streams(playlists, options.streams)
+    data = Dataset(parts, playlists)
     exact = exact and (options.stored or not data.types)
     if columns is not None and where is None:
         check_names(data.schema.names, columns, option)
@@ -89,16 +83,15 @@ def cat(options: CatOptions) -> Iterator[pa.RecordBatch]:
     )
     first, last = 0, len(order)
     if where is None:  # without a condition, skip the rows outside the limits
-        last = min([last, *(one for one in (limit, head) if one is not None)])
+        last = last if limit is None else min(last, limit)
         first = max(0, last - tail) if tail is not None else 0
     read = columns_to_read(data.schema.names, columns, where)
     schema = pa.schema([(data.exact if exact else data.schema).field(name) for name in read])
     values = ValueLimit(data, parts, guard.limits.max_bytes)
     # a condition may use the value of any column, so no value may be replaced with zero bytes
     reader = values.reader(read if where is None else (), exact)
-    row_bytes = average_row_bytes(parts, len(data))
-    pairs = read_rows(reader, order, first, last, read, row_bytes)
-    is_partial = where is not None and (limit is not None or head is not None)
+    pairs = reader.read(order, read, first, last)
+    is_partial = where is not None and limit is not None
     progress.start("cat", None if is_partial else last - first)
     if where is None:
         batches = _reported(values.checked(pairs), progress)
@@ -106,19 +99,17 @@ def cat(options: CatOptions) -> Iterator[pa.RecordBatch]:
     batches = _reported((batch for _, batch in pairs), progress)
     schema, batches = filtered(schema, batches, where, columns, option)
     batches = small_batches(batches, guard.limits.max_bytes, " ".join(map(redact, sources)))
-    return _limited(schema, batches, limit, head, tail)
+    return _limited(schema, batches, limit, tail)
 
 
 def _limited(
     schema: pa.Schema,
     batches: Iterator[pa.RecordBatch],
     limit: int | None,
-    head: int | None,
     tail: int | None,
 ) -> Iterator[pa.RecordBatch]:
     """Return only the first or last rows of the batches, in at least one batch."""
-    for count in (one for one in (limit, head) if one is not None):
-        batches = first_rows(batches, count)
+    batches = batches if limit is None else first_rows(batches, limit)
     return _at_least_one(schema, batches if tail is None else last_rows(batches, tail))
 
 

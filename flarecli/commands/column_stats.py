@@ -8,15 +8,14 @@ size of an image is read from the image header.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import chain
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from flarecli import encodings
-from flarecli.commands.large_values import ValueLimit
-from flarecli.commands.row_order import Order, read_rows
+from flarecli.commands.row_order import Order
+from flarecli.commands.row_reader import ValueLimit
 from flarecli.media import is_image, probe
 from flarecli.progress import Progress
 from flarecli.read import Dataset
@@ -42,7 +41,6 @@ _NUMBER_CHARS = 40  # maximum length of a number in the table
 def statistics(
     data: Dataset,
     order: Order,
-    row_bytes: int,
     limit: ValueLimit,
     seed: int,
     progress: Progress,
@@ -59,7 +57,6 @@ def statistics(
       image by pixels.
 
     order      the rows whose values are read
-    row_bytes  estimated size of a row in bytes
     limit      maximum size of a value
     seed       random seed for the sample of rows whose bytes are read
     progress   receives the number of rows and bytes that were read
@@ -68,27 +65,19 @@ def statistics(
     small = [field.name for field in data.schema if not encodings.is_binary(field.type)]
     large = [name for name in data.schema.names if name not in small]
     progress.start("inspect", len(order) if small else 0)
-    facts = _stats_of_values(
-        data, small, _read(small, order, row_bytes, limit, exact=True), progress
-    )
-    sample = order.sampled(max(1, min(_MAX_ROWS, _MAX_BYTES // row_bytes)), seed)
+    facts = _stats_of_values(data, small, _read(small, order, limit, exact=True), progress)
+    sample = order.sampled(max(1, min(_MAX_ROWS, _MAX_BYTES // limit.row_bytes)), seed)
     progress.start("inspect", len(sample) if large else 0)
-    facts |= _stats_of_bytes(large, _read(large, sample, row_bytes, limit), progress)
+    facts |= _stats_of_bytes(large, _read(large, sample, limit), progress)
     return {name: facts[name] for name in data.schema.names}
 
 
 def _read(
-    names: list[str], order: Order, row_bytes: int, limit: ValueLimit, exact: bool = False
+    names: list[str], order: Order, limit: ValueLimit, exact: bool = False
 ) -> Iterator[pa.RecordBatch]:
     """Yield the values of columns. Raises ReachError for a value above the limit."""
-    if not names:
-        return
-    reader, runs = limit.reader(names, exact), order.runs()
-    if runs is None:
-        pairs = read_rows(reader, order, 0, len(order), names, row_bytes)
-    else:
-        pairs = chain.from_iterable(reader.scan(names, run.start, run.stop) for run in runs)
-    yield from limit.checked(pairs)
+    pairs = limit.reader(names, exact).read(order, names) if names else iter(())
+    return limit.checked(pairs)
 
 
 def _stats_of_values(

@@ -216,20 +216,18 @@ def inspect(options: InspectOptions) -> Inspection:
     if stats or sample is not None or has_selection:
         # imported only here, because these modules load Arrow
         from flarecli.commands.column_stats import statistics
-        from flarecli.commands.large_values import ValueLimit
-        from flarecli.commands.row_order import average_row_bytes, read_rows
+        from flarecli.commands.row_reader import ValueLimit
         from flarecli.read import Dataset
 
         data = Dataset(parts, playlists)
         missing, readable = missing_shards(parts)
-        row_bytes = average_row_bytes(parts, len(data))
         order = _selected(data, options, readable)
         selected = len(order) if has_selection else None
         if options.columns is not None:
             data = data.select(name_list(options.columns))
         limit = ValueLimit(data, parts, guard.limits.max_bytes)
         if stats:
-            stats_by_column = statistics(data, order, row_bytes, limit, seed, progress)
+            stats_by_column = statistics(data, order, limit, seed, progress)
             infos = tuple(
                 replace(
                     info,
@@ -244,12 +242,12 @@ def inspect(options: InspectOptions) -> Inspection:
         if sample is not None:
             asked = len(order.sampled(sample, seed))
             sampled = order.sampled(
-                min(asked, _MAX_ROWS, max(1, _MAX_BYTES // row_bytes)),
+                min(asked, _MAX_ROWS, max(1, _MAX_BYTES // limit.row_bytes)),
                 seed,
             )
             progress.start("inspect", len(sampled))
             found, names = [], data.schema.names
-            pairs = read_rows(limit.reader(names), sampled, 0, len(sampled), names, row_bytes)
+            pairs = limit.reader(names).read(sampled, names)
             for batch in limit.checked(pairs):
                 progress.advance(batch.num_rows, batch.nbytes)
                 found.append(batch)

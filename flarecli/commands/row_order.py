@@ -1,4 +1,4 @@
-"""Row selection and order. Consecutive rows are read by scans, other rows by `take`.
+"""Row selection and order.
 
 rows -> sample -> shuffle -> rank -> head or tail
 
@@ -8,34 +8,22 @@ computed only when they are needed, for one block of steps at a time.
 
 from __future__ import annotations
 
-import re
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
 from flarecli import sql
-from flarecli.arguments import Addresses
-from flarecli.commands.large_values import RowReader
 from flarecli.commands.options import sample_size
-from flarecli.commands.sources import note_sources
 from flarecli.errors import UsageError
-from flarecli.model import IntArray, Stream
-from flarecli.progress import Progress
-from flarecli.read import Dataset, parse_rows, positions, resolve, select_streams
-from flarecli.storage import Guard
+from flarecli.model import IntArray
+from flarecli.read import parse_rows, positions
 from flarecli.suggest import choose
-
-if TYPE_CHECKING:
-    from flarecli.ingest import Spool
 
 __all__ = [
     "Order",
-    "average_row_bytes",
     "check_names",
     "check_no_rows",
     "first_rows",
@@ -43,16 +31,10 @@ __all__ = [
     "last_rows",
     "format_runs",
     "columns_to_read",
-    "open_dataset",
     "order_of",
     "select_rows",
-    "read_rows",
     "without_rows",
 ]
-
-_BLOCK_STEPS = 1 << 13  # steps mapped per block
-_TAKE_ROWS, _TAKE_BYTES = 64, 16 << 20  # maximum rows and bytes per `take`
-_MIN_RUN_ROWS = 16  # scans are faster if the average run has at least this length
 
 
 @dataclass(frozen=True)
@@ -86,19 +68,6 @@ class Order:
         at = np.searchsorted(self.firsts, steps, "right") - 1
         out: IntArray = self.starts[at] + self.strides[at] * (steps - self.firsts[at])
         return out
-
-    def runs(self) -> list[range] | None:
-        """Return the rows as ranges, or None if the order is not a sequence of long ranges.
-
-        An order with a sample, a shuffle or a rank has no ranges.
-        """
-        is_whole = self.picks is None and self.shuffle is None and self.rank == (0, 1)
-        if not is_whole or len(self) < _MIN_RUN_ROWS * len(self.starts):
-            return None
-        if (self.strides != 1).any():
-            return None
-        stops = self.starts + np.diff(self.firsts, append=self.count)
-        return list(map(range, self.starts.tolist(), stops.tolist()))
 
     def first(self, rows: int) -> Order:
         """Return the order of the first rows.
@@ -178,72 +147,14 @@ def format_runs(runs: Sequence[range]) -> str:
     return ",".join(f"{run.start}:{run.stop}" for run in runs) or "0:0"
 
 
-def open_dataset(
-    sources: Addresses,
-    format: str | None,
-    streams: Sequence[str],
-    guard: Guard | None,
-    maps: bool = True,
-    progress: Progress | None = None,
-    table: Mapping[str, object] = MappingProxyType({}),
-    opened: Mapping[str, Spool] = MappingProxyType({}),
-) -> tuple[Dataset, list[list[Stream]]]:
-    """Open a dataset; return the dataset and the parts of each stream.
-
-    table   values of the options `input` and `csv`, for tables without a playlist
-    opened  open input streams, by address
-    """
-    playlists = resolve(sources, format=format, guard=guard, maps=maps, table=table, opened=opened)
-    note_sources(playlists, progress or Progress())
-    parts = select_streams(playlists, streams)
-    return Dataset(parts, playlists), parts
-
-
-def average_row_bytes(parts: Sequence[Sequence[Stream]], rows: int) -> int:
-    """Return the average row size in bytes according to the listed sizes, but at least 1."""
-    size = sum(
-        int(np.maximum(stream.raw_sizes if stream.raw_sizes is not None else stream.sizes, 0).sum())
-        for one in parts
-        for stream in one
-        if stream.sizes is not None
-    )
-    return max(1, size // max(1, rows))
-
-
-def read_rows(
-    reader: RowReader,
-    order: Order,
-    start: int,
-    stop: int,
-    columns: Sequence[str],
-    row_bytes: int,
-) -> Iterator[tuple[IntArray, pa.RecordBatch]]:
-    """Yield row numbers and typed batches of bounded size for steps start..stop of an order.
-
-    row_bytes  estimated size of a row in bytes
-    """
-    take_rows = max(1, min(_TAKE_ROWS, _TAKE_BYTES // row_bytes))
-    for begin in range(start, stop, _BLOCK_STEPS):
-        rows = order.rows(begin, min(begin + _BLOCK_STEPS, stop))
-        breaks = np.flatnonzero(np.diff(rows) != 1) + 1
-        if len(rows) < _MIN_RUN_ROWS * len(breaks):
-            for k in range(0, len(rows), take_rows):
-                yield from reader.take(columns, rows[k : k + take_rows])
-            continue
-        for run in np.split(rows, breaks):
-            yield from reader.scan(columns, int(run[0]), int(run[-1]) + 1)
-
-
 def columns_to_read(
     names: Sequence[str], columns: Sequence[str] | None, where: str | None
 ) -> list[str]:
     """Return the columns to read: the selected columns, and the columns in the condition."""
     if columns is None:
         return list(names)
-    text = (where or "").lower()
-    if re.match(r"\s*(?:select|with|from)\b", text) or any('"' in name for name in names):
-        return list(names)
-    return [name for name in names if name in columns or name.lower() in text]
+    used = {*columns, *([] if where is None else sql.columns_of(where, names))}
+    return [name for name in names if name in used]
 
 
 def filtered(

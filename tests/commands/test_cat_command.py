@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flarecli import commands
-from flarecli.commands import cat, unpack
+from flarecli.commands import cat, row_reader, unpack
 from flarecli.commands import row_order as rows_of
 from flarecli.errors import FormatError, RowsError, UsageError
 from flarecli.write import Writer
@@ -162,7 +162,7 @@ def _all(order):
 
 
 def test_consecutive_rows_are_scanned_and_others_are_read_in_small_blocks(plain, monkeypatch):
-    monkeypatch.setattr(rows_of, "_TAKE_ROWS", 4)
+    monkeypatch.setattr(row_reader, "_TAKE_ROWS", 4)
     sizes = [batch.num_rows for batch in commands.cat(str(plain), shuffle=1)]
     assert sizes == [4] * 8 + [3]
     assert ids(plain, rows="0:20,30") == [*range(20), 30]

@@ -14,9 +14,9 @@ import pyarrow as pa
 from flarecli import ingest, playlists, read
 from flarecli.arguments import Addresses, address_texts
 from flarecli.braces import WILDCARDS
-from flarecli.commands.large_values import ValueLimit
 from flarecli.commands.provenance import SourceName, shard_of, source_name
-from flarecli.commands.row_order import average_row_bytes, check_no_rows, read_rows, select_rows
+from flarecli.commands.row_order import check_no_rows, select_rows
+from flarecli.commands.row_reader import ValueLimit
 from flarecli.errors import FormatError, NoRowsError, UsageError
 from flarecli.formats import INDEX_INPUTS, INPUTS, LIST_INPUT, facts
 from flarecli.hashes import DEFAULT, Sums
@@ -227,16 +227,15 @@ class _DatasetSource(Source):
     ) -> None:
         self._data, self._parts, self._exact = read.Dataset(parts, resolved), parts, exact
         self._max_bytes, self._spools = max_bytes, spools
-        self._order = None if rows is None else select_rows(len(self._data), rows)
+        self._order = select_rows(len(self._data), rows)
         schema = self._data.exact if exact else self._data.schema
-        count = len(self._data) if self._order is None else len(self._order)
-        super().__init__(address, name, parts[0][0].at, schema, count)
+        super().__init__(address, name, parts[0][0].at, schema, len(self._order))
         self.stored = {column.name: column.encoding for column in self._data.columns}
         self.extensions = {
             column.name: column.extension for column in self._data.columns if column.extension
         }
         self.types = self._data.types
-        self.is_run = self._order is None
+        self.is_run = rows is None
 
     def batches(self, request: RowRequest = _ALL_ROWS) -> Iterator[pa.RecordBatch]:
         for rows, batch in self._numbered(request):
@@ -247,16 +246,12 @@ class _DatasetSource(Source):
 
     def _numbered(self, request: RowRequest) -> Iterator[tuple[IntArray, pa.RecordBatch]]:
         """Return an iterator over the requested rows, as row numbers and batches."""
-        data, start = self._data, request.start
-        rows = len(data) if self._order is None else len(self._order)
+        data, rows = self._data, len(self._order)
         stop = rows if request.stop is None else min(request.stop, rows)
         names = data.schema.names if request.columns is None else request.columns
         limit = ValueLimit(data, self._parts, self._max_bytes)
         reader = limit.reader(request.unused, self._exact)
-        if self._order is None:
-            return reader.scan(names, start, stop)
-        size = average_row_bytes(self._parts, len(data))
-        return read_rows(reader, self._order, start, stop, names, size)
+        return reader.read(self._order, names, request.start, stop)
 
     def sum(self) -> str:
         sums = Sums([DEFAULT])

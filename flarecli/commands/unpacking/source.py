@@ -10,17 +10,16 @@ import numpy as np
 import pyarrow as pa
 
 from flarecli import encodings, formats, ingest, read, sql
-from flarecli.commands.large_values import RowReader, ValueLimit
 from flarecli.commands.options import UnpackOptions
 from flarecli.commands.provenance import SourceName, shard_of, source_name
 from flarecli.commands.row_order import (
-    average_row_bytes,
     check_no_rows,
     columns_to_read,
     first_rows,
-    read_rows,
     select_rows,
+    without_rows,
 )
+from flarecli.commands.row_reader import RowReader, ValueLimit
 from flarecli.commands.sources import note_sources, open_streams, samples, single_tar
 from flarecli.commands.unpacking.filenames import ROW
 from flarecli.errors import Facts, Place, UsageError
@@ -164,8 +163,7 @@ def open_source(
     reader = ValueLimit(data, parts, guard.limits.max_bytes).reader(unused)
 
     def batches(names: Sequence[str], skip: int) -> Iterator[pa.RecordBatch]:
-        row_bytes = average_row_bytes(parts, len(data))
-        for numbers, batch in read_rows(reader, order, skip, len(order), names, row_bytes):
+        for numbers, batch in reader.read(order, names, skip):
             yield batch.append_column(_ROW_FIELD, pa.array(numbers))
 
     def checksum() -> str:
@@ -296,12 +294,8 @@ def _select(source: RowSource, where: str | None, limit: int | None) -> RowSourc
             some = _number(some) if ROW not in selected.names else some
         if limit is not None:
             some = first_rows(some, limit - skip if source_skips else limit)
-        left = 0 if source_skips else skip
-        for batch in some:
-            cut = min(left, batch.num_rows)
-            left -= cut
-            if batch.num_rows > cut:
-                yield batch.slice(cut).select([*names, ROW])
+        for batch in without_rows(some, 0 if source_skips else skip):
+            yield batch.select([*names, ROW])
 
     rows = source.rows
     if where is not None:

@@ -9,11 +9,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
+from flarecli.commands.row_order import Order
 from flarecli.encodings import BINARY, TEXT
 from flarecli.errors import FlareError
 from flarecli.model import IntArray, Stream
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
     from flarecli.write import Failure
 
 __all__ = ["RowReader", "ValueLimit", "small_batches"]
+
+_BLOCK_STEPS = 1 << 13  # steps mapped per block
+_TAKE_ROWS, _TAKE_BYTES = 64, 16 << 20  # maximum rows and bytes per `take`
+_MIN_RUN_ROWS = 16  # scans are faster if the average run has at least this length
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,17 @@ class ValueLimit:
     parts: Sequence[Sequence[Stream]]
     max_bytes: int
 
+    @cached_property
+    def row_bytes(self) -> int:
+        """Return the average row size in bytes according to the listed sizes, but at least 1."""
+        size = sum(
+            int(np.maximum(stream.sizes if stream.raw_sizes is None else stream.raw_sizes, 0).sum())
+            for one in self.parts
+            for stream in one
+            if stream.sizes is not None
+        )
+        return max(1, size // max(1, len(self.data)))
+
     def reader(self, columns: Collection[str], exact: bool = False) -> RowReader:
         """Return the reader that does not read values above the limit.
 
@@ -47,7 +64,7 @@ class ValueLimit:
         can_exceed = any(
             _can_exceed(stream, self.max_bytes) for one in self.parts for stream in one
         )
-        return RowReader(self.data, self.max_bytes, columns if can_exceed else (), exact)
+        return RowReader(self, columns if can_exceed else (), exact)
 
     def checked(self, pairs: Iterable[tuple[IntArray, pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
         """Yield the batches of a reader, up to the first row with a value above the limit.
@@ -122,11 +139,10 @@ class RowReader:
     exact    whether numbers that are stored as text are returned as text
     """
 
-    def __init__(
-        self, data: Dataset, max_bytes: int, columns: Collection[str], exact: bool = False
-    ) -> None:
-        self._data, self._exact = data, exact
-        self._max_bytes, self._edges = max_bytes, data.edges.tolist()
+    def __init__(self, limit: ValueLimit, columns: Collection[str], exact: bool) -> None:
+        data = limit.data
+        self._data, self._limit, self._exact = data, limit, exact
+        self._edges: list[int] = data.edges.tolist()
         schema = data.exact if exact else data.schema
         # Exclude columns that are converted when they are read: the stored size of a value is not
         # its final size.
@@ -138,6 +154,25 @@ class RowReader:
             and stored.equals(schema.field(stored.name), check_metadata=True)
         }
         self._found: dict[tuple[int, tuple[str, ...]], Mapping[int, Mapping[str, int]]] = {}
+
+    def read(
+        self, order: Order, columns: Sequence[str], start: int = 0, stop: int | None = None
+    ) -> Iterator[tuple[IntArray, pa.RecordBatch]]:
+        """Yield row numbers and typed batches of bounded size for steps start..stop of an order.
+
+        Consecutive rows are read by scans, other rows by `take`.
+        """
+        stop = len(order) if stop is None else stop
+        take_rows = max(1, min(_TAKE_ROWS, _TAKE_BYTES // self._limit.row_bytes))
+        for begin in range(start, stop, _BLOCK_STEPS):
+            rows = order.rows(begin, min(begin + _BLOCK_STEPS, stop))
+            breaks = np.flatnonzero(np.diff(rows) != 1) + 1
+            if len(rows) < _MIN_RUN_ROWS * len(breaks):
+                for k in range(0, len(rows), take_rows):
+                    yield from self.take(columns, rows[k : k + take_rows])
+                continue
+            for run in np.split(rows, breaks):
+                yield from self.scan(columns, int(run[0]), int(run[-1]) + 1)
 
     def scan(
         self, columns: Sequence[str], start: int, stop: int
@@ -198,7 +233,7 @@ class RowReader:
         key = shard, names
         if names and key not in self._found:
             start, stop = self._edges[shard], self._edges[shard + 1]
-            self._found[key] = self._data.large_values(names, start, stop, self._max_bytes)
+            self._found[key] = self._data.large_values(names, start, stop, self._limit.max_bytes)
         return self._found[key] if names else {}
 
     def _without(
