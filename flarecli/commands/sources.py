@@ -6,15 +6,17 @@ bounded memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import IO, TYPE_CHECKING
 
 from flarecli import encodings
 from flarecli.errors import FormatError, UsageError, ValueFitError
 from flarecli.formats import INPUTS, STREAMED, facts, find
+from flarecli.hashes import DEFAULT, Sums
 from flarecli.lazy import pa
 from flarecli.model import Playlist, total
+from flarecli.playlists import text
 from flarecli.progress import Progress
 from flarecli.storage import bucket_in, bucket_note, is_stream
 from flarecli.units import format_count
@@ -22,7 +24,7 @@ from flarecli.units import format_count
 if TYPE_CHECKING:
     from flarecli.ingest import Spool
 
-__all__ = ["note_sources", "open_streams", "samples", "single_tar"]
+__all__ = ["lists_checksum", "note_sources", "open_streams", "samples", "single_tar"]
 
 
 def open_streams(
@@ -85,6 +87,17 @@ def samples(
     return first.schema, chain([first], batches)
 
 
+def lists_checksum(playlists: Sequence[Playlist], spools: Iterable[Spool]) -> str:
+    """Return the xxh3_128 of the lists and the input streams of a dataset."""
+    sums = Sums([DEFAULT])
+    for one in playlists:
+        sums.update(text(one))
+    for spool in spools:
+        for block in spool.blocks():
+            sums.update(block)
+    return sums.hex()[DEFAULT]
+
+
 def _plain(batches: Iterator[pa.RecordBatch], where: str) -> Iterator[pa.RecordBatch]:
     first = 0
     for batch in batches:
@@ -136,8 +149,8 @@ def note_sources(playlists: Sequence[Playlist], progress: Progress) -> None:
             listed = f"{one.at}: " if one.at is not None else f"{stream.at}: no list, "
             format = f"format {stream.format}" if stream.format else "unknown format"
             shards = format_count(len(stream), "shard")
-            text = f"{listed}stream {stream.name!r}: {format}, {rows} in {shards}"
-            progress.note(text, verbose=True)
+            note = f"{listed}stream {stream.name!r}: {format}, {rows} in {shards}"
+            progress.note(note, verbose=True)
 
 
 def _is_index(name: str) -> bool:

@@ -95,7 +95,7 @@ class Append(versions.Change):
         is_erased = bool(failures_without(self.at, failed_names(failed), erased)) or any(
             erased.contains(name, keys).any()
             for name in erased.hashes
-            if self._has(name)
+            if self._stream_with(name) is not None
             for keys in self.keys(name)
         )
         if is_erased:
@@ -104,9 +104,6 @@ class Append(versions.Change):
                 where=base.at,
                 hint="Run the same command again, and then `flare prune`.",
             )
-
-    def _has(self, key: str) -> bool:
-        return any(key == one.name for _, part in self.parts for one in part.columns or ())
 
     def added_to(self, streams: Sequence[Stream]) -> tuple[Stream, ...]:
         """Return streams with the new shards after all other shards."""
@@ -117,7 +114,7 @@ class Append(versions.Change):
 
     def _check_keys(self, key: str, base: Version) -> None:
         """Raise BusyError if a shard added after version `since` contains a key of the new rows."""
-        number = self._stream_with(key)
+        number = self._stream_with(key) or 0
         known, stream = set(self.since.streams[number].urls), base.streams[number]
         arrived = [i for i, url in enumerate(stream.urls) if url not in known]
         if not arrived:
@@ -132,13 +129,14 @@ class Append(versions.Change):
                     hint="Run the same command again.",
                 )
 
-    def _stream_with(self, key: str) -> int:
-        has_key = [key in [one.name for one in part.columns or ()] for _, part in self.parts]
-        return has_key.index(True)
+    def _stream_with(self, key: str) -> int | None:
+        """Return the number of the stream that contains a column; None if no stream contains it."""
+        names = [[one.name for one in part.columns or ()] for _, part in self.parts]
+        return next((number for number, own in enumerate(names) if key in own), None)
 
     def keys(self, key: str) -> Iterator[pa.Array]:
         """Yield the keys of the new rows."""
-        part = self.parts[self._stream_with(key)][1]
+        part = self.parts[self._stream_with(key) or 0][1]
         return (batch.column(0) for batch in read.Dataset([[part]]).select([key]).batches())
 
 
@@ -224,11 +222,7 @@ def append_rows(task: PackTask, progress: Progress) -> Packed:
         if task.key is None or _replaces(plan):
             options = _recorded_options(_stream_task(task, base, 0))
             base = unfinished_base(at, base, {"source": task.source_digest, "options": options})
-    try:
-        return _pack_streams(task, plan, at, base, record)
-    except _NoNewRows as error:
-        progress.note("no row has a new key; no version was created")
-        return Packed(task.playlist, task.options.format, 0, 0, 0, duplicates=error.duplicates)
+    return _pack_streams(task, plan, at, base, record)
 
 
 def _recorded_options(task: PackTask) -> dict[str, Any]:
@@ -257,17 +251,6 @@ def _groups_without(base: Version, rows: IntArray) -> dict[int, list[Group]]:
     return {number: groups_without(stream, rows) for number, stream in enumerate(base.streams)}
 
 
-class _NoNewRows(Exception):
-    """The error that is raised if every new row has the key of an existing row.
-
-    duplicates  number of new rows that have the key of an existing row
-    """
-
-    def __init__(self, duplicates: int) -> None:
-        super().__init__(duplicates)
-        self.duplicates = duplicates
-
-
 def _pack_streams(
     task: PackTask, plan: Plan, at: Location, base: Version, record: Mapping[str, Any]
 ) -> Packed:
@@ -279,8 +262,9 @@ def _pack_streams(
     compares = plan.key is not None and task.options.on_duplicate != "keep"
     key = plan.renamed(plan.key or "") if compares else None
     parts: list[tuple[str, Stream]] = []
-    committed: list[Version] = []
-    removed = _Removed()
+    others: list[Packed] = []
+    version: Version | None = None
+    removed_rows = removed_bytes = 0
 
     def pack_stream(number: int) -> Packed:
         facts = [record[DEFAULT], record["options"], base.checksum, *([number] if number else [])]
@@ -290,15 +274,18 @@ def _pack_streams(
         versions.check_fragment(at, name)
 
         def commit(stream: Stream) -> None:
+            nonlocal version, removed_rows, removed_bytes
             parts.append((name, stream))
             if number + 1 < len(base.streams):
                 others.append(pack_stream(number + 1))
                 return
             change = Append(at, tuple(parts), record, key, base, task.erased)
             if _replaces(plan):
-                committed.append(_commit_replacing(task, plan.progress, change, removed))
+                version, removed_rows, removed_bytes = _commit_replacing(
+                    task, plan.progress, change
+                )
             else:
-                committed.append(versions.commit(at, change, base))
+                version = versions.commit(at, change, base)
 
         one = _stream_task(task, base, number)
         options = replace(one.options, out=f"{task.out.rstrip('/')}/{name}")
@@ -310,11 +297,11 @@ def _pack_streams(
                 return pack_parts(one, plan.progress, own, commit)
             return pack_task(one, plan.progress, own, commit)
         except NoRowsError:
-            if not own.duplicates:
+            if number or not own.duplicates:
                 raise
-            raise _NoNewRows(own.duplicates) from None
+            plan.progress.note("no row has a new key; no version was created")
+            return Packed("", options.format, 0, 0, 0, duplicates=own.duplicates)
 
-    others: list[Packed] = []
     packed = pack_stream(0)
     return replace(
         packed,
@@ -322,40 +309,32 @@ def _pack_streams(
         bytes=packed.bytes + sum(one.bytes for one in others),
         shards=packed.shards + sum(one.shards for one in others),
         columns=(*packed.columns, *(column for one in others for column in one.columns)),
-        version=committed[0].number if committed else None,
-        replaced=removed.rows,
-        rewritten_bytes=removed.bytes,
+        version=version.number if version is not None else None,
+        replaced=removed_rows,
+        rewritten_bytes=removed_bytes,
     )
 
 
-@dataclass
-class _Removed:
-    """The number of removed rows, and the total size of the shards that contained them."""
-
-    rows: int = 0
-    bytes: int = 0
-
-
 def _commit_replacing(
-    task: PackTask, progress: Progress, change: Append, removed: _Removed
-) -> Version:
+    task: PackTask, progress: Progress, change: Append
+) -> tuple[Version, int, int]:
     """Remove existing rows with the key of a new row, add the new rows, and commit one version.
 
     The keys are compared with the newest version, because another process may have changed the
     dataset while the new rows were packed.
 
-    removed  counts to update
+    return  the new version; the number of removed rows; the total size of the shards that contained
+            these rows
     """
     at, base = change.at, versions.newest(change.at)
     change = replace(change, since=base)
     change.apply(base)  # raises if the streams do not match
     rows = _rows_with_keys(change.keys(change.key or ""), base.dataset, change.key or "")
     groups = _groups_without(base, rows)
-    removed.rows, removed.bytes = len(rows), total_size(base, groups)[1]
     if not len(rows):
-        return versions.commit(at, change, base)
+        return versions.commit(at, change, base), 0, 0
     copied = sum(int(row_counts(base.streams[0])[one.start]) for one in groups[0]) - len(rows)
-    return rewrite(
+    version = rewrite(
         task.out,
         at,
         base,
@@ -369,6 +348,7 @@ def _commit_replacing(
         progress=progress,
         commit=lambda one: versions.commit(at, Replace(change, one, copied), base),
     )
+    return version, len(rows), total_size(base, groups)[1]
 
 
 def _stream_task(task: PackTask, base: Version, number: int) -> PackTask:

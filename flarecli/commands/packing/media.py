@@ -178,26 +178,26 @@ class _Value(NamedTuple):
     info: tuple[int | float, ...] = (0, 0, 0, 0.0)
 
 
-_Values: TypeAlias = list[_Value | None]  # consecutive rows; None: null or unchanged
+_Values: TypeAlias = list[_Value | None]  # consecutive rows; None: null
 
 
-def _mismatch(head: bytes, name: str, column: MediaColumn) -> str | None:
-    if not column.has_names:
-        return None
-    return mismatch(name if kind_of(name) else f".{column.name}", head)
+def _process(
+    value: memoryview, name: str, column: MediaColumn, options: MediaOptions, is_work: bool
+) -> _Value:
+    """Process one value; errors are returned, not raised.
 
-
-def _mismatch_error(difference: str) -> str:
-    return f"content does not match the file extension: {difference}"
-
-
-def _process(data: bytes, name: str, column: MediaColumn, options: MediaOptions) -> _Value:
-    """Resize and measure one value; errors are returned, not raised."""
-    head = data[:_HEAD_BYTES]
-    difference = _mismatch(head, name, column)
+    is_work  whether the value is resized or measured; otherwise, only its kind is detected
+    """
+    head = bytes(value[:_HEAD_BYTES])
+    difference = None
+    if column.has_names:
+        difference = mismatch(name if kind_of(name) else f".{column.name}", head)
     if difference is not None and options.strict:
-        return _Value(None, _mismatch_error(difference), difference)
-    resized = None
+        error = f"content does not match the file extension: {difference}"
+        return _Value(None, error, difference)
+    if not is_work:
+        return _Value(None, None, difference)
+    data, resized = bytes(value), None
     if not options.resize.is_noop and _should_be_image(head, name, column):
         try:
             resized = resize_image(data, options.resize)
@@ -340,19 +340,10 @@ class _Task(NamedTuple):
         names = self.part.names.get(self.column.name)
         values: _Values = []
         for row, data in enumerate(raw_values(self._array()), self.start):
-            if data is None:
-                values.append(None)
-                continue
             name = names[row] if names else ""
-            if self.is_work:
-                values.append(_process(bytes(data), name, self.column, options))
-                continue
-            difference = _mismatch(bytes(data[:_HEAD_BYTES]), name, self.column)
-            if difference is None:
-                values.append(None)
-            else:
-                error = _mismatch_error(difference) if options.strict else None
-                values.append(_Value(None, error, difference))
+            values.append(
+                None if data is None else _process(data, name, self.column, options, self.is_work)
+            )
         return values
 
 

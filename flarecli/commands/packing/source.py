@@ -11,15 +11,15 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from flarecli import ingest, playlists, read
+from flarecli import ingest, read
 from flarecli.arguments import Addresses, address_texts
 from flarecli.braces import WILDCARDS
 from flarecli.commands.provenance import SourceName, shard_of, source_name
 from flarecli.commands.row_order import check_no_rows, select_rows
 from flarecli.commands.row_reader import ValueLimit
+from flarecli.commands.sources import lists_checksum
 from flarecli.errors import FormatError, NoRowsError, UsageError
 from flarecli.formats import INDEX_INPUTS, INPUTS, LIST_INPUT, facts
-from flarecli.hashes import DEFAULT, Sums
 from flarecli.ingest import DIALECT, Dialect
 from flarecli.media import is_media, kind_of
 from flarecli.model import IntArray, Playlist, Stream
@@ -254,13 +254,7 @@ class _DatasetSource(Source):
         return reader.read(self._order, names, request.start, stop)
 
     def sum(self) -> str:
-        sums = Sums([DEFAULT])
-        for one in self._data.playlists:
-            sums.update(playlists.text(one))
-        for spool in self._spools:
-            for block in spool.blocks():
-                sums.update(block)
-        return sums.hex()[DEFAULT]
+        return lists_checksum(self._data.playlists, self._spools)
 
     def place(self, row: int) -> tuple[str, int]:
         return shard_of(self._data, self._parts[0], row)

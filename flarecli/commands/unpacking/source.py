@@ -20,15 +20,19 @@ from flarecli.commands.row_order import (
     without_rows,
 )
 from flarecli.commands.row_reader import RowReader, ValueLimit
-from flarecli.commands.sources import note_sources, open_streams, samples, single_tar
+from flarecli.commands.sources import (
+    lists_checksum,
+    note_sources,
+    open_streams,
+    samples,
+    single_tar,
+)
 from flarecli.commands.unpacking.filenames import ROW
 from flarecli.errors import Facts, Place, UsageError
 from flarecli.formats import STREAMED
 from flarecli.formats.files import COLUMNS
-from flarecli.hashes import DEFAULT, Sums
 from flarecli.ingest import Dialect
 from flarecli.model import Stream
-from flarecli.playlists import text
 from flarecli.progress import Progress
 from flarecli.redact import redact
 from flarecli.storage import Guard, Location, locate
@@ -166,15 +170,6 @@ def open_source(
         for numbers, batch in reader.read(order, names, skip):
             yield batch.append_column(_ROW_FIELD, pa.array(numbers))
 
-    def checksum() -> str:
-        sums = Sums([DEFAULT])
-        for one in playlists:
-            sums.update(text(one))
-        for spool in spools.values():
-            for block in spool.blocks():
-                sums.update(block)
-        return sums.hex()[DEFAULT]
-
     source = RowSource(
         shown,
         stream.at,
@@ -182,7 +177,7 @@ def open_source(
         data.schema,
         len(order),
         stream.at.is_local,
-        checksum,
+        partial(lists_checksum, playlists, spools.values()),
         batches,
         None if makes_rows else partial(shard_of, data, parts[0]),
         named,

@@ -365,8 +365,14 @@ def verify(options: VerifyOptions) -> Verification:
     plans, notes, unreadable = plan_sources(
         addresses, format, streams, guard, quick, options.table_headers(), opened
     )
+    decoder = None
+    if options.decode:
+        from flarecli.media import Sandbox
+
+        decoder = Sandbox()
+    max_bytes = cast(int, options.max_object)
     settings = _Settings(
-        _depth(options),
+        Depth(options.quick, decoder, options.duplicates, max_value_bytes=max_bytes),
         choice,
         None if against is None else resolve([against], guard=guard, maps=False)[0],
         None if state is None else _open_state(state, addresses, against, options),
@@ -376,19 +382,6 @@ def verify(options: VerifyOptions) -> Verification:
         options.progress or Progress(),
     )
     return Verification(plans, notes, unreadable, settings)
-
-
-def _depth(options: VerifyOptions) -> Depth:
-    if not options.decode:
-        return Depth(options.quick, hash_rows=options.duplicates)
-    from flarecli.media import Sandbox
-
-    return Depth(
-        options.quick,
-        Sandbox(),
-        hash_rows=options.duplicates,
-        max_value_bytes=cast(int, options.max_object),
-    )
 
 
 def _open_state(
