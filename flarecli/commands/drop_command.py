@@ -90,8 +90,8 @@ def drop(options: DropOptions) -> Changed:
             them = "it" if len(erasure.files) == 1 else "them"
             progress.note(f"would delete {count}, and all earlier versions that list {them}")
     if selection is None:
-        if erasure is not None and not options.dry_run:
-            _erase_history(at, erasure, options, progress)
+        if erasure is not None and not options.dry_run and (erasure.files or erasure.keys.keys):
+            _erase(at, erasure.files, options, progress, erasure.keys)
         if erasure is None or not erasure.files:
             progress.note("no row matches")
         return Changed(None, 0, 0, 0, options.dry_run)
@@ -330,27 +330,15 @@ def _complete_erasures(at: Location, options: DropOptions, progress: Progress) -
     If an earlier version was restored, the newest version may list some of these files again. Such
     files are kept.
     """
-    erased = {name for number in versions.numbers(at) for name in _erases(at, number)}
+    erased = set[str]()
+    for number in versions.numbers(at):
+        with contextlib.suppress(MissingError):  # another process has removed this version
+            erased.update(versions.read_version(at, number).erases)
     if erased:
         listed = files_of(at, versions.newest(at).playlist)
         _erase(at, sorted(erased - listed.keys()), options, progress)
     elif files_to_remove(at):  # only earlier versions contained the rows
         _erase(at, [], options, progress)
-
-
-def _erase_history(
-    at: Location, erasure: _Erasure, options: DropOptions, progress: Progress
-) -> None:
-    """Record the keys, and erase files that only earlier versions list."""
-    if erasure.files or erasure.keys.keys:
-        _erase(at, erasure.files, options, progress, erasure.keys)
-
-
-def _erases(at: Location, number: int) -> tuple[str, ...]:
-    try:
-        return versions.read_version(at, number).erases
-    except MissingError:  # another process has removed this version
-        return ()
 
 
 def _erase(
@@ -394,19 +382,15 @@ def _dropped_rows(options: DropOptions, data: read.Dataset) -> IntArray:
         order = select_rows(len(data), options.rows)
         rows: IntArray = np.unique(order.rows(0, len(order)))
         return rows
-    return _rows_with_keys(data, options)
-
-
-def _rows_with_keys(data: read.Dataset, options: DropOptions) -> IntArray:
     name = options.key or ""
     keys = _keys(options, data, name)
-    rows, first = [], 0
+    matching, first = [], 0
     for batch in data.select([name]).batches():
         column = batch.column(0)
         found = pc.is_in(erasable_bytes(column, column.type), value_set=keys)
-        rows.append(first + np.flatnonzero(found.to_numpy(zero_copy_only=False)))
+        matching.append(first + np.flatnonzero(found.to_numpy(zero_copy_only=False)))
         first += batch.num_rows
-    return np.concatenate(rows) if rows else np.zeros(0, np.int64)
+    return np.concatenate(matching) if matching else np.zeros(0, np.int64)
 
 
 def _check_key(data: read.Dataset, name: str) -> None:

@@ -19,7 +19,6 @@ import pyarrow as pa
 
 from flarecli.model import IntArray
 from flarecli.read import positions
-from flarecli.storage import descriptors
 from flarecli.storage.local import temporary_file_error
 
 __all__ = ["shuffled"]
@@ -159,10 +158,6 @@ class _SortFile:
 
         `write` must not be called after the first part was read.
         """
-        try:
-            self._file.flush()
-        except OSError as error:
-            raise temporary_file_error(error, "the shuffle") from None
         for number in range(1 << _PART_BITS):
             yield self._segments(number)
 
@@ -174,13 +169,10 @@ class _SortFile:
 
     def _read(self, start: int, stop: int) -> pa.Buffer:
         data = pa.allocate_buffer(stop - start)  # Arrow's memory pool reuses memory
-        rest = memoryview(data)
         try:
-            while rest:  # a system call reads at most 2 GB
-                count = descriptors.pread_into(self._file.fileno(), rest, stop - len(rest))
-                if not count:
-                    raise OSError(errno.EIO, os.strerror(errno.EIO))
-                rest = rest[count:]
+            self._file.seek(start)
+            if self._file.readinto(data) < stop - start:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
         except OSError as error:
             raise temporary_file_error(error, "the shuffle") from None
         return data

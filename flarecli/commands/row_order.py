@@ -119,11 +119,6 @@ def select_rows(
     own_rank, ranks = rank or (0, 1)
     if not 0 <= own_rank < ranks:
         raise UsageError(f"invalid rank {own_rank} of {ranks}: ranks are counted from 0")
-    if min(seed, epoch, shuffle or 0) < 0 or (sample is not None and not sample >= 0):
-        raise UsageError(
-            f"expected numbers of at least 0, got sample {sample}, seed {seed}, shuffle {shuffle}, "
-            f"epoch {epoch}"
-        )
     if epoch and shuffle is None:
         raise UsageError("--epoch needs --shuffle", hint="Add --shuffle SEED.")
     ranges = [

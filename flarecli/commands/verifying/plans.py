@@ -90,6 +90,11 @@ class Plan:
         is_listed = self.list_at is not None or self.is_folder
         return is_listed and any(len(stream) for stream in self.streams)
 
+    def with_streams(self, *streams: Stream) -> Plan:
+        """Return a plan for individual shards that checks these streams instead."""
+        playlist = replace(self.playlist or Playlist(()), streams=streams)
+        return replace(self, playlist=playlist, streams=streams)
+
     def places(self) -> Iterator[str]:
         """Yield the address of each shard."""
         return (place for stream in self.streams for place in places_of(stream))
@@ -343,15 +348,7 @@ def _without_files(plan: Plan, listed: Collection[str], tops: tuple[str, ...]) -
             if place not in listed and not place.startswith(excluded)
         ]
         streams += [replace(stream, urls=urls)] if urls else []
-    return (
-        replace(
-            plan,
-            streams=tuple(streams),
-            playlist=replace(plan.playlist or Playlist(()), streams=tuple(streams)),
-        )
-        if streams
-        else None
-    )
+    return plan.with_streams(*streams) if streams else None
 
 
 def _are_in_same_folder(plan: Plan, other: Plan) -> bool:
@@ -364,9 +361,8 @@ def _are_in_same_folder(plan: Plan, other: Plan) -> bool:
 
 def _join_files(plan: Plan, other: Plan) -> Plan:
     first = plan.streams[0]
-    stream = replace(first, urls=[*first.urls, *other.streams[0].urls])
-    playlist = replace(plan.playlist or Playlist(()), streams=(stream,))
-    return replace(plan, address=str(stream.at), streams=(stream,), playlist=playlist)
+    joined = plan.with_streams(replace(first, urls=[*first.urls, *other.streams[0].urls]))
+    return replace(joined, address=str(first.at))
 
 
 @dataclass
@@ -479,10 +475,8 @@ def _split_by_list(plan: Plan, near: Sequence[_NearList], whole: Collection[str]
         others = tuple(at for other, at in named.items() if other != key)
         parts.append(_restrict(replace(plan, named=others), playlist, first.positions, places))
     if unlisted:
-        rest = replace(stream, urls=unlisted)
-        named_lists = tuple(named.values())
-        playlist = replace(plan.playlist or Playlist(()), streams=(rest,))
-        parts.append(replace(plan, playlist=playlist, streams=(rest,), named=named_lists))
+        rest = plan.with_streams(replace(stream, urls=unlisted))
+        parts.append(replace(rest, named=tuple(named.values())))
     new = (one for one in findings if link_address(one.address) not in whole)
     return [replace(parts[0], findings=(*plan.findings, *new)), *parts[1:]]
 
@@ -612,8 +606,6 @@ class Choice:
             raise UsageError(
                 f"invalid part {self.part[0]} of {self.part[1]}: parts are counted from 0"
             )
-        if self.sample is not None and self.sample < 0:
-            raise UsageError(f"sample: expected at least 0, got {self.sample}")
 
     @property
     def is_all(self) -> bool:
