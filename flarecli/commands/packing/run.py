@@ -442,20 +442,14 @@ def _storable(
     return *drop_rows(batch, rows, [at for at, _ in unstorable]), failures
 
 
-class _InferredColumns(NamedTuple):
-    """Columns inferred from the first rows.
+def _inferred(
+    plan: Plan, part: fetch_links.Fetched
+) -> tuple[dict[str, str], dict[str, pa.DataType], tuple[str, ...]]:
+    """Infer the columns from the first rows.
 
-    encodings  column -> encoding
-    types      column -> Arrow type in the source, in the order of the source
-    addresses  columns of addresses that are not fetched
+    return  column -> encoding; column -> Arrow type in the source, in the order of the source;
+            columns of addresses that are not fetched
     """
-
-    encodings: dict[str, str]
-    types: dict[str, pa.DataType]
-    addresses: tuple[str, ...]
-
-
-def _inferred(plan: Plan, part: fetch_links.Fetched) -> _InferredColumns:
     encode, source = plan.task.encode, plan.source
     extensions = {name: one.lower() for name, one in plan.extensions.items() if one[0] != "{"}
     # use `bytes` for files of several types, because the encoding of the first file may not fit the
@@ -476,16 +470,16 @@ def _inferred(plan: Plan, part: fetch_links.Fetched) -> _InferredColumns:
     )
     types = source_types(part.batch.schema, chosen, encode, source.types)
     addresses = tuple(name for name in address_columns(part.batch) if name in plan.names)
-    return _InferredColumns(chosen, types, addresses)
+    return chosen, types, addresses
 
 
 def _named_columns(plan: Plan, writer: Writer, part: fetch_links.Fetched) -> Columns:
-    inferred = _inferred(plan, part)
-    note_addresses(inferred.addresses, plan.progress)
-    for name, encoding in inferred.encodings.items():
+    chosen, types, addresses = _inferred(plan, part)
+    note_addresses(addresses, plan.progress)
+    for name, encoding in chosen.items():
         plan.progress.note(f"column {name!r}: {encoding}", verbose=True)
-    columns = writer.name_columns(inferred.encodings, inferred.types, plan.extensions)
-    for note in reader_notes(plan.task.format, columns, inferred.types):
+    columns = writer.name_columns(chosen, types, plan.extensions)
+    for note in reader_notes(plan.task.format, columns, types):
         plan.progress.note(note)
     return columns
 

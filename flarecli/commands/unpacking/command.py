@@ -11,7 +11,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -36,7 +36,7 @@ from flarecli.encodings import is_binary, is_text, raw_values
 from flarecli.errors import FlareError, FormatError, UsageError
 from flarecli.formats import facts
 from flarecli.hashes import DEFAULT
-from flarecli.model import IntArray, column_of
+from flarecli.model import column_of
 from flarecli.progress import Progress
 from flarecli.storage import Guard
 from flarecli.write import (
@@ -161,20 +161,6 @@ def _recorded(options: UnpackOptions, columns: Sequence[str] | None) -> dict[str
     }
 
 
-class _Part(NamedTuple):
-    """A batch of rows to write.
-
-    rows      position of each row in the selection
-    failures  failures before position `until`
-    until     position in the selection at which the next batch begins
-    """
-
-    batch: pa.RecordBatch
-    rows: IntArray
-    failures: Sequence[Failure]
-    until: int
-
-
 class _Unpacking:
     """State of one unpack: the columns that become files, the index columns, and the file names."""
 
@@ -261,8 +247,9 @@ class _Unpacking:
         if self.source.rereads and not self.pattern.is_unique:
             try:
                 for batch in self.source.batches(self.pattern.columns, 0):
-                    named, _ = self._split_unnamed(batch)
-                    self.used_names.add(named, self.where)
+                    if errors := self._invalid_names(batch):
+                        batch, _ = drop_rows(batch, np.arange(batch.num_rows), errors)
+                    self.used_names.add(batch, self.where)
             except BaseException:
                 self.used_names.close()
                 raise
@@ -290,15 +277,10 @@ class _Unpacking:
         failed = sum(reasons.values())
         return Unpacked(output.files, output.bytes, output.rows, failed, reasons, path, resumed)
 
-    def _parts(self, skip: int) -> Generator[_Part, None, None]:
+    def _parts(self, skip: int) -> Generator[fetch_links.Fetched, None, None]:
         """Yield the selected rows from row `skip` on, with links replaced with downloads."""
         batches = self.places.passed(self.source.batches(self.read, skip), skip, keep=True)
-        if not self.links:
-            for batch in batches:
-                first, skip = skip, skip + batch.num_rows
-                yield _Part(batch, np.arange(first, skip), (), skip)
-            return
-        fetched = fetch_links.fetch(
+        return fetch_links.fetch(
             (self._with_addresses(batch) for batch in batches),
             self.links,
             key=self.key,
@@ -309,11 +291,6 @@ class _Unpacking:
             first_row=skip,
             progress=self.progress,
         )
-        try:
-            for one in fetched:
-                yield _Part(one.batch, one.rows, one.failures, one.until)
-        finally:
-            fetched.close()
 
     def _with_addresses(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Add columns with the addresses of downloads, to use their extensions in file names."""
@@ -322,29 +299,24 @@ class _Unpacking:
             batch = batch.append_column(ADDRESS + link.name, addresses)
         return batch
 
-    def _split_unnamed(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, FlareError]]:
-        """Remove rows without valid file names, if failed rows are skipped.
-
-        return  remaining rows; position -> error for the removed rows
-        """
+    def _invalid_names(self, batch: pa.RecordBatch) -> dict[int, FlareError]:
+        """Return the rows without valid file names, if failed rows are skipped: row -> error."""
         if self.on_error == "fail" or not batch.num_rows:
-            return batch, {}
-        errors = self.used_names.invalid_rows(batch, self.where)
-        if not errors:
-            return batch, {}
-        return drop_rows(batch, np.arange(batch.num_rows), errors)[0], errors
+            return {}
+        return self.used_names.invalid_rows(batch, self.where)
 
-    def _write(self, part: _Part, output: Output) -> None:
+    def _write(self, part: fetch_links.Fetched, output: Output) -> None:
         """Write the files of some rows, and record the failed rows."""
-        large = too_large(part.batch, part.rows, self.key, self.limits.max_bytes)
-        whole, rows = drop_rows(part.batch, part.rows, large) if large else (part.batch, part.rows)
-        batch, errors = self._split_unnamed(whole)
-        failures = [*part.failures, *large.values()]
-        for i, error in errors.items():
-            key = key_text(whole.column(self.key)[i]) if self.key in whole.schema.names else ""
-            failures.append(Failure(int(rows[i]), key, self.key or "", error.kind, error.message))
-        failures.sort(key=lambda failure: failure.row)
-        placed = [self.places.placed(failure) for failure in failures]
+        part = part.without(too_large(part.batch, part.rows, self.key, self.limits.max_bytes))
+        keys = part.batch.column(self.key) if self.key in part.batch.schema.names else None
+        unnamed = {}
+        for i, error in self._invalid_names(part.batch).items():
+            key = "" if keys is None else key_text(keys[i])
+            at = int(part.rows[i])
+            unnamed[i] = Failure(at, key, self.key or "", error.kind, error.message)
+        part = part.without(unnamed)
+        batch = part.batch
+        placed = [self.places.placed(failure) for failure in part.failures]
         self.places.forget(part.until)
         for failure in placed:
             if self.on_error == "fail":

@@ -215,7 +215,8 @@ class OtherLists:
                 self.read_paths.add(place_of(at))
                 self.size += size
             for stream in self._read_streams(at, is_named):
-                entries = _index_entries(at, stream) if self._compares_entries(at) else ()
+                compares_entries = bool(self._index_entries) and at.name == INDEX
+                entries = _index_entries(at, stream) if compares_entries else ()
                 self.add(OtherList(at, stream, must_match, index_entries=entries))
                 # the index is the first argument, because it distinguishes fewer column types than
                 # a playlist
@@ -227,9 +228,6 @@ class OtherLists:
             return
         except FlareError as error:
             self.findings.append(finding_of(error, at))
-
-    def _compares_entries(self, at: Location) -> bool:
-        return bool(self._index_entries) and at.name == INDEX
 
     def _read_streams(self, at: Location, is_named: bool) -> Sequence[Stream]:
         """Read a list, and return its streams that contain shards of this stream."""

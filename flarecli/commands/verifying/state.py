@@ -36,13 +36,14 @@ class VerifyState:
     A file is changed or removed only if it is empty or has the header of a state file.
 
     options  options of the check, which must equal the recorded options
+    count    number of files whose results the state contains
     raises   UsageError if the file is not a state file or belongs to a different check; ReachError
              if the file cannot be read or written
     """
 
     def __init__(self, path: str, options: Mapping[str, Any]) -> None:
         self._path, self._known = path, dict[str, FileResult]()
-        self._count = 0
+        self.count = 0
         folder, name = os.path.split(os.path.realpath(path))
         store = LocalStore(folder, maps=False, durable=False)
         self._log = FileLog(Location(store, name), store)
@@ -79,7 +80,7 @@ class VerifyState:
             except (KeyError, TypeError, ValueError):
                 break
             self._known[key], good = done, stop
-        self._count = len(self._known)
+        self.count = len(self._known)
         self._log.cut(good)
 
     def _foreign(self, first: bytes) -> UsageError:
@@ -108,7 +109,7 @@ class VerifyState:
 
     def add(self, key: str, done: FileResult) -> None:
         """Write the result for a file."""
-        self._count += 1
+        self.count += 1
         names = (*_TEXTS, *_NUMBERS, "column")
         findings = [{name: getattr(one, name) for name in names} for one in done.findings]
         self._log.append(
@@ -122,11 +123,6 @@ class VerifyState:
                 }
             )
         )
-
-    @property
-    def count(self) -> int:
-        """Return the number of files whose results the state contains."""
-        return self._count
 
     def close(self, is_done: bool) -> None:
         """Close the file, and remove it after a completed check, unless it was replaced."""
