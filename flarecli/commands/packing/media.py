@@ -75,14 +75,14 @@ class MediaOptions:
     @property
     def option(self) -> str | None:
         """Return the first option in use that needs a file column; None if there is none."""
-        resize, options = self.resize, [("--media-info", self.info)]
-        options += [
-            ("--resize", resize.size is not None),
-            ("--quality", resize.quality is not None),
-        ]
-        options += [("--min-size", resize.min_size > 0)]
-        options += [("--max-aspect", resize.max_aspect is not None)]
-        return next((name for name, is_set in options if is_set), None)
+        options = {
+            "--media-info": self.info,
+            "--resize": self.resize.size is not None,
+            "--quality": self.resize.quality is not None,
+            "--min-size": self.resize.min_size > 0,
+            "--max-aspect": self.resize.max_aspect is not None,
+        }
+        return next((name for name, is_set in options.items() if is_set), None)
 
     def recorded_options(self) -> dict[str, Any]:
         """Return the options that determine the output bytes; empty if no option is set."""

@@ -52,7 +52,7 @@ from flarecli.commands.packing.run import (
     source_record,
     write_share,
 )
-from flarecli.commands.packing.source import RowRequest, Source
+from flarecli.commands.packing.source import Source
 from flarecli.commands.provenance import PLACE
 from flarecli.errors import (
     BusyError,
@@ -175,7 +175,7 @@ def pack_parts(
     if options.dry_run:
         check_target(task.out, resume=options.resume, overwrite=options.overwrite, guard=task.guard)
         return dry_run(plan, part_rows)
-    division = _Division(_count(plan), part_rows)
+    division = _Division(_count(plan, None), part_rows)
     record, head = _record_and_head(task, plan.source, division)
     target = claim(task.out, resume=options.resume, overwrite=options.overwrite, guard=task.guard)
     if target.is_done:
@@ -401,11 +401,7 @@ def _divided(plan: Plan, count: int) -> _Division:
     """
     options = plan.options
     is_selection = options.where is not None or options.shuffle is not None
-    if options.where is None:
-        rows = _count(plan)
-    else:  # the keys are checked when the parts are joined
-        kept = replace(plan.task, options=replace(options, on_duplicate="keep"))
-        rows = count_selected(Plan(kept, plan.source, Progress()))
+    rows = _count(plan, options.where)
     if not rows:
         raise no_rows(plan)
     return _Division(rows, -(-rows // count), count, is_selection)
@@ -687,13 +683,10 @@ def _check_source_rows(plan: Plan) -> None:
         )
 
 
-def _count(plan: Plan) -> int:
-    """Return the number of rows to pack; read the source once if the number is not listed."""
-    rows, limit = plan.known_rows, plan.options.limit
-    if rows is None:
-        first_column = RowRequest(plan.source.schema.names[:1])
-        rows = sum(batch.num_rows for batch in plan.source.batches(first_column))
-    return rows if limit is None else min(rows, limit)
+def _count(plan: Plan, where: str | None) -> int:
+    """Return the number of rows to divide. The keys are checked when the parts are joined."""
+    options = replace(plan.options, where=where, on_duplicate="keep", shuffle=None)
+    return count_selected(Plan(replace(plan.task, options=options), plan.source, Progress()))
 
 
 def _sample(plan: Plan) -> Estimate:

@@ -561,7 +561,8 @@ def _needed_columns(plan: Plan, keys_only: bool) -> list[str] | None:
         needed.add(plan.options.folder_column or "")
     if plan.options.where is not None:
         needed |= set(sql.columns_of(plan.options.where, plan.source.schema.names))
-    return [name for name in plan.source.schema.names if name in needed] or None
+    names = plan.source.schema.names
+    return [name for name in names if name in needed] or names[:1]
 
 
 def _with_files(

@@ -686,7 +686,7 @@ def count_selected(plan: Plan) -> int:
         elif plan.task.rows is None:
             rows = plan.source.count(where)
     if rows is None:
-        return sum(batch.num_rows for batch in selected(plan))
+        return sum(batch.num_rows for batch in selected(plan, keys_only=True))
     return rows if limit is None else min(rows, limit)
 
 
