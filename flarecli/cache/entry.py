@@ -32,7 +32,7 @@ from urllib.parse import urlsplit, urlunsplit
 import xxhash
 
 from flarecli.redact import redact
-from flarecli.storage import descriptors, files_limit
+from flarecli.storage import descriptors, files_limit, map_file
 
 __all__ = [
     "NAME",
@@ -211,7 +211,7 @@ def mapped_copy(fd: int, identity: Entry) -> memoryview:
     """
     if identity.file_bytes <= _SMALL_BYTES:
         return memoryview(descriptors.pread(fd, identity.size, 0))
-    return memoryview(mmap.mmap(fd, identity.size, access=mmap.ACCESS_READ))
+    return memoryview(map_file(fd, identity.size))
 
 
 def read_note(folder: int, name: str) -> dict[str, Any]:
@@ -241,8 +241,8 @@ def read_note(folder: int, name: str) -> dict[str, Any]:
 class OpenCopies:
     """The open copies of this process, and transient objects, which are only in memory.
 
-    A copy is verified when it is opened. The least recently used copy is closed first. Each map
-    uses a file handle, so `files_limit` limits the number of maps. A transient object remains in
+    A copy is verified when it is opened. The least recently used copy is closed first. Maps may
+    keep file handles, so `files_limit` limits the number of maps. A transient object remains in
     memory until `release` is called.
 
     touch  function that records the use of a copy in the folder, and returns whether the copy still

@@ -34,6 +34,7 @@ from flarecli.storage.mmap import (
     expect,
     files_limit,
     large_memory,
+    map_file,
     needs_read_ahead,
     read_ahead,
 )
@@ -57,6 +58,7 @@ __all__ = [
     "is_stream",
     "large_memory",
     "locate",
+    "map_file",
     "needs_read_ahead",
     "read_ahead",
     "read_each",

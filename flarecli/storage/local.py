@@ -11,7 +11,6 @@ import contextlib
 import errno
 import functools
 import itertools
-import mmap
 import os
 import stat
 import tempfile
@@ -58,7 +57,7 @@ from flarecli.storage.base import (
     too_deep,
 )
 from flarecli.storage.descriptors import OpenFolder
-from flarecli.storage.mmap import read_ahead_of_file
+from flarecli.storage.mmap import map_file, read_ahead_of_file
 
 __all__ = ["LocalStore", "SCRATCH", "made_folder", "sync_folder"]
 
@@ -327,7 +326,7 @@ class LocalStore(Store):
             view = memoryview(b"")
             if size:
                 try:
-                    view = memoryview(mmap.mmap(fd, size, access=mmap.ACCESS_READ))
+                    view = memoryview(map_file(fd, size))
                 except OSError:  # no address space left, or the file system does not support maps
                     return None
         self._maps[path] = view

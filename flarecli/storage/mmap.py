@@ -13,6 +13,7 @@ __all__ = [
     "expect",
     "files_limit",
     "large_memory",
+    "map_file",
     "needs_read_ahead",
     "read_ahead",
     "read_ahead_of_file",
@@ -26,12 +27,25 @@ _in_large_pages: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
 _requested_bytes: weakref.WeakKeyDictionary[mmap.mmap, int] = weakref.WeakKeyDictionary()
 
 
+def map_file(fd: int, size: int) -> mmap.mmap:
+    """Map the first `size` bytes of an open file, which the caller may then close.
+
+    Before Python 3.13, each map keeps a file handle.
+
+    raises  OSError if the file cannot be mapped
+    """
+    if sys.version_info >= (3, 13) and sys.platform != "win32":
+        return mmap.mmap(fd, size, access=mmap.ACCESS_READ, trackfd=False)
+    return mmap.mmap(fd, size, access=mmap.ACCESS_READ)
+
+
 def files_limit(most: int) -> int:
     """Return the maximum number of files that one store or cache may map at a time.
 
-    The number depends on the limit of open files, and is between 8 and `most`.
+    The number is between 8 and `most`. If maps keep file handles, the number depends on the limit
+    of open files.
     """
-    if sys.platform == "win32":
+    if sys.version_info >= (3, 13) or sys.platform == "win32":
         return most
     import resource
 
