@@ -13,30 +13,26 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from flarecli import errors as errors
-    from flarecli.commands import cat as cat
-    from flarecli.commands import compact as compact
-    from flarecli.commands import drop as drop
-    from flarecli.commands import inspect as inspect
-    from flarecli.commands import log as log
-    from flarecli.commands import merge_index as merge_index
-    from flarecli.commands import pack as pack
-    from flarecli.commands import playlist as playlist
-    from flarecli.commands import prune as prune
-    from flarecli.commands import reindex as reindex
-    from flarecli.commands import unpack as unpack
-    from flarecli.commands import verify as verify
-    from flarecli.encodings import encoding as encoding
-    from flarecli.model import Column as Column
-    from flarecli.model import Cursor as Cursor
-    from flarecli.model import Finding as Finding
-    from flarecli.read import Dataset as Dataset
-    from flarecli.read import Loader as Loader
-    from flarecli.read import Mix as Mix
+    from flarecli import errors
+    from flarecli.commands import (
+        cat,
+        compact,
+        drop,
+        inspect,
+        log,
+        merge_index,
+        pack,
+        playlist,
+        prune,
+        reindex,
+        unpack,
+        verify,
+    )
+    from flarecli.encodings import encoding
+    from flarecli.model import Column, Cursor, Finding
+    from flarecli.read import Dataset, Loader, Mix, mix, open
     from flarecli.read import decoders as presets
-    from flarecli.read import mix as mix
-    from flarecli.read import open as open
-    from flarecli.write import Writer as Writer
+    from flarecli.write import Writer
 
 __version__ = "0.1.0"
 

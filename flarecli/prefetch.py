@@ -42,15 +42,12 @@ _tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()  # None ends the 
 _idle = threading.Semaphore(0)  # number of threads that are waiting for a task
 
 
-def start_thread(thread: threading.Thread, option: str = "--jobs") -> None:
-    """Start a thread.
-
-    Raises ReachError, with `option` in the hint, if the system cannot start it.
-    """
+def start_thread(thread: threading.Thread) -> None:
+    """Start a thread. Raises ReachError if the system cannot start it."""
     try:
         thread.start()
     except RuntimeError as error:
-        hint = f"Lower {option}, or raise the limit on processes (`ulimit -u`)."
+        hint = "Lower --jobs, or raise the limit on processes (`ulimit -u`)."
         raise ReachError("cannot start another thread", hint=hint) from error
 
 
@@ -271,7 +268,7 @@ class OrderedQueue(Generic[A, T]):
                 self._running += 1
                 self._starting += 1
             if not self._workers:
-                self._run_worker(max_calls=1)
+                self._run_worker(once=True)
                 continue
             try:
                 _run_task(self._run_worker)
@@ -281,20 +278,19 @@ class OrderedQueue(Generic[A, T]):
                         self._running -= 1
                         self._starting -= 1
                     return
-                self._run_worker(max_calls=1)
+                self._run_worker(once=True)
 
-    def _run_worker(self, max_calls: int | None = None) -> None:
-        """Process the waiting items one by one."""
+    def _run_worker(self, once: bool = False) -> None:
+        """Process the waiting items one by one, or with `once` only the first of them."""
         with self._changed:
             self._starting -= 1
-        calls = 0
-        while calls != max_calls and (entry := self._next()) is not None:
-            calls += 1
+        while (entry := self._next()) is not None:
             self._run(entry)
             del entry  # frees the result before the next item arrives
-        if calls == max_calls:
-            with self._changed:
-                self._running -= 1
+            if once:
+                with self._changed:
+                    self._running -= 1
+                return
 
     def _next(self) -> _Entry[A, T] | None:
         """Remove and return the next entry to process; None ends the worker."""
