@@ -8,7 +8,7 @@ from flarecli.ingest.folder import data_among
 from flarecli.ingest.index import Index, open_folder, open_index
 from flarecli.ingest.lists import is_index
 from flarecli.ingest.python_rows import PythonRows, arrow_batches, rows_of
-from flarecli.ingest.read_files import Flaw, contents, filled
+from flarecli.ingest.read_files import Flaw, binary_array, contents, filled
 from flarecli.ingest.source_checksum import SourceChecksum
 from flarecli.ingest.stdin import (
     Spool,
@@ -26,6 +26,7 @@ __all__ = [
     "SourceChecksum",
     "Spool",
     "arrow_batches",
+    "binary_array",
     "contents",
     "data_among",
     "filled",

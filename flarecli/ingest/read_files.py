@@ -24,7 +24,7 @@ from flarecli.model import ENCODING
 from flarecli.prefetch import ordered_map
 from flarecli.storage import Limits, Location, Store
 
-__all__ = ["Flaw", "contents", "filled"]
+__all__ = ["Flaw", "binary_array", "contents", "filled"]
 
 SLICE_ROWS = 512  # maximum number of rows in a batch
 _BATCH_BYTES = 4 << 20
@@ -217,12 +217,12 @@ def _replace_columns(
     found = dict(zip(columns, values, strict=True))
     schema = filled(batch.schema, columns)
     arrays = [
-        _binary_array(found[name]) if name in found else batch.column(name) for name in schema.names
+        binary_array(found[name]) if name in found else batch.column(name) for name in schema.names
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _binary_array(values: Sequence[bytes | None]) -> pa.Array:
+def binary_array(values: Sequence[bytes | None]) -> pa.Array:
     """Return a large_binary array of values. Unlike `pa.array`, this copies each value once."""
     offsets = np.zeros(len(values) + 1, np.int64)
     np.cumsum([len(value or b"") for value in values], out=offsets[1:])

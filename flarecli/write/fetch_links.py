@@ -14,13 +14,13 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from flarecli import media
 from flarecli.errors import CredentialsError, FlareError, MissingError
+from flarecli.ingest import binary_array
 from flarecli.model import IntArray
 from flarecli.names import is_url
 from flarecli.progress import Progress
@@ -32,6 +32,7 @@ from flarecli.units import format_count, format_size
 from flarecli.write.failures import Failure, drop_rows
 from flarecli.write.keys import key_text
 from flarecli.write.link_targets import (
+    Arrived,
     Link,
     LinkFailure,
     LinkResolver,
@@ -46,7 +47,6 @@ __all__ = ["Fetched", "Link", "LinkFailure", "fetch"]
 
 MAX_SLICE_ROWS = 1024
 MAX_ROWS_AHEAD = 4096  # maximum number of rows in slices whose links have been requested
-MAX_RUN_ROWS = 128  # maximum number of rows that `_take_run` copies in one call
 # hints for a missing link if no link was fetched before
 _GONE_HINT = "Check whether the links still exist."
 _NO_LINK_HINT = (
@@ -58,15 +58,12 @@ _BATCH_BYTES = 4 << 20
 # minimum number of freed bytes to report to the engine, because each report wakes the engine
 _RELEASE_BYTES = 1 << 20
 CHECK_S = 0.2  # during a wait for a link, the interval between reports of progress
-# Maximum duration of the first wait for a link. This wait ends when the link that is MAX_RUN_ROWS
-# later arrives, because a wake-up for each response would be slower.
-_FIRST_WAIT_S = 0.003
+# Maximum duration of the first wait for a link. This wait ends when the link that is
+# _FIRST_WAIT_LINKS later arrives, because a wake-up for each response would be slower.
+_FIRST_WAIT_S, _FIRST_WAIT_LINKS = 0.003, 128
 # kinds of files that may look like a web page
 _TEXT_KINDS = frozenset({"html", "xml", "json", "str"})
 _MARKUP_STARTS = frozenset(b"<\xef\t\n\v\f\r ")  # first bytes of a body that may be a web page
-# If a column fills less than 1/_MIN_FILL of a buffer, the bytes are copied, so that the column does
-# not keep the whole buffer in memory.
-_MIN_FILL = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +104,7 @@ class Fetched:
         )
 
 
-_CONSUMED = LinkFailure("", "")  # replaces downloaded bytes after they were copied to a column
+_CONSUMED = LinkFailure("", "")  # replaces downloaded bytes after their row was taken
 
 
 def fetch(
@@ -192,7 +189,7 @@ class _Slice:
 
 
 class _Fetcher:
-    """Fetcher that requests links in advance, and copies the downloaded bytes to columns."""
+    """Fetcher that requests links in advance, and collects the downloaded bytes as columns."""
 
     def __init__(
         self,
@@ -223,8 +220,9 @@ class _Fetcher:
         # the engine puts None into this queue when an awaited link arrives
         self._arrived = SimpleQueue[None]()
         self.slices = deque[_Slice]()
-        self._taken_rows: list[int] = []  # rows of the first slice whose bytes are in the builders
-        self._builders = [BytesColumnBuilder(_BATCH_BYTES + _RELEASE_BYTES) for _ in links]
+        # rows of the first slice that no batch contains yet, and the bytes of each link column
+        self._taken_rows: list[int] = []
+        self._values: list[list[bytes]] = [[] for _ in links]
         self._yielded = deque[Fetched]()  # batches that may not have reached the Writer yet
         self._saved: dict[tuple[int, int], FetchedLink] = {}
         if spool is not None:
@@ -342,40 +340,31 @@ class _Fetcher:
         """Wait for the links of the first slice, and yield its rows in batches."""
         part = self.slices[0]
         keys = part.batch.column(self._key) if self._key is not None else None
-        taken = self._taken_rows = []
         failures: list[Failure] = []
-        row, width, bytes_before = 0, len(self._links), self._fetched_bytes
-        while row < part.batch.num_rows:
-            run = self._take_run(part, row, _BATCH_BYTES - (self._fetched_bytes - bytes_before))
-            row += run
-            if not run:
-                failed = self._take_row(part, row)
-                if failed is not None:
-                    key = "" if keys is None else key_text(keys[row])
-                    failures.append(_failure(part.first + row, key, *failed))
-                row += 1
-            self._report(self._finished_rows + row, self._fetched_bytes)
+        width, bytes_before = len(self._links), self._fetched_bytes
+        for row in range(part.batch.num_rows):
+            failed = self._take_row(part, row)
+            stop = row + 1
+            if failed is not None:
+                key = "" if keys is None else key_text(keys[row])
+                failures.append(_failure(part.first + row, key, *failed))
+            self._report(self._finished_rows + stop, self._fetched_bytes)
             # yield a failure before a wait for the links of the next row
-            is_due = bool(failures) and None in part.outcomes[row * width : (row + 1) * width]
-            if is_due or self._fetched_bytes - bytes_before >= _BATCH_BYTES:
-                yield from self._yield(self._batch(part, taken, failures, row))
-                taken, failures, bytes_before = self._taken_rows, [], self._fetched_bytes
-        last = self._batch(part, taken, failures, row) if taken or failures else None
+            is_due = bool(failures) and None in part.outcomes[stop * width : (stop + 1) * width]
+            is_full = self._fetched_bytes - bytes_before >= _BATCH_BYTES
+            if is_due or is_full or stop == part.batch.num_rows:
+                yield from self._yield(self._batch(part, failures, stop))
+                failures, bytes_before = [], self._fetched_bytes
         self._finished_rows += self.slices.popleft().batch.num_rows
-        if last is not None:
-            yield from self._yield(last)
 
     def _yield(self, fetched: Fetched) -> Iterator[Fetched]:
         """Yield a batch. Keep the batch for the spool until the Writer has received its rows."""
-        if self._spool is not None:
+        spool = self._spool
+        if spool is not None:
             self._yielded.append(fetched)
-        self._taken_rows = []
+        self._taken_rows, self._values = [], [[] for _ in self._links]
         yield fetched
-        while (
-            self._spool is not None
-            and self._yielded
-            and self._yielded[0].until <= self._spool.until
-        ):
+        while spool is not None and self._yielded and self._yielded[0].until <= spool.until:
             self._yielded.popleft()
 
     def _fetched_links(self) -> Iterator[FetchedLink]:
@@ -389,10 +378,11 @@ class _Fetcher:
         if not self.slices:
             return
         part = self.slices[0]
-        for i, builder in enumerate(self._builders):
-            for at, row in enumerate(self._taken_rows[: builder.rows]):
+        for i, values in enumerate(self._values):
+            # after an interrupt, there may be a value of a row that is not in `_taken_rows` yet
+            for row, value in zip(self._taken_rows, values, strict=False):
                 address = address_digest(part.texts[i][row] or "")
-                yield FetchedLink(part.first + row, i, address, builder.peek(at))
+                yield FetchedLink(part.first + row, i, address, value)
         for part in self.slices:
             for place, outcome in enumerate(part.outcomes):
                 row, i = divmod(place, len(self._links))
@@ -401,47 +391,10 @@ class _Fetcher:
                     address = address_digest(part.texts[i][row] or "")
                     yield FetchedLink(part.first + row, i, address, data, is_page)
 
-    def _take_run(self, part: _Slice, row: int, max_bytes: int) -> int:
-        """Copy the downloaded bytes of the next rows to the builders; return the number of rows.
-
-        This method copies only complete rows. It stops at a link that has not arrived, has failed,
-        is empty or may be a web page, and when the size of the copied bytes reaches `max_bytes`.
-        """
-        width, begin = len(self._links), row * len(self._links)
-        outcomes = part.outcomes[begin : begin + MAX_RUN_ROWS * width]
-        count = size = 0
-        for data in outcomes:
-            if (
-                type(data) is not bytes
-                or not data
-                or data[0] in _MARKUP_STARTS
-                or size >= max_bytes
-            ):
-                break
-            count += 1
-            size += len(data)
-        rows = count // width
-        if rows:
-            taken: Any = outcomes[: rows * width]
-            for i, builder in enumerate(self._builders):
-                builder.add(taken[i::width])
-            # An interrupt may occur after any line, and the spool then saves the links of
-            # `_taken_rows` and all outcomes. Therefore, `_taken_rows` must contain the rows before
-            # the outcomes are replaced.
-            self._taken_rows += range(row, row + rows)
-            part.outcomes[begin : begin + len(taken)] = [_CONSUMED] * len(taken)
-            size = size if count == len(taken) else sum(map(len, taken))
-            self._fetched += len(taken)
-            self._fetched_bytes += size
-            self._freed_bytes += size
-            if self._freed_bytes >= self._release_bytes:
-                self._release(part, begin + len(taken))
-        return rows
-
     def _take_row(self, part: _Slice, row: int) -> tuple[str, LinkFailure] | None:
-        """Wait for the links of a row, and copy their bytes to the builders.
+        """Wait for the links of a row, and add their bytes to the columns.
 
-        If a link has failed, copy nothing, and return (column, failure).
+        If a link has failed, add nothing, and return (column, failure).
         """
         width = len(self._links)
         values: list[bytes] = []
@@ -456,10 +409,12 @@ class _Fetcher:
             elif failed is None:
                 failed = value.column or link.name, value
         if failed is None:
-            for builder, value in zip(self._builders, values, strict=True):
-                builder.add((value,))
+            for taken, value in zip(self._values, values, strict=True):
+                taken.append(value)
             self._taken_rows.append(row)
-        part.outcomes[row * width : (row + 1) * width] = [_CONSUMED] * width  # frees the bytes
+        # An interrupt may occur after any line, and the spool then saves the links of `_taken_rows`
+        # and all outcomes. Therefore, the outcomes are replaced last.
+        part.outcomes[row * width : (row + 1) * width] = [_CONSUMED] * width
         return failed
 
     def _value(self, part: _Slice, place: int, text: str, may_be_page: bool) -> bytes | LinkFailure:
@@ -505,22 +460,12 @@ class _Fetcher:
         failure = self._check_body(body, is_page, text, may_be_page)
         return failure or body
 
-    def _await(
-        self, part: _Slice, place: int
-    ) -> (
-        bytes
-        | FetchedLink
-        | Page
-        | Fault
-        | LinkFailure
-        | Location
-        | Future[bytes | LinkFailure | None]
-    ):
+    def _await(self, part: _Slice, place: int) -> Arrived:
         """Wait for a link and return its outcome."""
         self._release(part, place)
         request, outcome = part.request, part.outcomes[place]
         if outcome is None:
-            request.awaited = min(place + MAX_RUN_ROWS, len(part.outcomes) - 1)
+            request.awaited = min(place + _FIRST_WAIT_LINKS, len(part.outcomes) - 1)
             with contextlib.suppress(Empty):
                 self._arrived.get(timeout=_FIRST_WAIT_S)
             # The engine writes the outcome before it reads `awaited`, and this code writes
@@ -583,25 +528,17 @@ class _Fetcher:
             return LinkFailure("media", f"{redact(text)}: got {page}")
         return None
 
-    def _batch(
-        self, part: _Slice, taken: list[int], failures: list[Failure], until: int
-    ) -> Fetched:
-        """Return the rows in the builders as a batch, with the failures.
+    def _batch(self, part: _Slice, failures: list[Failure], until: int) -> Fetched:
+        """Return the taken rows as a batch, with the failures.
 
         until  row of the slice after the last processed row
         """
-        is_contiguous = bool(taken) and taken[-1] - taken[0] + 1 == len(taken)
-        whole = (
-            part.batch.slice(taken[0], len(taken))
-            if is_contiguous
-            else part.batch.take(pa.array(taken, pa.int64()))
-        )
-        link_of = {link.source: i for i, link in enumerate(self._links)}
-        fields, columns = [], []
-        for old, column in zip(whole.schema, whole.columns, strict=True):
-            i = link_of.get(old.name)
-            fields.append(old if i is None else pa.field(self._links[i].name, pa.large_binary()))
-            columns.append(column if i is None else self._builders[i].finish())
+        taken = self._taken_rows
+        batch = part.batch.take(pa.array(taken, pa.int64()))
+        for link, values in zip(self._links, self._values, strict=True):
+            place = part.batch.schema.get_field_index(link.source)
+            column = pa.field(link.name, pa.large_binary())
+            batch = batch.set_column(place, column, binary_array(values))
         extensions = {
             link.name: extension_of(part.texts[i][taken[0]] or "") if taken else ""
             for i, link in enumerate(self._links)
@@ -611,7 +548,7 @@ class _Fetcher:
             for i, link in enumerate(self._links)
         }
         return Fetched(
-            pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields)),
+            batch,
             part.first + np.array(taken, np.int64),
             tuple(failures),
             part.first + until,
@@ -636,64 +573,3 @@ def _fetched_bytes(outcome: Outcome) -> tuple[bytes | None, bool]:
 
 def _failure(row: int, key: str, column: str, failure: LinkFailure) -> Failure:
     return Failure(row, key, column, failure.kind, failure.reason, hint=failure.hint)
-
-
-class BytesColumnBuilder:
-    """Builder for large_binary columns. It is not thread-safe.
-
-    It copies each value once, to a buffer from Arrow's allocator. Unlike the memory of a
-    `bytearray`, this buffer is not filled with zeros, and its memory is reused for the next column.
-
-    max_bytes  size of the buffer; in a larger column, the values are copied twice
-    """
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._buffer = memoryview(b"")
-        self._reset()
-
-    def _reset(self) -> None:
-        self._size, self._offsets = 0, [0]
-        self._overflow: list[bytes] = []  # values that did not fit in the buffer
-        self._used = 0  # number of bytes in the buffer that contain values
-
-    def add(self, values: Sequence[bytes]) -> None:
-        """Append values."""
-        if not self._buffer:
-            self._buffer = memoryview(pa.allocate_buffer(self._max_bytes)).cast("B")
-        size, buffer, offsets = self._size, self._buffer, self._offsets
-        for value in values:
-            begin, size = size, size + len(value)
-            if size <= self._max_bytes:
-                buffer[begin:size] = value
-                self._used = size
-            else:
-                self._overflow.append(value)
-            offsets.append(size)
-        self._size = size
-
-    def peek(self, row: int) -> bytes | memoryview:
-        """Return the value of a row in the unfinished column."""
-        in_buffer = len(self._offsets) - 1 - len(self._overflow)
-        if row >= in_buffer:
-            return self._overflow[row - in_buffer]
-        return self._buffer[self._offsets[row] : self._offsets[row + 1]]
-
-    @property
-    def rows(self) -> int:
-        """Return the number of values in the unfinished column."""
-        return len(self._offsets) - 1
-
-    def finish(self) -> pa.Array:
-        """Return the column, and start the next column."""
-        used = self._buffer[: self._used]
-        if self._overflow:
-            data = pa.py_buffer(b"".join((used, *self._overflow)))
-        elif self._used < self._max_bytes // _MIN_FILL:
-            data = pa.py_buffer(bytes(used))
-        else:
-            data, self._buffer = pa.py_buffer(used), memoryview(b"")
-        offsets = pa.py_buffer(np.array(self._offsets, np.int64))
-        column = pa.Array.from_buffers(pa.large_binary(), self.rows, [None, offsets, data])
-        self._reset()
-        return column

@@ -27,6 +27,7 @@ from flarecli.write.failures import LARGE_HINT
 from flarecli.write.spool import FetchedLink
 
 __all__ = [
+    "Arrived",
     "Link",
     "LinkFailure",
     "LinkResolver",
@@ -70,12 +71,13 @@ class LinkFailure:
     column: str = ""
 
 
-# Result of a link, or its state: None while an HTTP download is running; a Location if a file or an
-# object in a bucket has not been read yet; a Future while an object in a bucket is being read.
-Outcome: TypeAlias = (
+# Result of a link; a Location if a file or an object in a bucket has not been read yet; a Future
+# while an object in a bucket is being read.
+Arrived: TypeAlias = (
     "bytes | FetchedLink | Page | Fault | LinkFailure | Location"
-    " | Future[bytes | LinkFailure | None] | None"
+    " | Future[bytes | LinkFailure | None]"
 )
+Outcome: TypeAlias = "Arrived | None"  # None while an HTTP download is running
 
 
 class LinkResolver:

@@ -15,7 +15,7 @@ import pytest
 from flarecli.errors import UsageError
 from flarecli.progress import Progress
 from flarecli.storage import Guard, Limits, locate
-from flarecli.write.fetch_links import BytesColumnBuilder, Link, fetch
+from flarecli.write.fetch_links import Link, fetch
 
 QUICK = Limits(timeout_s=1.0, deadline_s=3.0, retries=1)
 IMPATIENT = Limits(timeout_s=0.4, deadline_s=1.2, retries=1)
@@ -244,7 +244,6 @@ def test_rows_do_not_depend_on_the_number_of_rows_per_step(web, at, tmp_path, mo
 
     batch = pa.record_batch({"key": [f"k{i}" for i in range(400)], "one": one, "two": two})
     complete = outcomes(batch, 400)
-    monkeypatch.setattr("flarecli.write.fetch_links.MAX_RUN_ROWS", 1)
     assert outcomes(batch, 30) == complete
     bodies = {kinds[0]: JPEG, "file.jpg": b"file", web.url("/text"): b"\n<- text"}
     assert complete[0] == {
@@ -573,46 +572,12 @@ def test_an_address_that_is_not_utf8_fails_only_its_row(at, tmp_path):
     assert (values, failures) == ({1: JPEG}, {0: ("k0", "value", "url is not UTF-8")})
 
 
-# -- BytesColumnBuilder
-
-
-def built(builder, values):
-    builder.add(values[:1])
-    builder.add(values[1:])
-    column = builder.finish()
-    column.validate(full=True)
-    return column
-
-
-def test_a_column_has_the_values_that_were_added():
-    builder = BytesColumnBuilder(100)
-    for values in (
-        [b"abc", b"", b"defg"],
-        [],
-        [b""],
-        [os.urandom(100)],
-        [b"x" * 60, b"y" * 41],
-        [b"x" * 101],
-        [b"x" * 99, b"yy", b"z", b""],
-    ):
-        assert built(builder, values).to_pylist() == values
-        assert built(builder, [b"other"]).type == pa.large_binary()
-
-
-def test_a_small_column_does_not_keep_the_whole_buffer_alive():
-    builder = BytesColumnBuilder(1 << 20)
-    assert built(builder, [b"small"]).get_total_buffer_size() < 100
-    large = built(builder, [bytes(100_000)] * 2)
-    assert large.get_total_buffer_size() < 201_000 and large.to_pylist() == [bytes(100_000)] * 2
-
-
-def test_finished_columns_keep_their_values_while_others_are_built():
-    builder = BytesColumnBuilder(1000)
-    kept = [built(builder, [bytes([i]) * 300, bytes([i]) * 200]) for i in range(20)]
-    part = built(builder, [b"first", b"second", b"third"]).slice(1, 1)
-    for i in range(20):
-        built(builder, [bytes([100 + i]) * 900])
-    assert [values.to_pylist() for values in kept] == [
-        [bytes([i]) * 300, bytes([i]) * 200] for i in range(20)
-    ]
-    assert part.to_pylist() == [b"second"]
+def test_two_columns_may_exchange_their_names(web, at):
+    web.file("/a.jpg", b"a")
+    web.file("/b.jpg", b"b")
+    batch = pa.record_batch(
+        {"key": ["k"], "one": [web.url("/a.jpg")], "two": [web.url("/b.jpg")], "n": [1]}
+    )
+    (part,) = start([batch], at, links=[Link("one", "two"), Link("two", "one")])
+    assert part.batch.schema.names == ["key", "two", "one", "n"]
+    assert part.batch.to_pylist() == [{"key": "k", "two": b"a", "one": b"b", "n": 1}]
