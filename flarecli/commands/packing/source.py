@@ -180,18 +180,22 @@ class StoredColumns(NamedTuple):
 class _ObjectSource(_IndexSource):
     """Rows of a Python object, which were saved to a file.
 
-    Messages contain the class of the object.
+    Messages contain the class of the object. If the object is a flare dataset, the source has the
+    encodings and types of the dataset, which the file does not contain.
     """
 
-    def keep(self, columns: StoredColumns) -> None:
-        """Use these encodings and types, which the temporary file of the rows does not contain."""
-        self.schema = pa.schema(
-            [
+    def __init__(self, options: SourceOptions, name: SourceName, index: ingest.Index) -> None:
+        # the user's own code created the rows, so allow relative paths and local files
+        at = locate(".", replace(options.guard, allow_local=True))
+        super().__init__(options.object_name, name, replace(index, at=at), options.guard)
+        columns = options.object_columns
+        if columns is not None:
+            fields = [
                 field.with_metadata(columns.schema.field(field.name).metadata)
                 for field in self.schema
             ]
-        )
-        self.stored, self.types = columns.stored, columns.types
+            self.schema = pa.schema(fields)
+            self.stored, self.types = columns.stored, columns.types
 
     def batches(self, request: RowRequest = _ALL_ROWS) -> Iterator[pa.RecordBatch]:
         for batch in super().batches(request):
@@ -341,22 +345,11 @@ def open_source(sources: Addresses, options: SourceOptions) -> Source:
     is_index = options.kind is not None or all(
         isinstance(one, ingest.Spool) or ingest.is_index(one) for one in opened
     )
+    tables: Sequence[str | ingest.Spool] = ()
+    resolved: Sequence[Playlist] = ()
+    is_single = options.kind is None and len(expanded) == 1
     if expanded and format is None and is_index:
-        check_no_rows(shown, options.streams, options.rows)
-        _check_folder_column(options.folder_column, shown)
-        with _hints_on_kind(options.kind, kinds_of_all):
-            index = _opened_tables(opened, options)
-        source: Source
-        if options.object_name:
-            # the user's own code created the rows, so allow relative paths and local files
-            index = replace(index, at=locate(".", replace(options.guard, allow_local=True)))
-            source = saved = _ObjectSource(
-                options.object_name, replace(name, folder=""), index, options.guard
-            )
-            if options.object_columns is not None:
-                saved.keep(options.object_columns)
-        else:
-            source = _IndexSource(shown, name, index, options.guard)
+        tables = opened
     else:
         if spools and (format is None or len(kinds) > 1):
             raise UsageError(
@@ -373,54 +366,55 @@ def open_source(sources: Addresses, options: SourceOptions) -> Source:
             table={} if options.kind is None else {"input": options.kind},
             opened={str(one): one for one in spools},
         )
-        is_single = options.kind is None and len(expanded) == 1
-        if is_single and (tables := _tables_in(expanded[0], resolved)):
-            check_no_rows(shown, options.streams, options.rows)
-            _check_folder_column(options.folder_column, shown)
-            index = _opened_tables(tables, options)
-            source = _IndexSource(shown, name, index, options.guard)
-        elif is_single and not spools and _is_plain_folder(expanded[0], resolved, options.guard):
-            options.dialect.check_used(False, shown)
-            check_no_rows(shown, options.streams, options.rows, "folder")
-            folder = ingest.open_folder(
-                expanded[0],
+        if is_single:
+            tables = _tables_in(expanded[0], resolved)
+    source: Source
+    if tables:
+        check_no_rows(shown, options.streams, options.rows)
+        _check_folder_column(options.folder_column, shown)
+        with _hints_on_kind(options.kind, kinds_of_all):
+            index = ingest.open_index(
+                tables,
                 guard=options.guard,
-                columns=options.columns,
-                folder_column=options.folder_column,
+                text=options.text,
+                dialect=options.dialect,
+                kind=options.kind,
+                null_separated=options.null_separated,
                 allow_missing=options.allow_missing,
-                by_extension=options.by_extension,
-                used=options.used,
-                where=options.where,
-                listed=resolved[0].streams[0],
             )
-            source = _IndexSource(shown, name, folder, options.guard)
+        if options.object_name:
+            source = _ObjectSource(options, replace(name, folder=""), index)
         else:
-            if options.kind is not None and not facts(format).is_plain:
-                _check_kind(options.kind, resolved)
-            options.dialect.check_used(False, shown)
-            _check_folder_column(options.folder_column, shown)
-            parts = read.select_streams(resolved, options.streams)
-            max_bytes = options.guard.limits.max_bytes
-            with _hints_on_kind(options.kind, kinds_of_all):
-                source = _DatasetSource(
-                    shown, name, parts, resolved, options.rows, options.exact, max_bytes, spools
-                )
-            source.notes = _single_file(resolved[0].streams[0]) if is_single else ()
+            source = _IndexSource(shown, name, index, options.guard)
+    elif is_single and not spools and _is_plain_folder(expanded[0], resolved, options.guard):
+        options.dialect.check_used(False, shown)
+        check_no_rows(shown, options.streams, options.rows, "folder")
+        folder = ingest.open_folder(
+            expanded[0],
+            guard=options.guard,
+            columns=options.columns,
+            folder_column=options.folder_column,
+            allow_missing=options.allow_missing,
+            by_extension=options.by_extension,
+            used=options.used,
+            where=options.where,
+            listed=resolved[0].streams[0],
+        )
+        source = _IndexSource(shown, name, folder, options.guard)
+    else:
+        if options.kind is not None and not facts(format).is_plain:
+            _check_kind(options.kind, resolved)
+        options.dialect.check_used(False, shown)
+        _check_folder_column(options.folder_column, shown)
+        parts = read.select_streams(resolved, options.streams)
+        max_bytes = options.guard.limits.max_bytes
+        with _hints_on_kind(options.kind, kinds_of_all):
+            source = _DatasetSource(
+                shown, name, parts, resolved, options.rows, options.exact, max_bytes, spools
+            )
+        source.notes = _single_file(resolved[0].streams[0]) if is_single else ()
     source.notes = (*skipped, *source.notes)
     return source
-
-
-def _opened_tables(addresses: Sequence[str | ingest.Spool], options: SourceOptions) -> ingest.Index:
-    """Open tables, lists and input streams as one index."""
-    return ingest.open_index(
-        addresses,
-        guard=options.guard,
-        text=options.text,
-        dialect=options.dialect,
-        kind=options.kind,
-        null_separated=options.null_separated,
-        allow_missing=options.allow_missing,
-    )
 
 
 def _tables_in(folder: str, resolved: Sequence[Playlist]) -> list[str]:
