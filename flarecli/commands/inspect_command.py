@@ -220,7 +220,7 @@ def inspect(options: InspectOptions) -> Inspection:
         from flarecli.read import Dataset
 
         data = Dataset(parts, playlists)
-        missing, readable = missing_shards(parts)
+        missing, readable = missing_shards(parts, len(data))
         order = _selected(data, options, readable)
         selected = len(order) if has_selection else None
         if options.columns is not None:
@@ -285,11 +285,11 @@ def _selected(data: Dataset, options: InspectOptions, readable: Sequence[range])
 
     readable  ranges of rows in shards that exist
     """
-    from flarecli.commands.row_order import format_runs, order_of, select_rows
+    from flarecli.commands.row_order import order_of, select_rows
 
     order = select_rows(len(data), options.rows)
     if options.rows is None and options.where is None:
-        order = select_rows(len(data), format_runs(readable))
+        order = select_rows(len(data), readable)
     elif options.where is not None or sum(map(len, readable)) < len(data):
         rows = order.rows(0, len(order))
         kept = np.zeros(len(rows), bool)
@@ -298,7 +298,8 @@ def _selected(data: Dataset, options: InspectOptions, readable: Sequence[range])
         if options.where is not None:
             kept &= np.isin(rows, data.matching(options.where))
         order = order_of(rows[kept])
-    return order if options.limit is None else order.first(options.limit)
+    limit = order.count if options.limit is None else options.limit
+    return replace(order, count=min(limit, order.count))
 
 
 def _address(playlist: Playlist) -> str:

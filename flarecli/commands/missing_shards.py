@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -56,54 +57,50 @@ def holes(parts: Sequence[Stream], is_changed: bool = False) -> tuple[str, ...]:
     is_changed  whether a change created the list; if so, gaps are not reported, because the change
                 may have removed these shards
     """
-    first, out = 0, list[str]()
-    for stream in parts:
-        starts: IntArray = first + np.cumsum([0, *(() if stream.rows is None else stream.rows)])
-        first = int(starts[-1])
-        out += (_sentence(one, starts) for one in _missing(stream))
-    return (
-        *out,
-        *_gaps(
-            [
-                url
-                for stream in parts
-                if not (is_changed or formats.facts(stream.format).is_plain)
-                for url in stream.urls
-            ]
-        ),
-    )
+    urls = [
+        url
+        for stream in parts
+        if not (is_changed or formats.facts(stream.format).is_plain)
+        for url in stream.urls
+    ]
+    missing = (_sentence(one, start, stop) for _, one, start, stop in _missing_rows(parts))
+    return (*missing, *_gaps(urls))
 
 
-def missing_shards(streams: Sequence[Sequence[Stream]]) -> tuple[list[str], list[range]]:
+def missing_shards(streams: Sequence[Sequence[Stream]], rows: int) -> tuple[list[str], list[range]]:
     """Return the address of a missing file of each missing shard, and the ranges of rows without a
     missing shard.
 
     The rows in a range can be read in all streams. Only local files are checked.
 
     streams  parts of each stream, whose row counts are known
+    rows     number of rows of the streams
     """
-    total, addresses, missing_runs = 0, list[str](), list[tuple[int, int]]()
-    for parts in streams:
-        first = 0
-        for stream in parts:
-            starts: IntArray = first + np.cumsum([0, *(() if stream.rows is None else stream.rows)])
-            first = int(starts[-1])
-            for one in _missing(stream):
-                if one.reason == _MISSING:
-                    addresses += [str(stream.at.join(name)) for name in one.names]
-                    missing_runs.append((int(starts[one.first]), int(starts[one.stop])))
-        total = max(total, first)
+    addresses, missing_runs = list[str](), list[tuple[int, int]]()
+    for stream, one, start, stop in chain.from_iterable(map(_missing_rows, streams)):
+        if one.reason == _MISSING:
+            addresses += [str(stream.at.join(name)) for name in one.names]
+            missing_runs.append((start, stop))
     readable, end = list[range](), 0
-    for start, stop in [*sorted(missing_runs), (total, total)]:
+    for start, stop in [*sorted(missing_runs), (rows, rows)]:
         if start > end:
             readable.append(range(end, start))
         end = max(end, stop)
     return addresses, readable
 
 
-def _sentence(one: _Missing, starts: IntArray) -> str:
+def _missing_rows(parts: Sequence[Stream]) -> Iterator[tuple[Stream, _Missing, int, int]]:
+    """Yield the missing shards of a stream, with the range of their rows."""
+    first = 0
+    for stream in parts:
+        starts: IntArray = first + np.cumsum([0, *(() if stream.rows is None else stream.rows)])
+        first = int(starts[-1])
+        for one in _missing(stream):
+            yield stream, one, int(starts[one.first]), int(starts[one.stop])
+
+
+def _sentence(one: _Missing, begin: int, end: int) -> str:
     first, last = redact(one.names[0]), redact(one.names[-1])
-    begin, end = int(starts[one.first]), int(starts[one.stop])
     name = first if len(one.names) == 1 else f"{first} to {last}"
     rows = (
         "no row"

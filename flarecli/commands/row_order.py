@@ -29,7 +29,6 @@ __all__ = [
     "first_rows",
     "filtered",
     "last_rows",
-    "format_runs",
     "columns_to_read",
     "order_of",
     "select_rows",
@@ -69,20 +68,6 @@ class Order:
         out: IntArray = self.starts[at] + self.strides[at] * (steps - self.firsts[at])
         return out
 
-    def first(self, rows: int) -> Order:
-        """Return the order of the first rows.
-
-        The order must have no sample, no shuffle and no rank.
-        """
-        kept = self.firsts < rows
-        return replace(
-            self,
-            starts=self.starts[kept],
-            strides=self.strides[kept],
-            firsts=self.firsts[kept],
-            count=min(rows, self.count),
-        )
-
     def sampled(self, sample: int | float, seed: int) -> Order:
         """Return a random sample of the rows, in the same order. The order must have no shuffle.
 
@@ -102,7 +87,7 @@ def order_of(rows: IntArray) -> Order:
 
 def select_rows(
     total: int,
-    spec: str | None = None,
+    spec: str | Sequence[range] | None = None,
     sample: int | float | None = None,
     seed: int = 0,
     shuffle: int | None = None,
@@ -111,6 +96,7 @@ def select_rows(
 ) -> Order:
     """Return an order of `total` rows, selected by `spec`, sampled, shuffled, and split by rank.
 
+    spec    text such as `10:20`, or ranges of rows; None: all rows
     sample  number of rows, or a share of the rows as a float; the sample is in row order
     seed    random seed for the sample
     raises  UsageError for invalid values, such as a share above 1.0; RowsError for a row outside
@@ -121,9 +107,9 @@ def select_rows(
         raise UsageError(f"invalid rank {own_rank} of {ranks}: ranks are counted from 0")
     if epoch and shuffle is None:
         raise UsageError("--epoch needs --shuffle", hint="Add --shuffle SEED.")
-    ranges = [
-        one for one in ([range(total)] if spec is None else parse_rows(spec, total)) if len(one)
-    ]
+    if spec is None:
+        spec = [range(total)]
+    ranges = [one for one in (parse_rows(spec, total) if isinstance(spec, str) else spec) if one]
     firsts = np.cumsum([0, *(len(one) for one in ranges)], dtype=np.int64)
     order = Order(
         np.array([one.start for one in ranges], np.int64),
@@ -135,11 +121,6 @@ def select_rows(
         order = order.sampled(sample, int(seed))
     shuffled = None if shuffle is None else (shuffle, epoch)
     return replace(order, shuffle=shuffled, rank=(own_rank, ranks))
-
-
-def format_runs(runs: Sequence[range]) -> str:
-    """Format ranges of rows as text for the `spec` of `select_rows`, such as `0:10,20:30`."""
-    return ",".join(f"{run.start}:{run.stop}" for run in runs) or "0:0"
 
 
 def columns_to_read(
