@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from flarecli.errors import UsageError, ValueFitError
 from flarecli.media.headers import MediaInfo, probe
+from flarecli.units import format_list
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -59,7 +60,7 @@ class Resize:
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise UsageError(
-                f"--resize-mode: expected {', '.join(MODES[:-1])} or {MODES[-1]}, got {self.mode!r}"
+                f"--resize-mode: expected {format_list(MODES, 'or')}, got {self.mode!r}"
             )
         if self.box is None and self.mode != "fit":
             raise UsageError(

@@ -290,8 +290,8 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
         """
         here = self._at[0]
         after = Cursor(here.seed, here.epoch, step, here.order)
+        samples = [sample for of_row in result.samples or () for sample in of_row]
         if not self._collated:
-            samples = [sample for of_row in result.samples or () for sample in of_row]
             if given and given >= len(samples):
                 raise _batch_changed(given, len(samples))
             for count in range(given + 1, len(samples) + 1):
@@ -302,7 +302,6 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
         self._at = after, 0
         batch = result.batch
         if result.samples is not None:
-            samples = [sample for of_row in result.samples for sample in of_row]
             if not samples:
                 return
             batch = maker.collate(samples)

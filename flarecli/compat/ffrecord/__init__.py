@@ -15,7 +15,3 @@ __version__ = "1.4.0"  # the ffrecord release whose API this package implements
 
 def __getattr__(name: str) -> object:
     return named(__name__, {"torch": "torch"}, name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), "torch"})

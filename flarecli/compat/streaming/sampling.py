@@ -196,17 +196,12 @@ class Batching:
             per_stream: each global batch has one stream; device_per_stream: each rank's batch has
             one stream
     counts  number of samples of each stream in an epoch; an incomplete last batch is dropped
-    raises  UsageError for an unknown method, or if a stream is too small to be in every batch
+    raises  UsageError if a stream is too small to be in every batch
     """
 
     def __init__(
         self, method: str, counts: Sequence[int], batch: int, ranks: int, seed: int
     ) -> None:
-        if method not in BATCHING_METHODS[1:]:
-            raise UsageError(
-                f"batching_method: expected one of {', '.join(BATCHING_METHODS)}, "
-                f"got {method!r:.60}"
-            )
         self._method, self._batch, self._ranks, self._seed = method, batch, ranks, seed
         self.global_size = batch * ranks
         if method == "stratified":

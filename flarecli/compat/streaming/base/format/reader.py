@@ -285,12 +285,10 @@ class Reader(Array):
             raise UsageError(
                 "the shard lists a compressed file but no compression", where=self._where
             )
-        if has_raw and self.compression and safe_keep_zip and not has_zip:
-            has_raw = False
-        if has_raw and has_zip and not safe_keep_zip:
-            has_zip = False
+        keeps_raw = has_raw and (has_zip or not self.compression or not safe_keep_zip)
+        keeps_zip = has_zip and (safe_keep_zip or not has_raw)
         size = 0
-        for infos, is_kept in ((raws, has_raw), (zips, has_zip)):
+        for infos, is_kept in ((raws, keeps_raw), (zips, keeps_zip)):
             for info in infos:
                 if is_kept:
                     size += info.bytes
