@@ -14,7 +14,8 @@ from flarecli import encodings
 from flarecli.bisect import failing_rows
 from flarecli.errors import FlareError, UnsafeError, UsageError, ValueFitError
 from flarecli.formats import Format, OriginalValue
-from flarecli.formats.tables import default_encoding, is_default, without_storage_variants
+from flarecli.formats.tables import default_encoding, is_default
+from flarecli.formats.tables.schema_merge import convert, plain
 from flarecli.model import Columns, IntArray, Settings
 from flarecli.names import shell_quoted
 from flarecli.suggest import choose
@@ -395,7 +396,7 @@ def _in_type(
 
     source  encoding of the column; ignored if the column does not have the type of this encoding
     """
-    array = without_storage_variants(array)
+    array = convert(array, plain(array.type))
 
     def converted(start: int, stop: int) -> pa.Array:
         part, encoding = array.slice(start, stop - start), source

@@ -160,7 +160,12 @@ def _check(columns: Columns, batch: pa.RecordBatch, plan: Plan) -> None:
             except ValueError:
                 is_valid = False
             if not is_valid or data[:1] in b"{[":
-                raise _invalid(name, kinds[name], row, data)
+                expected = "string" if kinds[name] else "number"
+                raise ValueFitError(
+                    f"column {name!r}: expected a JSON {expected}, got {data[:60]!r}",
+                    row=row,
+                    column=name,
+                )
 
 
 def _parts(columns: Columns, batch: pa.RecordBatch, plan: Plan) -> list[Any]:
@@ -170,12 +175,6 @@ def _parts(columns: Columns, batch: pa.RecordBatch, plan: Plan) -> list[Any]:
         *(part for name, before, _ in plan.columns for part in (before.encode(), fields[name])),
         plan.tail.encode(),
     ]
-
-
-def _invalid(name: str, is_text: bool, row: int, value: bytes | memoryview) -> ValueFitError:
-    expected, data = "string" if is_text else "number", bytes(value[:60])
-    message = f"column {name!r}: expected a JSON {expected}, got {data!r}"
-    return ValueFitError(message, row=row, column=name)
 
 
 # -- splitting lines

@@ -9,7 +9,7 @@ from flarecli import encodings
 from flarecli.lazy import pa
 from flarecli.model import Column
 
-__all__ = ["default_encoding", "is_default", "typed_field", "without_storage_variants"]
+__all__ = ["default_encoding", "is_default", "typed_field"]
 
 
 def default_encoding(name: str, kind: pa.DataType) -> str:
@@ -31,10 +31,3 @@ def typed_field(column: Column, kind: pa.DataType) -> pa.Field:
     if is_default(column, kind):
         return field
     return field.with_metadata(encodings.field(column).metadata)
-
-
-def without_storage_variants(array: pa.Array) -> pa.Array:
-    """Return a column as a plain array, without storage variants such as dictionaries and views."""
-    from flarecli.formats.tables.schema_merge import convert, plain
-
-    return convert(array, plain(array.type))

@@ -73,6 +73,9 @@ class Parquet(Part):
 
     def __init__(self, at: Location) -> None:
         self.at = at
+        self._row_group_pages: dict[int, RowGroupPages | None] = {}
+        # column chunk -> size in bytes of the longest value in its dictionary
+        self._longest: dict[ColumnChunk, int] = {}
         file = LocationFile(at)
         head = _checked_head(at, file.size)
         with _parquet_errors(at, file):
@@ -288,15 +291,6 @@ class Parquet(Part):
                 found = RowGroupPages(self.at, number, chunks, stop - first, flat)
             self._row_group_pages[number] = found
         return self._row_group_pages[number]
-
-    @cached_property
-    def _row_group_pages(self) -> dict[int, RowGroupPages | None]:
-        return {}
-
-    @cached_property
-    def _longest(self) -> dict[ColumnChunk, int]:
-        """Column chunk -> size in bytes of the longest value in its dictionary."""
-        return {}
 
     @cached_property
     def _footer(self) -> Footer | None:

@@ -424,10 +424,9 @@ class _Reader:
 
     def read_spans(self) -> list[_Span]:
         """Return the number, the type and the byte range of each field of a struct."""
-        out, number = list[_Span](), 0
-        while head := self._byte():
-            number = number + (head >> 4) if head >> 4 else self._signed()
-            kind, start = head & 15, self.position
+        out = list[_Span]()
+        for number, kind in self._field_heads():
+            start = self.position
             if kind not in (1, 2):
                 self._value(kind, 0)
             out.append((number, kind, start, self.position))
@@ -435,9 +434,8 @@ class _Reader:
 
     def read_elements(self) -> list[tuple[int, int]]:
         """Return the byte range of each struct in a list."""
-        head = self._byte()
-        count = self._varint() if head >> 4 == 15 else head >> 4
-        if head & 15 != 12 or count > len(self._data) - self.position:
+        kind, count = self._list_head()
+        if kind != 12:
             raise ValueError("not a list of structs")
         out = list[tuple[int, int]]()
         for _ in range(count):
@@ -448,13 +446,25 @@ class _Reader:
 
     def read_struct(self, depth: int = 0) -> dict[int, Any]:
         """Return the fields of a struct by number."""
-        fields: dict[int, Any] = {}
+        return {
+            number: kind == 1 if kind in (1, 2) else self._value(kind, depth)
+            for number, kind in self._field_heads()
+        }
+
+    def _field_heads(self) -> Iterator[tuple[int, int]]:
+        """Yield the number and the type of each field; the type of a bool is its value."""
         number = 0
         while head := self._byte():
             number = number + (head >> 4) if head >> 4 else self._signed()
-            kind = head & 15
-            fields[number] = kind == 1 if kind in (1, 2) else self._value(kind, depth)
-        return fields
+            yield number, head & 15
+
+    def _list_head(self) -> tuple[int, int]:
+        """Read the type and the number of the elements of a list."""
+        head = self._byte()
+        count = self._varint() if head >> 4 == 15 else head >> 4
+        if count > len(self._data) - self.position:
+            raise ValueError("a list is longer than the data")
+        return head & 15, count
 
     def _value(self, kind: int, depth: int) -> Any:
         self._values_left -= 1
@@ -469,11 +479,8 @@ class _Reader:
         if kind == 8:
             return self._bytes(self._varint())
         if kind in (9, 10):
-            head = self._byte()
-            count = self._varint() if head >> 4 == 15 else head >> 4
-            if count > len(self._data) - self.position:
-                raise ValueError("a list is longer than the data")
-            return [self._value(head & 15, depth + 1) for _ in range(count)]
+            item, count = self._list_head()
+            return [self._value(item, depth + 1) for _ in range(count)]
         if kind == 12:
             return self.read_struct(depth + 1)
         raise ValueError(f"unknown type {kind}")

@@ -119,7 +119,7 @@ def pieces(
                 )
             continue
         piece, data = Piece(line, data[:end], first), data[end:]
-        _check_text(piece, first, source, bool(delimiter))
+        _check_text(piece, source, is_csv=bool(delimiter))
         _check_quotes(piece, quotes[: np.searchsorted(quotes, end)], is_boundary, source)
         yield piece
         line, first = line + _count_newlines(piece.data), first + end
@@ -169,21 +169,18 @@ def _end_of_records(data: bytes, quotes: IntArray) -> int:
     return int(outside[-1]) + 1 if len(outside) else 0
 
 
-def _check_text(piece: Piece, first: int, source: Blocks, is_csv: bool) -> None:
-    """Raise FormatError if a piece is not UTF-8 or contains a NUL.
-
-    first  offset of the piece in the file
-    """
+def _check_text(piece: Piece, source: Blocks, *, is_csv: bool) -> None:
+    """Raise FormatError if a piece is not UTF-8 or contains a NUL."""
     try:
         if not piece.data.isascii():
             piece.data.decode()
     except UnicodeDecodeError as error:
-        message = f"byte {first + error.start} is not UTF-8"
+        message = f"byte {piece.start + error.start} is not UTF-8"
         hint = f"{_UTF8_HINT} {_ENCODING_HINT}" if is_csv else _UTF8_HINT
         raise _text_error(piece, error.start, message, hint, source) from None
     nul = piece.data.find(b"\0")
     if nul >= 0:
-        raise _text_error(piece, nul, f"byte {first + nul} is NUL", _UTF8_HINT, source)
+        raise _text_error(piece, nul, f"byte {piece.start + nul} is NUL", _UTF8_HINT, source)
 
 
 def _check_quotes(piece: Piece, quotes: IntArray, is_boundary: BoolArray, source: Blocks) -> None:
