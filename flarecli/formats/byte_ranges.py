@@ -92,6 +92,7 @@ def _forked() -> None:
 
 
 lifetimes.after_fork(_forked)
+lifetimes.register("decompressed shards", _cache.clear)
 
 
 class ShardMemory(NamedTuple):

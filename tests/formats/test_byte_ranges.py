@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import flarecli as flare
 from flarecli.errors import IntegrityError
 from flarecli.formats import byte_ranges
 from flarecli.model import Chunk, File
@@ -160,6 +161,13 @@ def test_decompressed_bytes_are_compared_with_the_listing_and_read_only(tmp_path
         assert (bytes(view), view.readonly) == (b"123456", True)
     with pytest.raises(IntegrityError, match="x2.gz: decompresses to more than 5 bytes(?m:$)"):
         byte_ranges.whole(chunk_of(tmp_path, gzip.compress(b"123456"), None, "x2.gz", 5))
+
+
+def test_close_releases_decompressed_shards(tmp_path):
+    byte_ranges.whole(chunk_of(tmp_path, gzip.compress(b"123456"), None, "x.gz"))
+    assert byte_ranges._cache
+    flare.close()
+    assert not byte_ranges._cache
 
 
 def test_the_most_recently_used_decompressed_shards_are_kept(tmp_path, monkeypatch):

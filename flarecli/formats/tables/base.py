@@ -18,7 +18,7 @@ import pyarrow.types as kinds
 from flarecli import expansion
 from flarecli.errors import FormatError
 from flarecli.formats.tables.decompress import Blocks, TextFile
-from flarecli.formats.tables.schema_merge import is_list_view
+from flarecli.formats.tables.schema_merge import dictionary_types, is_list_view, plain
 from flarecli.formats.tables.text_records import Piece
 from flarecli.model import ENCODING
 from flarecli.storage import Location
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from flarecli.formats.tables.parquet_pages import PageRun
 
-__all__ = ["Part", "TextPart", "check_columns", "listed_encodings", "value_sizes"]
+__all__ = ["Part", "TextPart", "check_columns", "value_sizes"]
 
 
 class Part(ABC):
@@ -38,8 +38,11 @@ class Part(ABC):
     schema            columns and their types
     rows              number of rows; None if unknown until the rows are read
     dictionaries      column -> dictionary type in the file; `schema` has the type of the values
-    encodings         column -> encoding in the file's metadata; empty for most files
+    encodings         column -> encoding name in the file's metadata, which may be invalid; empty
+                      for most files
     readable_as_text  whether every column can be read as text, exactly as stored in the file
+    group_name        name of a group of rows in the file, such as `row group`; empty if the file
+                      has no groups
     """
 
     at: Location | Blocks
@@ -48,6 +51,21 @@ class Part(ABC):
     dictionaries: Mapping[str, pa.DataType] = MappingProxyType({})
     encodings: Mapping[str, str] = MappingProxyType({})
     readable_as_text = False
+    group_name = ""
+
+    def set_schema(self, schema: pa.Schema) -> None:
+        """Set the columns, dictionaries and encodings from the schema that is stored in the file.
+
+        raises  FormatError if there are no columns, too many columns, or duplicate names
+        """
+        check_columns(schema.names, self.at)
+        self.schema = pa.schema([(field.name, plain(field.type)) for field in schema])
+        self.dictionaries = dictionary_types(schema)
+        self.encodings = {
+            field.name: name.decode("utf-8", "replace")
+            for field in schema
+            if (name := (field.metadata or {}).get(ENCODING)) is not None
+        }
 
     @abstractmethod
     def batches(self, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
@@ -56,22 +74,33 @@ class Part(ABC):
         columns  columns to read, in this order; None: all columns
         """
 
+    @property
+    def group_starts(self) -> list[int]:
+        """The rows, in order, at which `batches_from` can start.
+
+        If the file has groups, the last item is the number of rows.
+        """
+        return [0]
+
     def start_before(self, row: int) -> int:
         """Return the nearest row, at or before `row`, from which `batches_from` can start."""
-        return 0
+        starts = self.group_starts
+        return starts[max(0, bisect_right(starts, row) - 1)]
 
     def facts(self) -> dict[str, int | str]:
         """Return facts about the file for the output of `inspect`: name -> value."""
         return {}
 
     def place(self, start: int) -> str:
-        """Return a message prefix that identifies a part of the file, such as a row group.
+        """Return a message prefix with the number and the rows of the group that starts at `start`.
 
-        The prefix is empty if the file has no such parts.
-
-        start  first row of the part, as returned by `start_before`
+        The prefix is empty if the file has no groups.
         """
-        return ""
+        if not self.group_name:
+            return ""
+        number = bisect_right(self.group_starts, start) - 1
+        first, stop = self.group_starts[number : number + 2]
+        return f"{self.group_name} {number} (rows {first} to {stop - 1}): "
 
     def batches_from(
         self, start: int, columns: Sequence[str]
@@ -173,10 +202,10 @@ class TextPart(Part):
         """First rows and positions of the pieces that were read, in file order."""
         return [0], [Piece(0, b"")]
 
-    def start_before(self, row: int) -> int:
-        """Return the first row of the piece that contains `row`."""
-        rows, _ = self._positions
-        return rows[bisect_right(rows, row) - 1]
+    @property
+    def group_starts(self) -> list[int]:
+        """The first rows of the pieces that were read."""
+        return self._positions[0]
 
     def batches(self, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
         """Yield the rows in order. Raises FormatError for an invalid row."""
@@ -196,15 +225,6 @@ class TextPart(Part):
             for batch in batches:
                 yield start, batch
                 start += batch.num_rows
-
-
-def listed_encodings(schema: pa.Schema) -> dict[str, str]:
-    """Return the encoding names in the metadata of a file: column -> name. Names may be invalid."""
-    return {
-        field.name: name.decode("utf-8", "replace")
-        for field in schema
-        if (name := (field.metadata or {}).get(ENCODING)) is not None
-    }
 
 
 def check_columns(

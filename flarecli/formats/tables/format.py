@@ -119,14 +119,17 @@ class TableFormat(Format):
         """Return the streams with the common columns and types of all files."""
         if not all(facts(stream.format).typed for stream in streams):
             return streams
-        if all(_is_described(stream, streams[0]) for stream in streams):
+        first = streams[0]
+        if first.types and all(
+            (stream.types, stream.columns) == (first.types, first.columns) for stream in streams
+        ):
             return streams
         chunks = [
             (number, one)
             for number, stream in enumerate(streams)
             for one in (list(stream)[:1] if stream.types else stream)
         ]
-        jobs = cpu_count() if streams[0].at.is_local else _REMOTE_JOBS
+        jobs = cpu_count() if first.at.is_local else _REMOTE_JOBS
         parts = list(ordered_map(_opened, [chunk for _, chunk in chunks], workers=jobs))
         if not parts:
             return streams
@@ -304,10 +307,6 @@ class TableFormat(Format):
 
 
 # -- files
-
-
-def _is_described(stream: Stream, first: Stream) -> bool:
-    return bool(stream.types) and (stream.types, stream.columns) == (first.types, first.columns)
 
 
 def _opened(chunk: Chunk) -> Part:

@@ -23,7 +23,7 @@ distance back to its vtable. These field numbers are used:
 from __future__ import annotations
 
 import struct
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -36,8 +36,8 @@ from flarecli.expansion import check_decoded, check_rows
 from flarecli.formats.byte_ranges import runs
 from flarecli.formats.shard_files import DAMAGED
 from flarecli.formats.tables.arrow_files import LocationFile, arrow_errors, open_native
-from flarecli.formats.tables.base import Part, check_columns, listed_encodings, value_sizes
-from flarecli.formats.tables.schema_merge import convert, dictionary_types, plain
+from flarecli.formats.tables.base import Part, value_sizes
+from flarecli.formats.tables.schema_merge import convert
 from flarecli.storage import Location
 
 __all__ = ["Ipc", "messages"]
@@ -67,14 +67,12 @@ class Ipc(Part):
         if not head:
             raise FormatError("file is empty", where=at)
         self._is_file = head.startswith(_MAGIC)
+        self.group_name = "record batch" if self._is_file else ""
         file = LocationFile(at)
         with arrow_errors(at, file, "Arrow IPC"):
             schema = self._open(file, None).schema
-            names = schema.names  # raises an error if a name is not UTF-8
-        check_columns(names, at)
-        self.schema = pa.schema([pa.field(field.name, plain(field.type)) for field in schema])
-        self.dictionaries = dictionary_types(schema)
-        self.encodings = listed_encodings(schema)
+            _ = schema.names  # raises an error if a name is not UTF-8
+        self.set_schema(schema)
 
     def batches(self, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
         """Yield the rows in order, with the given columns. Raises FormatError for invalid data."""
@@ -103,41 +101,28 @@ class Ipc(Part):
             )
         return starts[-1]
 
-    def start_before(self, row: int) -> int:
-        """Return the first row of the record batch that contains `row`; 0 for a stream."""
-        if not self._is_file:
-            return 0
-        return self._batch_starts[max(0, bisect_right(self._batch_starts, row) - 1)]
+    @property
+    def group_starts(self) -> list[int]:
+        """The first row of each record batch, and the number of rows; [0] for a stream."""
+        return self._messages[0] if self._is_file else [0]
 
     def facts(self) -> dict[str, int | str]:
         """Return the number of record batches."""
-        return {"record batches": len(self._batch_starts) - 1}
-
-    def place(self, start: int) -> str:
-        """Return a message prefix with the number and the rows of the record batch at `start`."""
-        if not self._is_file:
-            return ""
-        number = bisect_right(self._batch_starts, start) - 1
-        first, stop = self._batch_starts[number : number + 2]
-        return f"record batch {number} (rows {first} to {stop - 1}): "
+        return {"record batches": len(self._messages[0]) - 1}
 
     def batches_from(
         self, start: int, columns: Sequence[str]
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yield batches, beginning with the record batch whose first row is `start`."""
-        number = bisect_left(self._batch_starts, start) if start else 0
+        number = bisect_left(self._messages[0], start) if start else 0
         for batch in self._batches(self.selected(columns), number, start):
             yield start, batch
             start += batch.num_rows
 
-    @property
-    def _batch_starts(self) -> list[int]:
-        """First row of each record batch, followed by the total number of rows."""
-        return self._messages[0]
-
     @cached_property
     def _messages(self) -> tuple[list[int], bool]:
-        """The batch starts, and whether all messages are valid and complete.
+        """The first row of each record batch with the total number of rows, and whether all
+        messages are valid and complete.
 
         raises  FormatError if the messages declare more data than a file of its size can contain
         """

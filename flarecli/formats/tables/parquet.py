@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from flarecli.errors import FlareError, FormatError
 from flarecli.expansion import check_decoded, check_rows, check_values
 from flarecli.formats.tables.arrow_files import LocationFile, arrow_errors, open_native
-from flarecli.formats.tables.base import Part, check_columns, listed_encodings
+from flarecli.formats.tables.base import Part
 from flarecli.formats.tables.parquet_metadata import (
     INVALID_FOOTER,
     ColumnChunk,
@@ -39,7 +39,7 @@ from flarecli.formats.tables.parquet_pages import (
     RowGroupPages,
     SmallFile,
 )
-from flarecli.formats.tables.schema_merge import convert, dictionary_types, plain
+from flarecli.formats.tables.schema_merge import convert, plain
 from flarecli.sql import Bound
 from flarecli.storage import Location
 from flarecli.storage.local import LocalStore
@@ -70,6 +70,7 @@ class Parquet(Part):
 
     at: Location
     rows: int
+    group_name = "row group"
 
     def __init__(self, at: Location) -> None:
         self.at = at
@@ -89,7 +90,7 @@ class Parquet(Part):
                 dict.fromkeys(column.path.partition(".")[0] for column in int96)
             )
             difference = _schema_difference(reader)
-        check_columns(self._footer_schema.names, at)
+        self.set_schema(self._footer_schema)
         if difference:
             raise FormatError(
                 f"the two schemas in the footer differ: {difference}",
@@ -97,10 +98,6 @@ class Parquet(Part):
                 hint="The footer is damaged, or a tool changed only one of its two "
                 "schemas; write the file again.",
             )
-        # without field metadata; `encodings` has the names of the encodings
-        self.schema = pa.schema([(field.name, plain(field.type)) for field in self._footer_schema])
-        self.dictionaries = dictionary_types(self._footer_schema)
-        self.encodings = listed_encodings(self._footer_schema)
 
     @property
     def is_local(self) -> bool:
@@ -236,15 +233,11 @@ class Parquet(Part):
             )
 
     @cached_property
-    def _group_starts(self) -> list[int]:
+    def group_starts(self) -> list[int]:
         """First row of each row group, followed by the total number of rows."""
         metadata = self.metadata()
         counts = (metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
         return list(accumulate(counts, initial=0))
-
-    def start_before(self, row: int) -> int:
-        """Return the first row of the row group that contains `row`."""
-        return self._group_starts[max(0, bisect_right(self._group_starts, row) - 1)]
 
     def facts(self) -> dict[str, int | str]:
         """Return the number of row groups, the compressions, and the type of page checksums."""
@@ -261,18 +254,12 @@ class Parquet(Part):
             "page checksums": "crc32" if self.has_sums else "none",
         }
 
-    def place(self, start: int) -> str:
-        """Return a message prefix with the number and the rows of the row group at `start`."""
-        number = bisect_right(self._group_starts, start) - 1
-        first, stop = self._group_starts[number : number + 2]
-        return f"row group {number} (rows {first} to {stop - 1}): "
-
     def span(self, row: int, column: str | None) -> tuple[int, int] | None:
         """Return the byte range of the row group that contains a row, or of one of its columns.
 
         The result is None if the footer does not list the column.
         """
-        number = bisect_right(self._group_starts, row) - 1
+        number = bisect_right(self.group_starts, row) - 1
         chunks = self._chunks[number] if number < len(self._chunks) else []
         chosen = [one for one in chunks if column is None or one.column == column]
         if not chosen:
@@ -282,7 +269,7 @@ class Parquet(Part):
     def row_group_pages(self, number: int) -> RowGroupPages | None:
         """Return the pages of a row group; None if the footer cannot be parsed."""
         if number not in self._row_group_pages:
-            first, stop = self._group_starts[number : number + 2]
+            first, stop = self.group_starts[number : number + 2]
             chunks = self._chunks[number] if number < len(self._chunks) else []
             schema = self.metadata().schema
             found = None
@@ -309,8 +296,8 @@ class Parquet(Part):
         return  first row of the row group; the row after the last row to read; the page runs, whose
                 row numbers are relative to the row group
         """
-        number = bisect_right(self._group_starts, row) - 1
-        first, end = self._group_starts[number : number + 2]
+        number = bisect_right(self.group_starts, row) - 1
+        first, end = self.group_starts[number : number + 2]
         found = self.row_group_pages(number)
         if found is None or self._footer is None or not found.find(columns):
             return None
@@ -327,7 +314,7 @@ class Parquet(Part):
 
         The result is None if the values may need too much memory; see `RowGroupPages.read`.
         """
-        found = self.row_group_pages(bisect_right(self._group_starts, row) - 1)
+        found = self.row_group_pages(bisect_right(self.group_starts, row) - 1)
         if found is None or self._footer is None:
             return None
 
@@ -361,9 +348,9 @@ class Parquet(Part):
         self, start: int, columns: Sequence[str]
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yield batches, beginning with the row group whose first row is `start`."""
-        row, last = start, len(self._group_starts) - 1
+        row, last = start, len(self.group_starts) - 1
         file, reader = self._reader(last)
-        for group in range(bisect_left(self._group_starts, start), last):
+        for group in range(bisect_left(self.group_starts, start), last):
             # read one row group at a time, so that only the page headers of its pages are read
             for batch in self._batches(
                 file, reader, self.selected(columns), range(group, group + 1)
