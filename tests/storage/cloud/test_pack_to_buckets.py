@@ -457,7 +457,7 @@ def test_failures_of_a_resumed_pack_are_listed_once(s3):
     writer.target.release()
     with Writer(out, columns={"id": "int"}, resume=True) as again:
         assert (again.rows, again.next, again.failed.count) == (1, 2, 1)
-        again.fail(Failure(2, "b", "id", "null", "is null"))
+        again.failed.add(Failure(2, "b", "id", "null", "is null"))
         again.write({"id": 3})
     assert [json.loads(line)["row"] for line in objects(out)["failed.jsonl"].splitlines()] == [0, 2]
     assert sorted(objects(out)) == [
