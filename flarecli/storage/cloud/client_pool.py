@@ -243,9 +243,6 @@ def outage_of(service: str, limits: Limits) -> Outage:
     service  endpoint and bucket
     """
     key = service, limits.retries, limits.deadline_s
-    outage = _outages.get(key)
-    if outage is None:
-        if len(_outages) >= MAX_OUTAGES:
-            _outages.clear()
-        outage = _outages.setdefault(key, Outage(limits.retries, limits.deadline_s))
-    return outage
+    if key not in _outages and len(_outages) >= MAX_OUTAGES:
+        _outages.clear()
+    return _outages.setdefault(key, Outage(limits.retries, limits.deadline_s))

@@ -621,13 +621,11 @@ _shared: dict[Limits, Engine] = {}
 
 def shared(limits: Limits) -> Engine:
     """Return the engine for these limits, which all stores of this process share."""
-    engine = _shared.get(limits)
-    if engine is None:
-        with _shared_lock:
-            engine = _shared.get(limits)
-            if engine is None:
-                engine = _shared[limits] = Engine(limits)
-    return engine
+    with _shared_lock:
+        engine = _shared.get(limits)
+        if engine is None:
+            engine = _shared[limits] = Engine(limits)
+        return engine
 
 
 def transfer_here(request: Request, engine: Engine) -> bool:

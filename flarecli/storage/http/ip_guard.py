@@ -224,10 +224,8 @@ def _is_exact(host: str) -> bool:
 
 
 def _is_metadata(ip: str) -> bool:
-    address = unwrapped(ip) if ip else None
-    return address is not None and any(
-        address.version == network.version and address in network for network in METADATA
-    )
+    address = unwrapped(ip)
+    return address is not None and any(address in network for network in METADATA)
 
 
 # Host that the user allowed -> whether its first address was public. If so, later addresses must
@@ -262,9 +260,7 @@ def check_address(origin: str, permit: Permit, ip: str) -> tuple[str, str]:
             "The host has public and private addresses; use the IP address if you trust the host."
         )
     address = unwrapped(ip)
-    if address is not None and any(
-        address.version == network.version and address in network for network in permit.networks
-    ):
+    if address is not None and any(address in network for network in permit.networks):
         return "", ""
     return message, f"Pass {host_option(host, port)} if you trust the data that links to it."
 

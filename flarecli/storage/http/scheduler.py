@@ -148,7 +148,7 @@ class HostQueues:
 
     def has_room(self, origin: str) -> bool:
         """Return whether another transfer from the host of an origin may start."""
-        return self._per_host is None or not self._is_full(host_of(origin)[0])
+        return not self._is_full(host_of(origin)[0])
 
     def blocked_host(self, now: float, head: int) -> str | None:
         """Return the name of a host that delays a request because the host is at its limit.
