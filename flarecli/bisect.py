@@ -46,11 +46,13 @@ def failing_rows(
 
 
 def failing_values(
-    array: pa.Array, convert: Callable[[pa.Array], object], errors: type[Exception]
+    array: pa.Array,
+    convert: Callable[[pa.Array], object],
+    errors: type[Exception] | tuple[type[Exception], ...],
 ) -> Iterator[tuple[int, Exception]]:
     """Yield the position and the error of each value that cannot be converted, in order.
 
-    convert  function that converts a slice of the array, or raises an error of the type `errors`
+    convert  function that converts a slice of the array, or raises an error of the types `errors`
     """
 
     def failure(start: int, stop: int) -> Exception | None:

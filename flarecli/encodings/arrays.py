@@ -24,6 +24,7 @@ from typing import Any
 
 from flarecli.encodings.names import NDARRAY_CODES, NDARRAY_CODES_SIZE, Encoding
 from flarecli.errors import ValueFitError
+from flarecli.lazy import np
 from flarecli.units import format_size
 
 __all__ = ["build", "decode", "describe", "encode"]
@@ -44,8 +45,6 @@ def encode(encoding: Encoding, value: Any) -> bytes:
     raises  ValueFitError for a dtype or shape that differs from the dtype or shape of the encoding,
             or that MDS does not support
     """
-    import numpy as np
-
     array = np.asarray(value)
     if not hasattr(value, "dtype") and encoding.dtype and array.dtype != encoding.dtype:
         array = _cast(array, encoding)
@@ -76,8 +75,6 @@ def _cast(array: Any, encoding: Encoding) -> Any:
 
     raises  ValueFitError if the cast would change an integer, or make a float infinite
     """
-    import numpy as np
-
     if array.dtype.kind not in "biuf" or array.size == 0:
         return array
     with np.errstate(all="ignore"):
@@ -98,8 +95,6 @@ def decode(encoding: Encoding, data: bytes) -> Any:
 
     raises  ValueFitError for invalid bytes
     """
-    import numpy as np
-
     at, dtype, shape = 0, encoding.dtype, encoding.shape
     if not dtype:
         dtype, at = _DTYPES.get(data[0] if data else -1, ""), 1
@@ -152,8 +147,6 @@ def build(dtype: Any, shape: Any, data: Any) -> Any:
 
     raises  ValueFitError for invalid values
     """
-    import numpy as np
-
     if (
         not isinstance(dtype, str)
         or not _DTYPE.fullmatch(dtype)

@@ -23,13 +23,13 @@ import re
 from collections.abc import Callable, Mapping
 from datetime import time
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flarecli.bisect import failing_rows
+from flarecli.bisect import failing_values
 from flarecli.encodings.columns import (
     each_item,
     is_list,
@@ -46,6 +46,7 @@ from flarecli.expansion import MAX_DECODED_VALUE
 __all__ = [
     "duration_nanoseconds",
     "is_restorable",
+    "nested_converter",
     "parse_type",
     "restore",
     "type_header",
@@ -93,6 +94,7 @@ _DECIMALS = {
 _TIMEDELTA = re.compile(
     r"(?:(-?\d{1,9}) days?,? ?)?\+?(\d{1,2}):(\d\d):(\d\d)(?:\.(\d{1,9}))?", re.ASCII
 )
+Convert: TypeAlias = Callable[[Any], Any]
 _NANOSECONDS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 
 
@@ -233,7 +235,9 @@ class _Parser:
         match name:
             case "timestamp":
                 unit, zone = value
-                kind = pa.timestamp(unit, _zone(zone))
+                if not _text(zone):
+                    raise ValueError
+                kind = pa.timestamp(unit, zone)
                 pa.scalar(0, kind).as_py()  # raises an error for an unknown time zone
                 return kind
             case "tensor":
@@ -282,12 +286,6 @@ def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError
     return value
-
-
-def _zone(value: Any) -> str:
-    if not _text(value):
-        raise ValueError
-    return str(value)
 
 
 # -- values
@@ -347,23 +345,11 @@ def restore(array: pa.Array, kind: pa.DataType, encoding: Encoding) -> pa.Array:
     except (pa.ArrowInvalid, ValueFitError) as failure:
         if isinstance(failure, ValueFitError) and failure.row is not None:
             raise
-        row, error = next(failing_rows(0, len(array), _failure(array, convert)), (0, failure))
+        failing = failing_values(array, convert, (pa.ArrowInvalid, ValueFitError))
+        row, error = next(failing, (0, failure))
     if isinstance(error, ValueFitError) and error.row is None:
         raise error.changed(row=row)
     raise ValueFitError(f"a value is not a valid {kind}", row=row)
-
-
-def _failure(
-    array: pa.Array, convert: Callable[[pa.Array], pa.Array]
-) -> Callable[[int, int], Exception | None]:
-    def failure(start: int, stop: int) -> Exception | None:
-        try:
-            convert(array.slice(start, stop - start))
-        except (pa.ArrowInvalid, ValueFitError) as error:
-            return error
-        return None
-
-    return failure
 
 
 def _cast(array: pa.Array, kind: pa.DataType, nulls: _NullBytes) -> pa.Array:
@@ -447,7 +433,7 @@ def _parse_documents(
         raise pa.ArrowInvalid(f"{encoding.name} is not an encoding of documents")
     is_tensor = isinstance(kind, pa.FixedShapeTensorType)
     stored = kind.storage_type if is_tensor else kind
-    python = _tensor_reader(kind) if is_tensor else _python_value(kind)
+    python = _tensor_reader(kind) if is_tensor else nested_converter(kind, _python_value)
     parsed = _parsed_type(stored)
     # An array needs no limit, because its values do not become Python objects.
     max_bytes = None if encoding.name.startswith("ndarray") else MAX_DECODED_VALUE
@@ -513,37 +499,54 @@ def _parsed_type(kind: pa.DataType) -> pa.DataType:
     return pa.float64() if pa.types.is_floating(kind) else with_children(kind, _parsed_type)
 
 
-def _python_value(kind: pa.DataType) -> Callable[[Any], Any] | None:
-    """Return a function that converts a decoded document to a value that Arrow accepts.
+def _python_value(kind: pa.DataType) -> Convert | None:
+    """Return a function that converts a time or duration in a document to a value for Arrow.
 
-    Only maps, times and durations need a conversion; for other types, the result is None.
+    Arrow accepts the other values of a document, so the result is None for other types.
     """
-    if pa.types.is_dictionary(kind):
-        return _python_value(kind.value_type)
     if pa.types.is_time(kind):
-        return lambda value: None if value is None else time.fromisoformat(value)
+        return time.fromisoformat
     if pa.types.is_duration(kind):
         nanoseconds = _NANOSECONDS[kind.unit]
-        return lambda value: None if value is None else duration_nanoseconds(value) // nanoseconds
-    if pa.types.is_struct(kind):
-        fields = [(field.name, read) for field in kind if (read := _python_value(field.type))]
-        if not fields:
-            return None
-        return lambda value: (
-            None
-            if value is None
-            else value | {name: read(value.get(name)) for name, read in fields}
-        )
-    if pa.types.is_map(kind):
-        key, item = _python_value(kind.key_type) or _same, _python_value(kind.item_type) or _same
-        return lambda value: None if value is None else [(key(k), item(v)) for k, v in value]
-    if is_list(kind) and (read_item := _python_value(kind.value_type)):
-        return lambda value: None if value is None else [read_item(one) for one in value]
+        return lambda text: duration_nanoseconds(text) // nanoseconds
     return None
 
 
-def _same(value: Any) -> Any:
-    return value
+def nested_converter(
+    kind: pa.DataType, convert_of: Callable[[pa.DataType], Convert | None]
+) -> Convert | None:
+    """Return a function that converts a decoded value and all values in it.
+
+    The pairs of a map become tuples. The function does not accept None. The result is None if no
+    value needs a conversion.
+
+    convert_of  function that returns the conversion for a type without children, or None
+    """
+    if pa.types.is_dictionary(kind):
+        return nested_converter(kind.value_type, convert_of)
+    if pa.types.is_map(kind):
+        key, item = (
+            _optional(nested_converter(one, convert_of)) for one in (kind.key_type, kind.item_type)
+        )
+        return lambda value: [(key(k), item(v)) for k, v in value]
+    if pa.types.is_struct(kind):
+        fields = [
+            (field.name, _optional(convert))
+            for field in kind
+            if (convert := nested_converter(field.type, convert_of))
+        ]
+        if not fields:
+            return None
+        return lambda value: value | {name: convert(value.get(name)) for name, convert in fields}
+    if is_list(kind) and (convert := nested_converter(kind.value_type, convert_of)):
+        convert_item = _optional(convert)
+        return lambda value: [convert_item(item) for item in value]
+    return convert_of(kind)
+
+
+def _optional(convert: Convert | None) -> Convert:
+    """Return a function that also accepts None. Without a conversion, it returns each value."""
+    return lambda value: value if value is None or convert is None else convert(value)
 
 
 def duration_nanoseconds(text: str) -> int:

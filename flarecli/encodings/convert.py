@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flarecli.bisect import failing_rows
+from flarecli.bisect import failing_values
 from flarecli.encodings import images, msgpack, number_text
 from flarecli.encodings.columns import (
     check_text,
@@ -382,7 +382,8 @@ def _convert_or_bisect(
     try:
         return convert_part(array), []
     except _KERNEL_ERRORS:
-        failed = _failing(array, convert_part)
+        rows = [row for row, _ in failing_values(array, convert_part, _KERNEL_ERRORS)]
+        failed = [row for row in rows if array[row].is_valid]
     if len(failed) + array.null_count == len(array):
         # `convert_part` may fail even for nulls, because Arrow may not support the conversion.
         return pa.nulls(len(array), target), failed
@@ -390,20 +391,6 @@ def _convert_or_bisect(
     mask[failed] = True
     kept = pc.if_else(pa.array(mask), pa.scalar(None, array.type), array)
     return convert_part(kept), failed
-
-
-def _failing(array: pa.Array, convert_part: Callable[[pa.Array], pa.Array]) -> list[int]:
-    """Return the rows with a value that cannot be converted."""
-
-    def error_of(start: int, stop: int) -> Exception | None:
-        try:
-            convert_part(array[start:stop])
-        except _KERNEL_ERRORS as error:
-            return error
-        return None
-
-    rows = (row for row, _ in failing_rows(0, len(array), error_of))
-    return [row for row in rows if array[row].is_valid]
 
 
 # -- bytes

@@ -131,13 +131,11 @@ def ints(
     array: pa.Array, parse: Callable[[str], int] = int, kind: pa.DataType = _INT64
 ) -> tuple[pa.Array, list[int]]:
     """Parse text as integers; also return the rows with invalid text or a value out of range."""
-    if kind.equals(_INT64):
-        return patched(array, _matches(array, _INT), lambda some: some.cast(kind), parse)
     try:
         return patched(
             array, _matches(array, _INT), lambda some: some.cast(_INT64).cast(kind), parse
         )
-    except pa.ArrowInvalid:
+    except pa.ArrowInvalid:  # a value that int64 can represent is out of range for `kind`
         return patched(
             array, pc.equal(pc.binary_length(array), -1), lambda some: some.cast(kind), parse
         )

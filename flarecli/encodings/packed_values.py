@@ -7,24 +7,21 @@ conversion to a Python value of the original type returns the same values as `re
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from flarecli.bisect import failing_rows
-from flarecli.encodings.arrow_types import duration_nanoseconds, restore
-from flarecli.encodings.columns import is_list, value_type
+from flarecli.bisect import failing_values
+from flarecli.encodings.arrow_types import Convert, duration_nanoseconds, nested_converter, restore
+from flarecli.encodings.columns import value_type
 from flarecli.encodings.names import TEXT, Encoding, lookup
 from flarecli.errors import ValueFitError
 
 __all__ = ["packed_value", "python_values"]
-
-Convert = Callable[[Any], Any]
 
 
 def python_values(array: pa.Array) -> list[Any]:
@@ -35,18 +32,11 @@ def python_values(array: pa.Array) -> list[Any]:
 
     raises  ValueFitError with the row of the first value that Python's classes cannot represent
     """
-
-    def failure(start: int, stop: int) -> Exception | None:
-        try:
-            array.slice(start, stop - start).to_pylist()
-        except (ValueError, OverflowError) as error:
-            return error
-        return None
-
+    errors = (ValueError, OverflowError)
     try:
         values: list[Any] = array.to_pylist()
-    except (ValueError, OverflowError):
-        row, error = next(failing_rows(0, len(array), failure))
+    except errors:
+        row, error = next(failing_values(array, lambda part: part.to_pylist(), errors))
         pandas = (
             "Install pandas, which represents nanoseconds, or read"
             if "pandas" in str(error)
@@ -75,12 +65,15 @@ def packed_value(encoding: Encoding, kind: pa.DataType) -> Convert | None:
         names = ("uint8", "int", "varint", "str_int", "json_int")
     else:  # `ndarray` and `array` are missing: a decoded array already has its dtype and shape
         names = ("json", "json_json", "msgpack", "tree")
-    return _converter(value, is_nested=False) if encoding.name in names else None
+    if encoding.name not in names:
+        return None
+    return _converter(value, is_nested=False) or nested_converter(
+        value, partial(_converter, is_nested=True)
+    )
 
 
-def _converter(kind: pa.DataType, is_nested: bool = True) -> Convert | None:
-    if pa.types.is_dictionary(kind):
-        return _converter(kind.value_type, is_nested)
+def _converter(kind: pa.DataType, is_nested: bool) -> Convert | None:
+    """Return a function that converts a value of a type without children, or a tensor."""
     if pa.types.is_boolean(kind):
         return bool
     if pa.types.is_decimal(kind):
@@ -89,31 +82,7 @@ def _converter(kind: pa.DataType, is_nested: bool = True) -> Convert | None:
         return _temporal(kind, is_nested)
     if isinstance(kind, pa.FixedShapeTensorType):
         return _tensor(kind)
-    if pa.types.is_map(kind):
-        key, item = (_converter(one) or _same for one in (kind.key_type, kind.item_type))
-        key, item = _optional(key), _optional(item)
-        return lambda value: [(key(k), item(v)) for k, v in value]
-    if pa.types.is_struct(kind):
-        fields = [
-            (field.name, _optional(convert))
-            for field in kind
-            if (convert := _converter(field.type))
-        ]
-        if not fields:
-            return None
-        return lambda value: value | {name: convert(value.get(name)) for name, convert in fields}
-    if is_list(kind) and (convert := _converter(kind.value_type)):
-        convert = _optional(convert)
-        return lambda value: [convert(item) for item in value]
     return None
-
-
-def _optional(convert: Convert) -> Convert:
-    return lambda value: None if value is None else convert(value)
-
-
-def _same(value: Any) -> Any:
-    return value
 
 
 def _temporal(kind: pa.DataType, is_nested: bool) -> Convert:

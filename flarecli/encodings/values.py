@@ -168,10 +168,10 @@ def _number(name: str, value: Any) -> bytes:
     return _PACKERS[name].pack(int(number))
 
 
-def _text(value: Any) -> bytes:
+def _string(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError
-    return value.encode()
+    return value
 
 
 def as_json(value: Any, default: Callable[[Any], Any] | None = None) -> str:
@@ -217,12 +217,6 @@ def _varint(value: Any) -> bytes:
     return number.to_bytes((number ^ number >> 63).bit_length() // 8 + 1, "little", signed=True)
 
 
-def _json_str(value: Any) -> bytes:
-    if not isinstance(value, str):
-        raise TypeError
-    return json.dumps(value).encode()
-
-
 def _json_int(value: Any) -> bytes:
     number = _as_scalar(value)
     if not isinstance(number, int):
@@ -231,7 +225,7 @@ def _json_int(value: Any) -> bytes:
 
 
 _ENCODERS: dict[str, Callable[[Any], bytes]] = {
-    "str": _text,
+    "str": lambda value: _string(value).encode(),
     "json": lambda value: as_json(value).encode(),
     "str_int": lambda value: str(_int(value)).encode(),
     "str_float": lambda value: str(_float(value)).encode(),
@@ -239,7 +233,7 @@ _ENCODERS: dict[str, Callable[[Any], bytes]] = {
         _decimal(Decimal(value) if isinstance(value, str) else value)
     ).encode(),
     "varint": _varint,
-    "json_str": _json_str,
+    "json_str": lambda value: json.dumps(_string(value)).encode(),
     "json_json": lambda value: json.dumps(as_json(value)).encode(),
     "json_int": _json_int,
     "json_float": lambda value: json.dumps(_float(value)).encode(),
@@ -247,15 +241,9 @@ _ENCODERS: dict[str, Callable[[Any], bytes]] = {
     "msgpack_float": lambda value: msgpack.pack(
         _float(float(value) if isinstance(_as_scalar(value), int) else value)
     ),
-    "array": lambda value: msgpack.pack_array(_ndarray(value)),
+    "array": lambda value: msgpack.pack_array(np.asarray(value)),
     "tree": lambda value: msgpack.pack(value, tree=True),
 }
-
-
-def _ndarray(value: Any) -> Any:
-    import numpy as np
-
-    return np.asarray(value)
 
 
 def decode(encoding: Encoding, data: bytes | Sequence[bytes], allow_pickle: bool = False) -> Any:
