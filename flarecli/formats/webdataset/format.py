@@ -179,10 +179,18 @@ class WebDataset(Format):
         ranges: Mapping[str, tuple[int, int]] | None = None,
     ) -> list[Row]:
         """Read the bytes of members, in the order of `rows`. A missing member is None."""
-        starts, sizes, ends, keys, view, places = shard.memo.get("rows") or _row_tables(shard)
+        read = _mapped_reader(shard, columns)
+        if read is not None:
+            return list(map(read, rows))
+        starts, sizes, ends, keys, places = _row_tables(shard)
         plan = places.items() if columns is None else [(name, places[name]) for name in columns]
-        if view is None and (view := byte_ranges.whole(shard.chunk)) is None:
-            return _ranged(shard, rows, plan)
+        spans = [
+            (starts[i, row], starts[i, row] + sizes[i, row])
+            for row in rows
+            for _, i in plan
+            if i >= 0 and starts[i, row] >= 0
+        ]
+        parts = iter(byte_ranges.read(shard.chunk, spans))
         out: list[Row] = []
         for row in rows:
             values: Row = {}
@@ -191,10 +199,8 @@ class WebDataset(Format):
                     values[name] = bytes(keys[ends[row - 1] if row else 0 : ends[row]])
                 elif i < 0:
                     values[name] = _extension(shard, i, row)
-                elif (start := starts[i, row]) < 0:
-                    values[name] = None
                 else:
-                    values[name] = bytes(view[start : start + sizes[i, row]])
+                    values[name] = bytes(next(parts)) if starts[i, row] >= 0 else None
             out.append(values)
         return out
 
@@ -202,31 +208,7 @@ class WebDataset(Format):
         self, shard: Shard, columns: Sequence[str] | None = None
     ) -> Callable[[int], Row]:
         """Return a function that reads the sample in one row."""
-        _, _, ends, keys, view, places = shard.memo.get("rows") or _row_tables(shard)
-        source = byte_ranges.sliceable(view)
-        if source is None:
-            return super().row_reader(shard, columns)
-        starts, sizes = shard.layout["starts"], shard.layout["sizes"]
-        names = places if columns is None else columns
-        members = [
-            (name, memoryview(starts[places[name]]), memoryview(sizes[places[name]]))
-            for name in names
-            if places[name] >= 0
-        ]
-        is_key_first = next(iter(names), "") == KEY
-        if (KEY in names and not is_key_first) or len(members) + is_key_first < len(names):
-            return super().row_reader(shard, columns)
-
-        def read(row: int) -> Row:
-            values: Row = {}
-            if is_key_first:
-                values[KEY] = bytes(keys[ends[row - 1] if row else 0 : ends[row]])
-            for name, first, size in members:
-                start = first[row]
-                values[name] = source[start : start + size[row]] if start >= 0 else None
-            return values
-
-        return read
+        return _mapped_reader(shard, columns) or super().row_reader(shard, columns)
 
     def read_batch(
         self,
@@ -468,40 +450,55 @@ def _without_dots(key: str) -> str:
 
 
 def _row_tables(shard: Shard) -> Any:
-    """Create the state for reading single rows. Store it in the shard's memo and return it.
+    """Return the state for reading single rows; create and store it on first use.
 
     The arrays are memoryviews, because indexing a memoryview is faster than indexing a numpy array.
 
-    return  starts, sizes, ends and keys; the mapped tar or None; the result of `_places`
+    return  starts, sizes, ends and keys; the result of `_places`
     """
-    places = _places(shard.columns)
-    tables = (memoryview(shard.layout[name]) for name in ("starts", "sizes", "ends", "keys"))
-    view = None if byte_ranges.suffix(shard.chunk) else byte_ranges.whole(shard.chunk)
-    shard.memo["rows"] = (*tables, view, places)
+    if "rows" not in shard.memo:
+        tables = (memoryview(shard.layout[name]) for name in ("starts", "sizes", "ends", "keys"))
+        shard.memo["rows"] = (*tables, _places(shard.columns))
     return shard.memo["rows"]
 
 
-def _ranged(shard: Shard, rows: Sequence[int], plan: Any) -> list[Row]:
-    starts, sizes, ends, keys, _, _ = shard.memo["rows"]
-    ranges = [
-        (starts[i, row], starts[i, row] + sizes[i, row])
-        for row in rows
-        for _, i in plan
-        if i >= 0 and starts[i, row] >= 0
+def _mapped_reader(shard: Shard, columns: Sequence[str] | None) -> Callable[[int], Row] | None:
+    """Return a function that reads one row of a mapped tar; create and store it on first use.
+
+    return  None if the tar is not mapped, if an extension column is selected, or if the key is
+            selected but is not the first column
+    """
+    memo_key = ("reader", None if columns is None else tuple(columns))
+    if memo_key not in shard.memo:
+        shard.memo[memo_key] = _make_mapped_reader(shard, columns)
+    read: Callable[[int], Row] | None = shard.memo[memo_key]
+    return read
+
+
+def _make_mapped_reader(shard: Shard, columns: Sequence[str] | None) -> Callable[[int], Row] | None:
+    _, _, ends, keys, places = _row_tables(shard)
+    source = byte_ranges.sliceable(byte_ranges.whole(shard.chunk))
+    names = list(places if columns is None else columns)
+    is_key_first = names[:1] == [KEY]
+    if is_key_first:
+        del names[0]
+    if source is None or any(places[name] < 0 for name in names):
+        return None
+    starts, sizes = shard.layout["starts"], shard.layout["sizes"]
+    members = [
+        (name, memoryview(starts[places[name]]), memoryview(sizes[places[name]])) for name in names
     ]
-    parts = iter(byte_ranges.read(shard.chunk, ranges))
-    out: list[Row] = []
-    for row in rows:
+
+    def read(row: int) -> Row:
         values: Row = {}
-        for name, i in plan:
-            if i == _KEY_PLACE:
-                values[name] = bytes(keys[ends[row - 1] if row else 0 : ends[row]])
-            elif i < 0:
-                values[name] = _extension(shard, i, row)
-            else:
-                values[name] = bytes(next(parts)) if starts[i, row] >= 0 else None
-        out.append(values)
-    return out
+        if is_key_first:
+            values[KEY] = bytes(keys[ends[row - 1] if row else 0 : ends[row]])
+        for name, first, size in members:
+            start = first[row]
+            values[name] = source[start : start + size[row]] if start >= 0 else None
+        return values
+
+    return read
 
 
 def _members(

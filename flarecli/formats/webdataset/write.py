@@ -294,12 +294,7 @@ def _table(
         all_sizes.append(sizes)
         end += int(steps.sum())
     none = np.empty((len(member_columns(columns)), 0), np.int64)
-    text = (
-        pa.chunked_array(keys, encodings.TEXT).combine_chunks()
-        if keys
-        else pa.array([], encodings.TEXT)
-    )
-    text = pa.concat_arrays(text.chunks) if isinstance(text, pa.ChunkedArray) else text
+    text = pa.concat_arrays([pa.array([], encodings.TEXT), *keys])
     bounds = value_offsets(text)
     data = np.frombuffer(value_bytes(text), np.uint8)
     extensions, starts_of, sizes_of = _by_extension(
