@@ -59,8 +59,8 @@ NAMES = tuple(
 _NAME = r"(?a)([a-z0-9]+)(?::(0|[1-9]\d?))?"
 MAX_ZSTD_WINDOW = 1 << 27  # default limit of the zstd tool; larger windows take more memory
 OUTPUT_BYTES = 1 << 20  # per step
-# Input bytes per step of bz2 and zstd. The step is small, because the output size is not limited:
-# 4 bytes of zstd may decompress to 128 KiB.
+# Input bytes per step of bz2 and zstd. The step is small, because the output size of zstd is not
+# limited: 4 bytes may decompress to 128 KiB.
 INPUT_BYTES = 1 << 11
 MAX_OUTPUT_BYTES = 1 << 32  # maximum decompressed size of a file
 MAX_SNAPPY_RATIO = 22  # an element of three bytes produces at most 64 bytes of output
@@ -227,11 +227,24 @@ def _decompress_streams(kind: str, source: BlockFile) -> Iterator[bytes]:
                 if kind == "bz2" and not is_first and not b"BZh".startswith(rest[:3]):
                     return  # as in the original MDS library, other bytes after a stream are ignored
                 stream = open_stream()
-            yield stream.decompress(rest)
+            yield from _decompress_step(kind, stream, rest)
             rest = stream.unused_data if stream.eof else b""
             stream = None if stream.eof else stream
     if stream is not None or not source.size:
         raise EOFError
+
+
+def _decompress_step(kind: str, stream: Any, data: bytes) -> Iterator[bytes]:
+    """Decompress the next bytes of a bz2 or zstd stream. A block of bz2 has at most OUTPUT_BYTES.
+
+    Without this limit, 2 KiB of bz2 would decompress to 2 GB in one call.
+    """
+    if kind == "zstd":
+        yield stream.decompress(data)
+        return
+    yield stream.decompress(data, OUTPUT_BYTES)
+    while not stream.eof and not stream.needs_input:
+        yield stream.decompress(b"", OUTPUT_BYTES)
 
 
 def _decompress_snappy(source: BlockFile, limit: int, where: object) -> bytes | memoryview:
