@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from flarecli import encodings
 from flarecli.commands.packing.source import RowRequest, Source, SourceOptions, open_source
 from flarecli.errors import FlareError, Place, ReachError, UnsafeError, UsageError, ValueFitError
 from flarecli.names import check_name, scheme_of
@@ -59,12 +60,7 @@ class IndexFile:
         suffixes: Sequence[str] = (),
     ) -> None:
         schema = pa.schema(
-            [
-                field.with_type(field.type.value_type)
-                if pa.types.is_dictionary(field.type)
-                else field
-                for field in schema
-            ]
+            [field.with_type(encodings.without_dictionaries(field.type)) for field in schema]
         )
         _remove_stale(folder)
         fd, self._path = tempfile.mkstemp(".arrow", ".flare-index-", folder)
