@@ -183,7 +183,14 @@ def _run(args: Sequence[str], signals: _Signals) -> int:
 
 def _execute(args: Sequence[str], signals: _Signals) -> int:
     if list(args) == ["--version"]:
-        return _print_version()
+        from flarecli import __version__
+
+        try:
+            sys.stdout.write(f"flare {__version__}\n")
+            sys.stdout.flush()
+            return 0
+        except (AttributeError, OSError, ValueError):
+            pass  # the command line below reports the error
     from flarecli.cli import run
 
     return run(
@@ -192,21 +199,6 @@ def _execute(args: Sequence[str], signals: _Signals) -> int:
         debug=_is_set(args, "debug"),
         stopped=lambda: bool(signals.number),
     )
-
-
-def _print_version() -> int:
-    from flarecli import __version__
-
-    try:
-        if sys.stdout is None:
-            raise OSError("the stream is closed")
-        print(f"flare {__version__}", flush=True)
-    except BrokenPipeError:
-        return 0
-    except OSError as error:
-        _write_stderr(f"error: stdout: {error.strerror or error}\n")
-        return 3
-    return 0
 
 
 def _set_streams(settings: Sequence[tuple[Any, str, str]]) -> list[tuple[Any, str, str]]:

@@ -200,9 +200,7 @@ class _Commands(_Base, typer.core.TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            result = super().invoke(ctx)
-            printer.finish()
-            return result
+            return super().invoke(ctx)
         except (typer.TyperException, typer.Exit, _Wrapped):
             raise
         except BaseException as error:

@@ -49,10 +49,11 @@ def command(line: Line) -> int:
     """
     from flarecli import commands
 
-    for path in line.report:
-        from flarecli.report import check_report
+    if line.report:
+        from flarecli.report import Result, check_report, write_report
 
-        check_report(path)
+        for path in line.report:
+            check_report(path)
     printer = line.printer()
     findings: list[Finding] = []
     hints, result = {""}, None
@@ -75,8 +76,6 @@ def command(line: Line) -> int:
         "findings": result.findings,
     }
     if line.report:
-        from flarecli.report import Result, write_report
-
         sources = address_texts(line.sources)
         report = Result(sources, findings, counts, result.unprotected, result.extra)
         for path in line.report:
