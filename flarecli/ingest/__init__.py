@@ -5,11 +5,10 @@ from __future__ import annotations
 from flarecli.formats.tables.dialect import DEFAULT as DIALECT
 from flarecli.formats.tables.dialect import Dialect
 from flarecli.ingest.folder import data_among
-from flarecli.ingest.index import Index, open_folder, open_index
+from flarecli.ingest.index import Index, SourceChecksum, open_folder, open_index
 from flarecli.ingest.lists import is_index
 from flarecli.ingest.python_rows import PythonRows, arrow_batches, rows_of
 from flarecli.ingest.read_files import Flaw, binary_array, contents, filled
-from flarecli.ingest.source_checksum import SourceChecksum
 from flarecli.ingest.stdin import (
     Spool,
     open_streams,

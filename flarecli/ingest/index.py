@@ -10,7 +10,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import IO, NamedTuple
+from itertools import accumulate
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -30,7 +31,6 @@ from flarecli.hashes import DEFAULT, Sums
 from flarecli.ingest.folder import Folder, FolderOptions
 from flarecli.ingest.lists import ListedFile, expand_lists
 from flarecli.ingest.read_files import Flaw, contents
-from flarecli.ingest.source_checksum import SourceChecksum
 from flarecli.ingest.stdin import DATA, NAME, Addresses, Spool, open_streams, sniff
 from flarecli.model import Stream
 from flarecli.names import shell_quoted
@@ -40,11 +40,12 @@ from flarecli.storage import STDIN, Guard, Limits, Location, locate
 from flarecli.suggest import choose
 from flarecli.units import format_list
 
-__all__ = ["Index", "open_folder", "open_index", "read_ahead"]
+__all__ = ["Index", "SourceChecksum", "open_folder", "open_index", "read_ahead"]
 
 JOINED_ROWS, JOINED_BYTES = 1 << 17, 32 << 20
 MAX_OPENERS = 16  # remote files that are opened concurrently
 READ_AHEAD_FILES = 4  # remote files that are read concurrently
+_CHECKSUM_BLOCK_BYTES = 1 << 20  # bytes per read for a checksum
 MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 1 << 20, 8 << 20  # bytes that one call reads ahead
 
 
@@ -181,24 +182,6 @@ class Index:
         number = bisect_right(range(len(self._firsts)), row, key=self._firsts.__getitem__) - 1
         return str(self.parts[number].at), row - self._firsts[number]
 
-    def contents(
-        self,
-        columns: Sequence[str] | None = None,
-        where: str | None = None,
-        limits: Limits | None = None,
-        start: int = 0,
-        stop: int | None = None,
-    ) -> Iterator[tuple[pa.RecordBatch, list[Flaw]]]:
-        """Yield rows with the contents of linked files, and the files that could not be read.
-
-        The values of unreadable files are null. `batches` and `filled` describe the parameters.
-        """
-        return self.filled(
-            self.batches(columns, where, start=start, stop=stop),
-            [name for name in self.links if columns is None or name in columns],
-            limits,
-        )
-
     def filled(
         self,
         batches: Iterable[pa.RecordBatch],
@@ -249,6 +232,57 @@ class Index:
             for block in part.blocks():
                 sums.update(block)
         return sums.hex()[DEFAULT]
+
+
+class SourceChecksum:
+    """The xxh3_128 of concatenated files, up to the last byte that was read for rows.
+
+    A pack detects with this checksum whether the source was changed before a resume: for each
+    shard, the journal lists how many bytes were read, and their checksum. To compute the checksum,
+    the bytes are read again, usually from the page cache.
+
+    files   the files in order
+    header  checksum of the file sizes and footers, which is compared before any row is read
+    """
+
+    def __init__(self, files: Sequence[Location], header: str) -> None:
+        self.header = header
+        self._files = files
+        self._starts = [0, *accumulate(file.size() for file in files)]
+        self._sums = Sums([DEFAULT])
+        self._end = 0  # end offset of the bytes that were read for rows
+
+    def advance(self, number: int, end: int) -> None:
+        """Record that rows were read up to byte `end` of the file with this number."""
+        self._end = max(self._end, min(self._starts[number] + end, self._starts[number + 1]))
+
+    def state(self) -> list[Any]:
+        """Return the number of bytes up to the last row that was read, and their checksum."""
+        while (position := self._sums.size) < self._end:
+            number = bisect_right(self._starts, position) - 1
+            start = position - self._starts[number]
+            stop = min(self._end, self._starts[number + 1]) - self._starts[number]
+            self._sums.update(
+                self._files[number].read(start, min(start + _CHECKSUM_BLOCK_BYTES, stop))
+            )
+        return [self._sums.size, self._sums.hex()[DEFAULT]]
+
+    def matches(self, state: Any) -> bool:
+        """Return whether the files match a stored state. A malformed state does not match.
+
+        Call this method before any other method. It reads all bytes that the state covers.
+        """
+        if not isinstance(state, list) or len(state) != 2 or not isinstance(state[0], int):
+            return False
+        if not 0 <= state[0] <= self._starts[-1]:
+            return False
+        self._end = max(self._end, state[0])
+        return self.state() == state
+
+    def total(self) -> str:
+        """Return the checksum of all bytes in all files."""
+        self._end = self._starts[-1]
+        return str(self.state()[1])
 
 
 def _join_small(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

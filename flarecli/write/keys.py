@@ -9,9 +9,9 @@ in the runs. Keys with equal hashes are compared byte by byte.
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
 from typing import IO, Any
 
 import numpy as np
@@ -375,10 +375,9 @@ class Keys:
         distinct = np.flatnonzero(firsts == np.arange(len(firsts)))
         earlier = np.full(len(hashes), -1, np.int64)
         try:
-            known = distinct[self._filter.contains(hashes[distinct])]
-            for start in range(0, len(known), _SEARCHED_KEYS):
-                part = known[start : start + _SEARCHED_KEYS]
-                earlier[part] = self._find(hashes[part], None if values is None else values[part])
+            earlier[distinct] = self._find(
+                hashes[distinct], None if values is None else values[distinct]
+            )
             new = distinct[earlier[distinct] < 0]
             self._add(hashes[new], rows[at[new]], None if values is None else values[new])
         except OSError as error:
@@ -398,19 +397,15 @@ class Keys:
         out = np.full(len(keys), -1, np.int64)
         at = np.flatnonzero(keys.is_valid().to_numpy(zero_copy_only=False))
         hashes, values = _hashed(keys)
-        known = np.flatnonzero(self._filter.contains(hashes))
         try:
-            for start in range(0, len(known), _SEARCHED_KEYS):
-                part = known[start : start + _SEARCHED_KEYS]
-                own = None if values is None else values[part]
-                out[at[part]] = self._find(hashes[part], own)
+            out[at] = self._find(hashes, values)
         except OSError as error:
             raise temporary_file_error(error, "the keys") from None
         return out
 
     def _runs(self) -> list[_Run]:
         """Return the runs of all tiers, the highest tier first."""
-        return list(chain.from_iterable(reversed(self._tiers)))
+        return list(itertools.chain.from_iterable(reversed(self._tiers)))
 
     def _find(self, hashes: Hashes, values: npt.NDArray[np.object_] | None) -> IntArray:
         """Return the first row of each key, or -1 for an unknown key: int64 [keys].
@@ -418,8 +413,10 @@ class Keys:
         values  bytes of the keys; None if equal hashes imply equal keys
         """
         rows = np.full(len(hashes), -1, np.int64)
-        for run in self._runs():
-            unknown = np.flatnonzero(rows < 0)
+        known = np.flatnonzero(self._filter.contains(hashes))
+        parts = [known[i : i + _SEARCHED_KEYS] for i in range(0, len(known), _SEARCHED_KEYS)]
+        for part, run in itertools.product(parts, self._runs()):
+            unknown = part[rows[part] < 0]
             queries, records = run.find(hashes[unknown])
             queries = unknown[queries]
             if values is not None:

@@ -100,8 +100,7 @@ class LinkResolver:
         if not text:
             return LinkFailure("null", f"{source} is {'null' if text is None else 'empty'}")
         try:
-            if not text.isascii():
-                text.encode()
+            text.encode()
             return self._target(text)
         except UnicodeEncodeError:
             return LinkFailure("value", f"{source} is not UTF-8")
@@ -111,7 +110,7 @@ class LinkResolver:
             return LinkFailure(error.kind, redact_text(message), error.hint)
 
     def _target(self, text: str) -> Address | Location:
-        if text.startswith(("http://", "https://")) or _HTTP.match(text):
+        if _HTTP.match(text):
             return parse(text)
         if (
             self._is_local

@@ -73,17 +73,6 @@ class FetchedLink:
     is_page: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Saved:
-    """A spool file.
-
-    until  position in the selection; all rows in the file are before this position
-    """
-
-    number: int
-    until: int
-
-
 class Spool:
     """The spool of one Writer.
 
@@ -99,7 +88,8 @@ class Spool:
         self._writer = writer
         writer.keeps_rows = writer.failed.keeps_rows = True
         self._at = writer.target.at
-        self._files: list[_Saved] = []
+        # number of each spool file -> position in the selection after the last row in the file
+        self._files: dict[int, int] = {}
         self._number = 0
         self._next = self.until = writer.next  # rows before `_next` are in shards or spool files
         self._links: set[tuple[int, int]] = set()  # (row, link) of each download in a spool file
@@ -159,19 +149,18 @@ class Spool:
                 self._writer.write_typed(batch.slice(start), places[start:])
                 rows += len(places) - start
         self.until = stop
-        self._files.append(_Saved(number, self.until))
+        self._files[number] = self.until
         return rows
 
     def _keep_links(self, number: int, links: Sequence[FetchedLink]) -> None:
         self.kept.update({(one.row, one.link): one for one in links})
         self._links.update((one.row, one.link) for one in links)
-        self._files.append(_Saved(number, max(one.row for one in links) + 1))
+        self._files[number] = max(one.row for one in links) + 1
 
     def _drop(self, numbers: Iterable[int]) -> None:
         """Delete the spool files with these numbers, except for files that are still needed."""
-        needed = {one.number for one in self._files}
         for number in numbers:
-            if number not in needed:
+            if number not in self._files:
                 self._file(number).delete()
 
     # -- writing
@@ -197,9 +186,9 @@ class Spool:
         ]
         if links:
             self._save_links(links)
-        unneeded = [one.number for one in self._files if one.until <= self._writer.next]
-        self._files = [one for one in self._files if one.until > self._writer.next]
-        self._drop(unneeded)
+        files = self._files
+        self._files = {n: until for n, until in files.items() if until > self._writer.next}
+        self._drop(files)
         self._due = time.monotonic() + SAVE_S
 
     def saved_rows(self, links: int) -> int:
@@ -245,7 +234,7 @@ class Spool:
     def _write(self, head: dict[str, Any], parts: Iterable[Any], until: int) -> None:
         self._writer.journal.is_kept = True
         self._file(self._number).write(_summed(head, parts))
-        self._files.append(_Saved(self._number, until))
+        self._files[self._number] = until
         self._number += 1
 
 

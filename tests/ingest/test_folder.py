@@ -229,7 +229,7 @@ def test_files_with_the_same_key_are_one_row(tmp_path):
         "key",
         (),
     )
-    ((batch, flaws),) = found.contents()
+    ((batch, flaws),) = found.filled(found.batches(), found.links)
     assert flaws == []
     assert batch.schema.equals(filled(found.schema, found.links), check_metadata=True)
     assert batch.to_pylist() == [

@@ -18,7 +18,7 @@ def test_a_file_that_cannot_be_read_fails_its_row(tmp_path):
     os.symlink("/etc/passwd", tmp_path / "a/001.jpg")
     (tmp_path / "b/000.txt").write_bytes(bytes(1000))
     found = open_folder(str(tmp_path))
-    ((batch, flaws),) = found.contents(limits=Limits(max_bytes=500))
+    ((batch, flaws),) = found.filled(found.batches(), found.links, Limits(max_bytes=500))
     assert [(flaw.row, flaw.column, type(flaw.error)) for flaw in flaws] == [
         (1, "image", UnsafeError),
         (2, "text", ReachError),
@@ -33,7 +33,12 @@ def test_files_are_read_in_order_with_bounded_read_ahead(tmp_path):
     write_files(tmp_path, files)
     found = open_folder(str(tmp_path))
     for ahead in (1, 150_000, 1 << 30):
-        batches = [batch for batch, _ in found.contents(limits=Limits(ahead_bytes=ahead, jobs=5))]
+        batches = [
+            batch
+            for batch, _ in found.filled(
+                found.batches(), found.links, Limits(ahead_bytes=ahead, jobs=5)
+            )
+        ]
         assert [data for batch in batches for data in batch.column("bin").to_pylist()] == list(
             files.values()
         )
@@ -42,6 +47,7 @@ def test_files_are_read_in_order_with_bounded_read_ahead(tmp_path):
 
 def test_closing_early_ends_all_threads(tmp_path):
     write_files(tmp_path, {f"{n:04}.bin": bytes(10_000) for n in range(3000)})
-    reading = open_folder(str(tmp_path)).contents(limits=Limits(ahead_bytes=20_000))
+    found = open_folder(str(tmp_path))
+    reading = found.filled(found.batches(), found.links, Limits(ahead_bytes=20_000))
     next(reading)
     reading.close()

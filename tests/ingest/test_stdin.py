@@ -177,7 +177,7 @@ def test_addresses_are_rows_with_a_name_and_the_contents(tmp_path, in_tmp_path, 
         str(outside),
         far.replace("me:pass@", "").replace("?sig=secret", ""),
     ]
-    ((batch, flaws),) = found.contents()
+    ((batch, flaws),) = found.filled(found.batches(), found.links)
     assert (batch.column("data").to_pylist(), flaws) == ([b"one", b"two", b"three", b"four"], [])
 
 
@@ -190,7 +190,7 @@ def test_local_files_and_urls_in_a_long_list_keep_their_order(tmp_path, in_tmp_p
     guard = Guard(allow_private=True)
     found = open_index("-", guard=guard, stdin=Pipe("\n".join(names).encode()))
     values, failed = [], []
-    for batch, flaws in found.contents():
+    for batch, flaws in found.filled(found.batches(), found.links):
         failed += [len(values) + flaw.row for flaw in flaws]
         values += batch.column("data").to_pylist()
     assert (values, failed) == (wanted, [9])
