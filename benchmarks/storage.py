@@ -5,7 +5,7 @@ with the libraries below flare.
 
 S3 requests are path-style GETs of the same files, unsigned, because only reading is compared. flare
 reads many objects with `read_each`, which returns them in order; the libraries use one call per
-object in threads. Each contender runs in its own process, in
+object in threads, and "in threads" flare does so too. Each contender runs in its own process, in
 turns, and repeats its task for 0.4 s, because one call may take only 50 ms; the median of these
 calls is the result of a round. Medians of the rounds are printed; ratios are medians of the ratios
 of each round: of wall-clock time, and in the last line of CPU time. s3fs is measured if it is
@@ -39,10 +39,11 @@ TASKS = (*SHAPES, "4 KB ranges")
 RATIOS = (  # (contender, rival, tasks, minimum ratio)
     ("flare s3", "obstore s3", TASKS[:3], 0.85),
     ("flare s3", "obstore get_ranges", TASKS[3:], 0.85),
-    ("flare http", "obstore http", TASKS[:2], 0.5),
-    ("flare http", "obstore http", TASKS[2:3], 0.8),
+    ("flare http", "obstore http", TASKS[:3], 0.8),
     ("flare http links", "pycurl", TASKS[:1], 0.6),
     ("flare s3", "s3fs", TASKS[:1], 8),
+    ("flare s3 in threads", "obstore s3", TASKS[:2], 0),
+    ("flare http in threads", "obstore http", TASKS[:2], 0),
 )
 
 
@@ -68,7 +69,7 @@ def in_threads(read: Callable[[str], int], task: str) -> int:
 # -- contenders: (task, url) -> bytes read
 
 
-def flare(task: str, base: str) -> int:
+def flare(task: str, base: str, threads: bool = False) -> int:
     from flarecli.storage import Guard, Limits, locate, read_each
 
     at = locate(base, Guard(limits=Limits(jobs=32)))
@@ -80,6 +81,8 @@ def flare(task: str, base: str) -> int:
         )
     if task == "64 MB":
         return in_threads(lambda name: sum(map(len, (at / name).blocks(SHAPES[task][0]))), task)
+    if threads:
+        return in_threads(lambda name: len((at / name).read()), task)
     return sum(map(len, read_each([at / name for name in names(task)])))
 
 
@@ -89,6 +92,14 @@ def flare_s3(task: str, url: str) -> int:
 
 def flare_http(task: str, url: str) -> int:
     return flare(task, f"{url}/files")
+
+
+def flare_s3_threads(task: str, url: str) -> int:
+    return flare(task, "s3://files", threads=True)
+
+
+def flare_http_threads(task: str, url: str) -> int:
+    return flare(task, f"{url}/files", threads=True)
 
 
 def flare_http_links(task: str, url: str) -> int:
@@ -199,9 +210,11 @@ def s3fs(task: str, url: str) -> int:
 
 CONTENDERS: dict[str, tuple[Callable[[str, str], int], tuple[str, ...]]] = {
     "flare s3": (flare_s3, TASKS),
+    "flare s3 in threads": (flare_s3_threads, TASKS[:2]),
     "obstore s3": (obstore, TASKS[:3]),
     "obstore get_ranges": (obstore_ranges, TASKS[3:]),
     "flare http": (flare_http, TASKS),
+    "flare http in threads": (flare_http_threads, TASKS[:2]),
     "obstore http": (obstore_http, TASKS[:3]),
     "flare http links": (flare_http_links, TASKS[:1]),
     "pycurl": (bare_pycurl, TASKS[:1]),
