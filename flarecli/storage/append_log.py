@@ -243,7 +243,7 @@ class ObjectLog(AppendLog):
 
     def blocks(self) -> Iterator[bytes]:
         names = map(self._name, range(len(self._sizes)))
-        yield from read_each([self._folder / name for name in names])
+        yield from map(bytes, read_each([self._folder / name for name in names]))
 
     def append(self, data: bytes) -> None:
         at = self._folder / self._name(len(self._sizes))

@@ -248,6 +248,18 @@ class Store(ABC):
         """
         return [self.read(path, start, stop) for start, stop in pieces]
 
+    def read_each(self, paths: Sequence[str]) -> Iterator[Buffer]:
+        """Yield the content of each file in order, with read-ahead. Raises the first error."""
+        limits = self.guard.limits
+        return ordered_map(
+            self.read,
+            paths,
+            workers=limits.jobs,
+            max_items=MAX_READ_AHEAD,
+            max_bytes=limits.ahead_bytes,
+            weigh_result=len,
+        )
+
     def views(self, path: str, start: int, stop: int) -> Sequence[Buffer]:
         """Read a range and return its parts in order, without a copy where possible.
 
@@ -612,13 +624,17 @@ class Location:
         return True
 
 
-def read_each(locations: Sequence[Location]) -> Iterator[bytes]:
+def read_each(locations: Sequence[Location]) -> Iterator[Buffer]:
     """Yield the content of each file in order, with read-ahead of at most `ahead_bytes`.
 
-    locations  files of one store
-    raises     the first error
+    Raises the first error.
     """
-    limits = locations[0].store.guard.limits if locations else Limits()
+    if not locations:
+        return iter(())
+    store = locations[0].store
+    if all(at.store is store or at.store == store for at in locations):
+        return store.read_each([at.path for at in locations])
+    limits = store.guard.limits
     return ordered_map(
         Location.read,
         locations,

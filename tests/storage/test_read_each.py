@@ -26,7 +26,7 @@ def folder(request, web, no_cloud, monkeypatch):
 def test_the_number_of_prefetched_files_is_bounded(folder, web):
     taken = 0
     for data in read_each([folder / f"{i:03}" for i in range(COUNT)]):
-        assert data[:3] == b"%03d" % taken
+        assert bytes(data[:3]) == b"%03d" % taken
         taken += 1
         if taken in (1, 100, 300):
             time.sleep(0.3)
@@ -44,7 +44,7 @@ def test_closing_the_iterator_ends_the_requests(folder, web):
     assert len(web.requests) == asked <= AHEAD // SIZE + 3 * JOBS
 
 
-def test_a_missing_file_is_reported(folder, web):
+def test_a_missing_file_is_reported_before_earlier_files_are_read(folder, web):
     with pytest.raises(MissingError) as found:
         list(read_each([folder / (f"{i:03}" if i != 200 else "nothing") for i in range(COUNT)]))
     assert str(found.value.where) == str(folder / "nothing")

@@ -202,7 +202,10 @@ def test_many_files_are_returned_in_their_order_or_fail(place):
         place.put(f"{i}.bin", DATA[i : i + size])
     asked = [*reversed(range(len(sizes))), 3]
     found = list(read_each([place.at / f"{i}.bin" for i in asked]))
-    assert found == [DATA[i : i + sizes[i]] for i in asked]
+    assert found == [DATA[i : i + sizes[i]] for i in asked] and {type(one) for one in found} <= {
+        bytes,
+        memoryview,
+    }
     assert list(read_each([])) == [] and list(read_each([place.at / "2.bin"])) == [DATA[2:5002]]
     message(
         MissingError,

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from flarecli.errors import IntegrityError
-from flarecli.storage import locate, read_each, versions
+from flarecli.storage import locate, versions
 from flarecli.storage.versions import ObjectPin, Pins
 
 
@@ -90,7 +90,7 @@ READS = {
             {bytes(block)[i : i + 1] for block in at.blocks(SIZES[0]) for i in (0, -1) if block[i:]}
         )
     )[:1],
-    "one of many": lambda at: next(iter(read_each([at])))[:1],
+    "one of many": lambda at: bytes(next(iter(at.store.read_each([at.path]))))[:1],
 }
 
 

@@ -532,8 +532,8 @@ def _appended(
     listed = dict.fromkeys(url.partition("/")[0] for url in stream.urls)
     where = [at / f"{name}/{PLAYLIST}" for name in listed if f"{name}/{PLAYLIST}" in stream.files]
     for place, data in zip(where, read_each(where), strict=True):
-        if record["options"].encode() in data:
-            for fragment in playlists.parse(data, place).streams[:1]:
+        if record["options"].encode() in bytes(data):
+            for fragment in playlists.parse(bytes(data), place).streams[:1]:
                 if is_same(fragment.headers.get("source")) and fragment.rows is not None:
                     return packed(base.number, int(fragment.rows.sum()), 0)
     return None

@@ -8,12 +8,14 @@ ignores ranges, small files are read completely and kept in memory for later ran
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from queue import SimpleQueue
 from urllib.parse import quote, urlsplit
 
-from flarecli.errors import FormatError, UsageError
+from flarecli.errors import FormatError, IntegrityError, UsageError
 from flarecli.names import is_url, scheme_of
 from flarecli.prefetch import get_interruptibly
 from flarecli.redact import redact
@@ -178,6 +180,66 @@ class HttpStore(Store):
             engine.cancel([request])
         self._pin(path, self._check(path, [request], pin), [request])
 
+    def read_each(self, paths: Sequence[str]) -> Iterator[bytes]:
+        """Yield the content of many files in order, with read-ahead.
+
+        The number of prefetched files depends on their mean size. Requests are submitted in groups,
+        and the caller is woken once for many finished requests.
+        """
+        jobs, ahead_bytes, engine = (
+            self._limits.jobs,
+            self._limits.ahead_bytes,
+            shared(self._limits),
+        )
+        arrived = SimpleQueue[Request | None]()
+        pending = deque[tuple[str, Request, ObjectPin | None]]()
+        begun = ended = received = refill = 0
+
+        def deliver(request: Request) -> None:  # called only on the engine's thread
+            nonlocal ended, received
+            ended += 1
+            received += len(request.data)
+            if _is_final(request):
+                arrived.put(request)
+            elif ended == begun or not ended % max(1, jobs // 2):
+                arrived.put(None)
+
+        try:
+            for i in range(len(paths)):
+                if i >= refill and begun < len(paths):
+                    ahead = (
+                        max(jobs, ahead_bytes * ended // max(1, received)) if ended else 2 * jobs
+                    )
+                    for path in paths[begun : i + ahead]:
+                        pin = self._pins.get(path)
+                        pending.append((path, self._request(path, 0, None, pin, deliver), pin))
+                    new = islice(pending, begun - i, None)
+                    begun = i + len(pending)
+                    refill = begun - ahead // 2
+                    engine.submit(request for _, request, _ in new)
+                while not pending[0][1].done:
+                    failed = get_interruptibly(arrived)
+                    if failed is not None and failed.fault is not None:
+                        path = next(path for path, request, _ in pending if request is failed)
+                        raise failed.fault.raised(self.show(path))
+                yield self._result(*pending.popleft())
+        finally:
+            engine.cancel([request for _, request, _ in pending])
+
+    def _result(self, path: str, request: Request, pin: ObjectPin | None) -> bytes:
+        """Return the data of a finished request.
+
+        If the file changed before its version was pinned, read it again.
+        """
+        try:
+            seen = self._check(path, [request], pin)
+        except IntegrityError:
+            if pin is not None or path in self._pins:
+                raise
+            return self.read(path)
+        self._pin(path, seen, [request])
+        return request.data
+
     def read_pieces(self, path: str, pieces: Sequence[tuple[int, int | None]]) -> list[bytes]:
         if not pieces:
             return []
@@ -308,6 +370,11 @@ class HttpStore(Store):
 
     def delete(self, path: str) -> None:
         raise UsageError("an HTTP address is read-only", where=self.show(path))
+
+
+def _is_final(request: Request) -> bool:
+    """Return whether a request failed for a reason other than a changed file."""
+    return request.fault is not None and request.fault.error is not IntegrityError
 
 
 def _path(address: Address) -> str:
