@@ -68,6 +68,7 @@ class Handle:
         self.lines: list[bytes] = []
         self.parts: list[bytes] = []
         self.paused_at = 0.0
+        self._headers: list[str] = []
         self._user, self._fresh = "", False
         easy = self.easy = pycurl.Curl()
         easy.setopt(pycurl.NOSIGNAL, 1)
@@ -110,11 +111,15 @@ class Handle:
         self._limit = self._limits.max_bytes
         self._fault: Fault | None = None
         self.easy.setopt(pycurl.URL, request.address.url)
-        self.easy.setopt(pycurl.HTTPHEADER, _headers_for(request))
+        headers = _headers_for(request)
+        if headers != self._headers:
+            self.easy.setopt(pycurl.HTTPHEADER, headers)
+            self._headers = headers
         if request.address.user != self._user:
             self._set_user(request.address.user)
-        self.easy.setopt(pycurl.FRESH_CONNECT, fresh)
-        self._fresh = fresh
+        if fresh != self._fresh:
+            self.easy.setopt(pycurl.FRESH_CONNECT, fresh)
+            self._fresh = fresh
 
     def rest(self) -> None:
         """Release the buffers of the last transfer, before the handle is stored for reuse."""
