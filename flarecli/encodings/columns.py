@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from flarecli.encodings import msgpack, number_text
 from flarecli.encodings.names import BINARY, TEXT, Encoding, lookup
@@ -73,14 +74,10 @@ def value_sizes(array: pa.Array) -> IntArray | None:
             return None
         ends = np.concatenate([[0], np.cumsum(inner, dtype=np.int64)])
         return np.asarray(np.diff(ends[array.offsets.to_numpy()]), np.int64)
-    wide = pa.types.is_large_binary(kind) or pa.types.is_large_string(kind)
-    if not wide and not (pa.types.is_binary(kind) or pa.types.is_string(kind)):
+    if kind not in (BINARY, TEXT, pa.binary(), pa.string()):
         return None
-    if not len(array):
-        return np.zeros(0, np.int64)
-    ends = np.frombuffer(array.buffers()[1], np.int64 if wide else np.int32)
-    sizes = np.diff(ends[array.offset : array.offset + len(array) + 1])
-    return np.asarray(sizes, np.int64)
+    sizes = pc.fill_null(pc.binary_length(array), 0)
+    return np.asarray(sizes.to_numpy(zero_copy_only=False), np.int64)
 
 
 def field(column: Column) -> pa.Field:

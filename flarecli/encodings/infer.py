@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from flarecli.encodings.columns import is_list, is_text, value_type
+from flarecli.encodings.columns import is_list, is_text, is_utf8, value_type
 from flarecli.errors import UsageError
 from flarecli.media import kind_of, sniff
 
@@ -119,9 +119,6 @@ def _by_content(data: bytes, extension: str, name: str) -> str:
     if found in ("mp4", "webm") and declared in (None, found):
         return found
     if found is None and extension in ("txt", "text", "json"):
-        try:
-            data.decode()
-        except UnicodeDecodeError:
-            return "bytes"
-        return "json" if extension == "json" else "str"
+        text = "json" if extension == "json" else "str"
+        return text if is_utf8(data) else "bytes"
     return "bytes"

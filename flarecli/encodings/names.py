@@ -86,8 +86,11 @@ _ALIASES = {
     "image": "jpeg",
     "binary": "bytes",
     "pickle": "pkl",
+    "integer": "int",
+    "long": "int64",
+    "half": "float16",
+    "path": "str",
 }
-_ALIASES |= {"integer": "int", "long": "int64", "half": "float16", "path": "str"}
 NAMES = (
     *_SCALARS,
     *_TEXTS,

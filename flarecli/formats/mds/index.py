@@ -286,11 +286,13 @@ class Listed:
         self._check_settings(shard, here)
         rows = check_count(shard.get("samples"), f"{here}.samples")
         main, raw = _pair(shard, "data", here, cached)
-        if form == "mds":
-            self._add_part((), 8 + 4 * rows, raw, rows, here)
-        else:
-            meta, raw_meta = _pair(shard, "meta", here, cached)
-            self._add_part((meta,), 8 + 4 * rows, raw_meta, rows, here)
+        companions, with_table = tuple[File, ...](), raw
+        if form != "mds":
+            meta, with_table = _pair(shard, "meta", here, cached)
+            companions = (meta,)
+        if with_table.size is not None and 8 + 4 * rows > with_table.size:
+            raise FormatError(f"{with_table.size} bytes are too few for {rows} samples", where=here)
+        self.parts.append(companions)
         i = len(self.names)
         self.names.append(main.name)
         self.rows.append(rows)
@@ -327,13 +329,6 @@ class Listed:
             mds_config.text_of(shard, "newline", here, empty=self.form == "json")
         if self.form == "xsv":
             mds_config.text_of(shard, "separator", here)
-
-    def _add_part(
-        self, part: tuple[File, ...], table: int, raw: File, rows: int, here: str
-    ) -> None:
-        if raw.size is not None and table > raw.size:
-            raise FormatError(f"{raw.size} bytes are too few for {rows} samples", where=here)
-        self.parts.append(part)
 
     def stream(self, at: Location, index: File) -> Stream:
         """Return a Stream of the shards that were added."""

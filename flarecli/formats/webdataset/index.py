@@ -146,13 +146,16 @@ def parse(data: bytes, size: int) -> Table | None:
             starts.reshape(len(columns), rows),
             sizes.reshape(len(columns), rows),
         )
-    except (KeyError, TypeError, ValueError, RecursionError, binascii.Error):
+        if not _is_possible(table, rows, size):
+            return None
+        key_text(keys, ends).validate(full=True)
+    except (KeyError, TypeError, ValueError, RecursionError, binascii.Error, pa.ArrowInvalid):
         return None
-    return table if _is_possible(table, rows, size) and _are_texts(table) else None
+    return table
 
 
 def _is_possible(table: Table, rows: int, size: int) -> bool:
-    """Return whether all keys are valid, and whether the members are in order and inside the tar.
+    """Return whether no key is empty, and whether the members are in order and inside the tar.
 
     Each member must start at a multiple of the block size, after its header.
     """
@@ -184,14 +187,6 @@ def _is_possible(table: Table, rows: int, size: int) -> bool:
     order = np.argsort(starts, kind="stable")
     stops = starts[order] + tar.padded(sizes[order])
     return bool((stops[:-1] + tar.BLOCK <= starts[order][1:]).all())
-
-
-def _are_texts(table: Table) -> bool:
-    try:
-        key_text(table.keys, table.ends).validate(full=True)
-    except pa.ArrowInvalid:
-        return False
-    return True
 
 
 # -- shardindex.json

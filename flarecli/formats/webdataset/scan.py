@@ -228,7 +228,7 @@ def _check_keys(table: Table, where: object) -> None:
     try:
         keys.validate(full=True)
     except pa.ArrowInvalid:
-        row = _first(keys.view(encodings.BINARY), _is_not_utf8)
+        row = _first(keys.view(encodings.BINARY), lambda key: not encodings.is_utf8(key))
         raise UnsafeError("the key is not UTF-8", where=where, row=row) from None
     if pc.count_distinct(keys).as_py() != len(keys):
         seen: dict[str, int] = {}
@@ -244,14 +244,6 @@ def _check_keys(table: Table, where: object) -> None:
             row=row,
             hint=hint,
         )
-
-
-def _is_not_utf8(data: bytes) -> bool:
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return True
-    return False
 
 
 def _first(values: pa.Array, wrong: Callable[[Any], bool]) -> int:
