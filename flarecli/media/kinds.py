@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from itertools import chain
 
 __all__ = ["category_of", "extension_of", "is_image", "is_media", "kind_of", "mismatch", "sniff"]
 
 # File type -> extensions; flare uses the first extension for writing.
-_EXTENSIONS = {
+_IMAGES = {
     "jpeg": ("jpg", "jpeg", "jpe", "jfif"),
     "png": ("png", "apng"),
     "webp": ("webp",),
@@ -16,6 +17,8 @@ _EXTENSIONS = {
     "bmp": ("bmp",),
     "avif": ("avif",),
     "heic": ("heic", "heif"),
+}
+_VIDEO_AND_AUDIO = {
     "mp4": ("mp4", "m4v"),
     "m4a": ("m4a",),
     "mov": ("mov",),
@@ -25,6 +28,10 @@ _EXTENSIONS = {
     "flac": ("flac",),
     "mp3": ("mp3",),
     "ogg": ("ogg", "oga", "ogv", "opus"),
+}
+_EXTENSIONS = {
+    **_IMAGES,
+    **_VIDEO_AND_AUDIO,
     "npy": ("npy",),
     "npz": ("npz",),
     "zip": ("zip",),
@@ -36,15 +43,10 @@ _EXTENSIONS = {
     "json": ("json",),
     "str": ("txt", "text"),
 }
-_MEDIA = frozenset(list(_EXTENSIONS)[: list(_EXTENSIONS).index("npy")])
-_IMAGES = frozenset(list(_EXTENSIONS)[: list(_EXTENSIONS).index("mp4")])
 _KINDS = {extension: kind for kind, extensions in _EXTENSIONS.items() for extension in extensions}
 # Category of files -> extensions. In a folder, the files of a category are one column.
 _CATEGORIES = {
-    "image": (
-        *("jpg", "jpeg", "jpe", "jfif", "png", "apng", "webp", "gif", "tif", "tiff", "bmp"),
-        *("avif", "heic", "heif"),
-    ),
+    "image": tuple(chain.from_iterable(_IMAGES.values())),
     "audio": ("wav", "flac", "mp3", "ogg", "oga", "opus", "m4a", "aac", "aif", "aiff"),
     "video": ("mp4", "m4v", "mov", "webm", "mkv", "ogv", "avi", "mpg", "mpeg"),
     "text": ("txt", "text", "md", "markdown", "rst"),
@@ -152,7 +154,7 @@ def category_of(extension: str) -> str | None:
 
 def is_media(kind: str | None) -> bool:
     """Return whether a file type is an image, video or audio format."""
-    return kind in _MEDIA
+    return kind in _IMAGES or kind in _VIDEO_AND_AUDIO
 
 
 def is_image(kind: str | None) -> bool:
