@@ -6,7 +6,7 @@ import contextlib
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
@@ -144,7 +144,18 @@ class Loader(Closable):
 
     def save(self) -> dict[str, Any]:
         """Return the position after the last batch as a dict of integers and strings."""
-        return asdict(self.cursor) | {"ranks": self.ranks, "skip": self._skip}
+        at = self._cursor
+        return {
+            "seed": at.seed,
+            "epoch": at.epoch,
+            "step": at.step,
+            "order": at.order,
+            "window": self._window,
+            "rows": self._order().rows,
+            "ranks": self.ranks,
+            "skip": self._skip,
+            "checksum": self.data.checksum,
+        }
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Resume at a state that `save` returned.
