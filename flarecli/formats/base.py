@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 from flarecli import encodings
 from flarecli.errors import UsageError
+from flarecli.formats.shard_files import SELECT_COLUMNS, check_names
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -357,7 +358,7 @@ class Format:
         if instead is None:
             raise UsageError(
                 f"{self.name} cannot store {one.encoding}",
-                hint="Select the columns to pack with -c.",
+                hint=SELECT_COLUMNS,
             ).of_column(one.name)
         if instead == one.encoding:
             return one
@@ -366,9 +367,14 @@ class Format:
     def arrange(self, columns: Iterable[Column]) -> Columns:
         """Return columns in the order in which the format stores them, with their stored encodings.
 
-        raises  UsageError for columns that the format cannot store
+        By default, this is the given order.
+
+        raises  UsageError for columns that the format cannot store, if there are no columns, or for
+                duplicate names
         """
-        raise NotImplementedError
+        out = tuple(map(self.stored_column, columns))
+        check_names(out, f"{self.name} needs at least one column")
+        return out
 
     def row_sizes(
         self, columns: Columns, batch: pa.RecordBatch, settings: Settings

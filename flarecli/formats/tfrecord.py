@@ -225,15 +225,6 @@ class TFRecord(Format):
         starts = shard.layout["starts"]
         return shard.chunk.at, int(starts[row]), int(starts[row + 1])
 
-    def arrange(self, columns: Iterable[Column]) -> Columns:
-        """Return the columns with their stored encodings, in the given order.
-
-        raises  UsageError if there are no columns, or for duplicate names
-        """
-        out = tuple(map(self.stored_column, columns))
-        shard_files.check_names(out, "an Example needs at least one feature")
-        return out
-
     def row_sizes(
         self, columns: Columns, batch: pa.RecordBatch, settings: Settings
     ) -> tuple[int, IntArray]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -190,15 +190,8 @@ _DECODER = json.JSONDecoder(
 )  # numbers are not converted, because only their ends are used
 
 
-def _flags(*runs: Iterable[int]) -> IntArray:
-    out = np.zeros(256, bool)
-    for run in runs:
-        out[list(run)] = True
-    return out
-
-
-_ESCAPES = _flags(b'"\\/bfnrtu')
-_HEX = _flags(b"0123456789abcdefABCDEF")
+_ESCAPES = np.isin(np.arange(256), list(b'"\\/bfnrtu'))
+_HEX = np.isin(np.arange(256), list(b"0123456789abcdefABCDEF"))
 
 
 class Plan(NamedTuple):

@@ -22,6 +22,7 @@ line is not a row, and its delimiter is used.
 from __future__ import annotations
 
 import codecs
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -240,20 +241,14 @@ class Recoded:
     def blocks(self) -> Iterator[bytes]:
         """Yield the text as UTF-8. Raises FormatError for bytes that are not in the encoding."""
         decoder, done = codecs.getincrementaldecoder(self.encoding)(), 0
-        for block in self.source.blocks():
-            yield self._text(decoder, block, done, is_last=False)
+        for block in itertools.chain(self.source.blocks(), [b""]):  # an empty block ends the text
+            try:
+                yield decoder.decode(block, final=not block).encode()
+            except UnicodeError as error:
+                start = done + (error.start if isinstance(error, UnicodeDecodeError) else 0)
+                raise FormatError(
+                    f"invalid {self.encoding} near byte {start}",
+                    where=self,
+                    hint="Set another encoding with --csv, such as --csv encoding=latin-1.",
+                ) from None
             done += len(block)
-        yield self._text(decoder, b"", done, is_last=True)
-
-    def _text(
-        self, decoder: codecs.IncrementalDecoder, block: bytes, done: int, *, is_last: bool
-    ) -> bytes:
-        try:
-            return decoder.decode(block, is_last).encode()
-        except UnicodeError as error:
-            start = done + (error.start if isinstance(error, UnicodeDecodeError) else 0)
-            raise FormatError(
-                f"invalid {self.encoding} near byte {start}",
-                where=self,
-                hint="Set another encoding with --csv, such as --csv encoding=latin-1.",
-            ) from None

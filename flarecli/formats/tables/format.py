@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -481,15 +481,6 @@ class ParquetFormat(TableFormat):
         return "" if has_sums else "pages have no checksums; only their structure was checked"
 
     # -- writing
-
-    def arrange(self, columns: Iterable[Column]) -> Columns:
-        """Return the columns with their stored encodings, in the given order.
-
-        raises  UsageError if there are no columns, or for duplicate names
-        """
-        out = tuple(map(self.stored_column, columns))
-        shard_files.check_names(out, "a Parquet file needs at least one column")
-        return out
 
     def row_sizes(
         self, columns: Columns, batch: pa.RecordBatch, settings: Settings

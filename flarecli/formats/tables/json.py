@@ -105,7 +105,8 @@ class Json(TextPart):
     def _batches(self, piece: Piece, names: list[str]) -> Iterator[pa.RecordBatch]:
         max_rows = max(1, MAX_CELLS // max(1, sum(map(_count_arrays, self.schema.types))))
         for part in _split(piece, max_rows):
-            table = self._parse(part, self.schema)
+            table = self._table(part, self.schema)
+            self._check_integers(part, self.schema)
             yield from table.select(names).combine_chunks().to_batches(_ROWS)
 
     def _pieces(self, after: Piece | None = None) -> Iterator[Piece]:
@@ -164,15 +165,6 @@ class Json(TextPart):
             if len(paths) * seen > MAX_CELLS:
                 message = f"{len(paths)} different members in {seen + 1} rows, with few per row"
                 raise self._row_error(number, message, _MEMBERS_HINT)
-
-    def _parse(self, piece: Piece, schema: pa.Schema) -> pa.Table:
-        """Parse a piece with a schema.
-
-        Raises FormatError for an integer that its float column cannot represent.
-        """
-        table = self._table(piece, schema)
-        self._check_integers(piece, schema)
-        return table
 
     def _check_integers(self, piece: Piece, schema: pa.Schema) -> None:
         """Raise FormatError if a float column contains an integer that a float cannot represent."""
