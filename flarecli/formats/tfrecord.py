@@ -491,12 +491,8 @@ def _parse(data: memoryview) -> dict[str, _Feature]:
     """Parse an Example. Raises ValueError for invalid data."""
     raw = bytes(data)
     out: dict[str, _Feature] = {}
-    for field, start, stop in _fields(raw, 0, len(raw)):
-        if field != 1:
-            continue
-        for number, first, last in _fields(raw, start, stop):
-            if number != 1:
-                continue
+    for start, stop in _items(raw, 0, len(raw)):
+        for first, last in _items(raw, start, stop):
             name, feature = "", _Feature(0, [])
             for part, low, high in _fields(raw, first, last):
                 if part == 1:
@@ -515,18 +511,23 @@ def _parse_feature(raw: bytes, start: int, stop: int) -> _Feature:
         if kind != field:
             kind, values = field, []  # if a feature has several value types, the last is used
         if field == _BYTES:
-            values += [raw[low:high] for part, low, high in _fields(raw, first, last) if part == 1]
+            values += [raw[low:high] for low, high in _items(raw, first, last)]
         elif field == _FLOATS:
-            for _, low, high in _fields(raw, first, last, 5):
+            for low, high in _items(raw, first, last, 5):
                 if (high - low) % 4:
                     raise ValueError(f"float list is {high - low} bytes, not a multiple of 4")
                 values += [raw[at : at + 4] for at in range(low, high, 4)]
         else:
-            for _, low, high in _fields(raw, first, last, 0):
+            for low, high in _items(raw, first, last, 0):
                 while low < high:
                     number, low = _varint(raw, low, high)
                     values.append(number.to_bytes(8, "little"))
     return _Feature(kind, values)
+
+
+def _items(raw: bytes, at: int, end: int, plain: int = 2) -> Iterator[tuple[int, int]]:
+    """Yield (start, stop) of each field 1 of a message; see `_fields`."""
+    return ((start, stop) for number, start, stop in _fields(raw, at, end, plain) if number == 1)
 
 
 def _fields(raw: bytes, at: int, end: int, plain: int = 2) -> Iterator[tuple[int, int, int]]:

@@ -188,6 +188,13 @@ def test_a_feature_of_another_kind_is_reported_with_row_and_column():
     assert (caught.value.row, caught.value.column) == (0, "a")
 
 
+def test_unknown_fields_in_a_list_are_ignored():
+    numbers = b"\x08\x07" + b"\x10\x09"  # field 1 is 7; field 2, which Int64List lacks, is 9
+    entry = b"\x0a\x01n" + b"\x12\x06" + b"\x1a\x04" + numbers
+    shard = shard_of(framed(b"\x0a\x0d" + b"\x0a\x0b" + entry))
+    assert tfrecord.read_batch(shard, 0, 1).to_pylist() == [{"n": 7}]
+
+
 def test_other_compressions_than_gzip_are_refused():
     with pytest.raises(UsageError, match="^TensorFlow cannot read TFRecord files"):
         tfrecord.write_shard(Location(MemoryStore(), ""), 0, (), [], Settings("zstd"))
