@@ -422,10 +422,9 @@ class CachedStore(Store):
     def _check_version(self, path: str, known: tuple[str, int]) -> None:
         """Raise IntegrityError if the remote store has read another version of the object.
 
-        known  version and size that were known before the read
-
-
         The remote store may drop the pinned version of an object and read a newer version.
+
+        known  version and size that were known before the read
         """
         if self.store.version(path) != known:
             raise changed(self.show(path))

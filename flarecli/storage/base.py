@@ -47,6 +47,7 @@ __all__ = [
     "cut",
     "file_address_error",
     "object_size_error",
+    "prefetched",
     "read_each",
     "resolve",
     "short_message",
@@ -60,6 +61,8 @@ Buffer: TypeAlias = "bytes | bytearray | memoryview"
 SHORT_HINT = "The file was cut short; fetch or pack it again."
 ALLOW_LOCAL_HINT = "Pass --allow-local if you trust this dataset."
 S = TypeVar("S", bound="Store")
+A = TypeVar("A")
+AnyBuffer = TypeVar("AnyBuffer", bound=Buffer)
 MAX_DEPTH = 100  # maximum depth of nested folders in a listing
 MAX_LISTED = 1 << 20  # maximum number of files to compare with a pattern
 BUCKET_SCHEMES = ("s3", "gs", "az")
@@ -250,15 +253,7 @@ class Store(ABC):
 
     def read_each(self, paths: Sequence[str]) -> Iterator[Buffer]:
         """Yield the content of each file in order, with read-ahead. Raises the first error."""
-        limits = self.guard.limits
-        return ordered_map(
-            self.read,
-            paths,
-            workers=limits.jobs,
-            max_items=MAX_READ_AHEAD,
-            max_bytes=limits.ahead_bytes,
-            weigh_result=len,
-        )
+        return prefetched(self.read, paths, self.guard.limits)
 
     def views(self, path: str, start: int, stop: int) -> Sequence[Buffer]:
         """Read a range and return its parts in order, without a copy where possible.
@@ -634,10 +629,16 @@ def read_each(locations: Sequence[Location]) -> Iterator[Buffer]:
     store = locations[0].store
     if all(at.store is store or at.store == store for at in locations):
         return store.read_each([at.path for at in locations])
-    limits = store.guard.limits
+    return prefetched(Location.read, locations, store.guard.limits)
+
+
+def prefetched(
+    read: Callable[[A], AnyBuffer], items: Iterable[A], limits: Limits
+) -> Iterator[AnyBuffer]:
+    """Call `read` for each item in parallel, within the limits, and yield the results in order."""
     return ordered_map(
-        Location.read,
-        locations,
+        read,
+        items,
         workers=limits.jobs,
         max_items=MAX_READ_AHEAD,
         max_bytes=limits.ahead_bytes,

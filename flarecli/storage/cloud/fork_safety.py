@@ -68,9 +68,21 @@ def _imported() -> ModuleType:
 
 
 def _copied(module: ModuleType) -> ModuleType:
-    """Load a copy of the compiled module. Raises ReachError if the copy cannot be loaded."""
+    """Load a copy of the compiled module from a copied file.
+
+    The dynamic linker treats the copy as a different library. Raises ReachError if the copy cannot
+    be loaded.
+    """
     try:
-        return _loaded_copy(module)
+        with tempfile.NamedTemporaryFile(prefix="flare-obstore-", suffix=".so") as file:
+            with open(str(module.__file__), "rb") as original:
+                shutil.copyfileobj(original, file, 1 << 20)
+            file.flush()
+            loader = importlib.machinery.ExtensionFileLoader("obstore._obstore", file.name)
+            spec = importlib.machinery.ModuleSpec("obstore._obstore", loader, origin=file.name)
+            copy = importlib.util.module_from_spec(spec)
+            loader.exec_module(copy)
+            return copy
     except (OSError, ImportError) as error:  # the disk is full, or the folder is mounted noexec
         if isinstance(error, OSError) and error.errno:
             reason = os.strerror(error.errno).lower()
@@ -81,28 +93,6 @@ def _copied(module: ModuleType) -> ModuleType:
             where=tempfile.gettempdir(),
             hint="Set TMPDIR to a folder that allows executable files, or start processes with spawn.",
         ) from None
-
-
-def _loaded_copy(module: ModuleType) -> ModuleType:
-    """Load the library from a copied file.
-
-    The dynamic linker treats the copy as a different library.
-    """
-    source = str(module.__file__)
-    with tempfile.NamedTemporaryFile(prefix="flare-obstore-", suffix=".so") as file:
-        with open(source, "rb") as original:
-            shutil.copyfileobj(original, file, 1 << 20)
-        file.flush()
-        loader = importlib.machinery.ExtensionFileLoader("obstore._obstore", file.name)
-        spec = importlib.util.spec_from_file_location("obstore._obstore", file.name, loader=loader)
-        if spec is None:
-            raise MissingLibraryError(
-                "the library obstore cannot be loaded again after a fork",
-                hint="Start processes with spawn.",
-            )
-        copy = importlib.util.module_from_spec(spec)
-        loader.exec_module(copy)
-    return copy
 
 
 def _forked() -> None:

@@ -25,7 +25,6 @@ from flarecli.hashes import Sums
 from flarecli.prefetch import ordered_map, result_interruptibly, run_interruptibly, submit
 from flarecli.redact import redact
 from flarecli.storage.base import (
-    MAX_READ_AHEAD,
     REQUEST_BYTES,
     Buffer,
     Entry,
@@ -33,6 +32,7 @@ from flarecli.storage.base import (
     Location,
     Store,
     Written,
+    prefetched,
     resolve,
     short_read,
 )
@@ -307,15 +307,12 @@ class ObjectStore(Store):
 
     def read_each(self, paths: Sequence[str]) -> Iterator[memoryview]:
         """Yield the content of each object in order, without a copy."""
-        limits, whole = self.guard.limits, (0, None)
-        return ordered_map(
-            lambda path: self._pins.read(path, lambda pin: self._get(path, pin, whole)),
-            paths,
-            workers=limits.jobs,
-            max_items=MAX_READ_AHEAD,
-            max_bytes=limits.ahead_bytes,
-            weigh_result=len,
-        )
+        whole = 0, None
+
+        def read(path: str) -> memoryview:
+            return self._pins.read(path, lambda pin: self._get(path, pin, whole))
+
+        return prefetched(read, paths, self.guard.limits)
 
     def read_pieces(self, path: str, pieces: Sequence[tuple[int, int]]) -> Sequence[Buffer]:
         if not pieces:
