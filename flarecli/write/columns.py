@@ -299,11 +299,9 @@ class ColumnConverter:
         allows_nulls: bool = False,
         schema: pa.Schema | None = None,
     ) -> None:
-        self._columns, self._key, self._allows_nulls = columns, key, allows_nulls
+        self._key, self._allows_nulls = key, allows_nulls
         self._encodings = [encodings.lookup(column.encoding) for column in columns]
         self._schema = schema or pa.schema([encodings.field(column) for column in columns])
-        # (schema, encodings) of the previous batch; most batches have the same schema
-        self._source: tuple[pa.Schema, list[encodings.Encoding | None]] | None = None
 
     def convert(
         self, batch: pa.RecordBatch, rows: IntArray
@@ -335,9 +333,8 @@ class ColumnConverter:
         raises  UsageError for a column whose Arrow type the encoding cannot store
         """
         arrays, reasons = [], self._unnamed(batch)
-        for field, encoding, source in zip(
-            self._schema, self._encodings, self._encodings_of(batch.schema), strict=True
-        ):
+        for field, encoding in zip(self._schema, self._encodings, strict=True):
+            source = encodings.source_of(batch.schema.field(field.name))
             array, failures = batch.column(field.name), list[tuple[int, str]]()
             is_encoded = encodings.encoding_of(field) is not None
             is_restored = not is_encoded and (
@@ -364,26 +361,15 @@ class ColumnConverter:
                 reasons.setdefault(at, (field.name, reason))
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema), reasons
 
-    def _encodings_of(self, schema: pa.Schema) -> list[encodings.Encoding | None]:
-        """Return the encodings that the metadata of a batch lists for its columns."""
-        if self._source is None or not self._source[0].equals(schema, check_metadata=True):
-            source = [encodings.source_of(schema.field(column.name)) for column in self._columns]
-            self._source = schema, source
-        return self._source[1]
-
     def _unnamed(self, batch: pa.RecordBatch) -> dict[int, tuple[str, str]]:
         """Return the rows with a null, empty or NaN key: row in the batch -> (column, reason)."""
-        wrong = (
-            ()
-            if self._key is None
-            else np.flatnonzero(is_empty_key(batch.column(self._key))).tolist()
-        )
-        if not wrong:
+        if self._key is None:
             return {}
         keys = batch.column(self._key)
         invalid = _NAN if pa.types.is_floating(encodings.value_type(keys.type)) else _EMPTY
         return {
-            at: (self._key or "", "is null" if not keys[at].is_valid else invalid) for at in wrong
+            at: (self._key, invalid if keys[at].is_valid else "is null")
+            for at in np.flatnonzero(is_empty_key(keys)).tolist()
         }
 
 

@@ -264,11 +264,16 @@ def pins(at: Location) -> dict[str, Version]:
 
 def numbers(at: Location) -> list[int]:
     """Return the numbers of all versions of a dataset, ascending; empty before the first change."""
+    found = map(version_number, _names(at))
+    return sorted(number for number in found if number is not None)
+
+
+def _names(at: Location) -> Sequence[str]:
+    """Return the names of the files and folders in a folder; empty if the folder is missing."""
     try:
-        names = at.names()
+        return at.names()
     except MissingError:
-        return []
-    return sorted(number for number in map(version_number, names) if number is not None)
+        return ()
 
 
 def read_version(at: Location, number: int) -> Version:
@@ -304,7 +309,7 @@ def newest(at: Location) -> Version:
                 hint="Name the folder that contains playlist.yaml.",
             ) from None
         refuse_unfinished(at)
-        if not _has_entries(at):
+        if not _names(at):
             raise UsageError(
                 "no dataset in this folder",
                 where=at,
@@ -323,13 +328,6 @@ def _is_file(at: Location) -> bool:
     except FlareError:
         return False
     return True
-
-
-def _has_entries(at: Location) -> bool:
-    try:
-        return bool(at.names())
-    except MissingError:
-        return False
 
 
 def open_for_change(out: str, guard: Guard, dry_run: bool = False) -> tuple[Location, Version]:

@@ -20,7 +20,7 @@ from flarecli import __version__, compress, encodings, formats, playlists
 from flarecli import hashes as sums
 from flarecli.arguments import Address, checked, shown
 from flarecli.errors import FlareError, UnsafeError, UsageError, ValueFitError
-from flarecli.model import Chunk, Column, Columns, File, IntArray, Playlist, Settings, Stream
+from flarecli.model import Chunk, Columns, File, IntArray, Playlist, Settings, Stream
 from flarecli.names import escape
 from flarecli.prefetch import OrderedQueue
 from flarecli.progress import Progress, counted
@@ -712,14 +712,11 @@ class Writer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if kind is None:
-            try:
+        try:
+            if kind is None:
                 self.close()
-            except BaseException:
-                self.abandon()
-                raise
-        else:
-            self.abandon()
+        finally:
+            self.abandon()  # does nothing after a successful `close`
 
 
 class _QueuedShard(NamedTuple):
@@ -897,16 +894,10 @@ def _column_pairs(columns: Mapping[str, str] | Columns) -> list[tuple[str, str]]
         pairs = (
             [*columns.items()]
             if isinstance(columns, Mapping)
-            else [(one.name, one.encoding) for one in columns if _is_column(one)]
+            else [(one.name, one.encoding) for one in columns]
         )
-    except TypeError:
+    except (AttributeError, TypeError):
         raise UsageError(_COLUMNS_ERROR, hint=_COLUMNS_HINT) from None
     if not all(isinstance(text, str) for pair in pairs for text in pair):
         raise UsageError(_COLUMNS_ERROR, hint=_COLUMNS_HINT)
     return pairs
-
-
-def _is_column(one: object) -> bool:
-    if not isinstance(one, Column):
-        raise TypeError
-    return True
