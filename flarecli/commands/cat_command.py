@@ -49,10 +49,9 @@ def cat(options: CatOptions) -> Iterator[pa.RecordBatch]:
     limit = min((one for one in (options.limit, options.head) if one is not None), default=None)
     exact = (options.exact or options.stored) and where is None
     option = "--raw" if options.stored else "--columns"  # named in messages
-    table = options.table_headers()
     guard = options.guard(sources)
     opened = open_streams(sources, options.input, options.stdin)
-    tar = single_tar(sources, opened, table)
+    tar = single_tar(sources, opened, options)
     if tar is not None:
         selected = (options.rows, options.sample, options.shuffle, options.rank)
         if any(one is not None for one in selected):
@@ -65,6 +64,7 @@ def cat(options: CatOptions) -> Iterator[pa.RecordBatch]:
         batches = small_batches(batches, guard.limits.max_bytes, str(tar))
         return _limited(schema, batches, limit, tail)
     columns = None if options.columns is None else name_list(options.columns)
+    table = options.table_headers()
     playlists = resolve(sources, format=format, guard=guard, table=table, opened=opened)
     note_sources(playlists, progress)
     parts = select_streams(playlists, options.streams)

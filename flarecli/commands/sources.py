@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING
 
 from flarecli import encodings
 from flarecli.errors import FormatError, UsageError, ValueFitError
-from flarecli.formats import INPUTS, STREAMED, facts, find
+from flarecli.formats import INPUTS, STREAMED, TableOptions, facts, find
 from flarecli.hashes import DEFAULT, Sums
 from flarecli.lazy import pa
 from flarecli.model import Playlist, total
@@ -45,22 +45,19 @@ def open_streams(
 
 
 def single_tar(
-    sources: Sequence[str], opened: Mapping[str, Spool], table: Mapping[str, object]
+    sources: Sequence[str], opened: Mapping[str, Spool], options: TableOptions
 ) -> Spool | None:
     """Return the input stream if it is the only source and contains a tar, and None otherwise.
 
-    table   headers for tables, which contain the value of --input
-    raises  FormatError for an input stream of an unknown kind
+    raises  FormatError for an input stream of an unknown kind; UsageError for an invalid --csv
     """
     if len(sources) != 1 or sources[0] not in opened:
         return None
     from flarecli.ingest import Dialect, sniff
 
-    spool, kind = opened[sources[0]], table.get("input")
-    settings = table.get("csv", ())
-    if kind is None:
-        kind = sniff(spool, Dialect.parse(settings if isinstance(settings, list) else ()))
-    return spool if INPUTS.get(str(kind)) == STREAMED else None
+    spool, dialect = opened[sources[0]], Dialect.parse(options.csv)
+    kind = options.input or sniff(spool, dialect)
+    return spool if INPUTS.get(kind) == STREAMED else None
 
 
 def samples(

@@ -509,7 +509,10 @@ def selected(
     options, source = plan.options, plan.source
     names = _needed_columns(plan, keys_only)
     place = None if plan.is_run else PLACE
-    unused = [] if options.where is not None else _unused_columns(plan)
+    unused: list[str] = []  # columns whose values are used only after `--max-object` was checked
+    if options.where is None:
+        used = {plan.key, *(link.source for link in plan.links)}
+        unused = [name for name in source.schema.names if name not in used]
     batches = source.batches(
         RowRequest(names, options.where, plan.start, plan.stop, place, checksum, unused)
     )
@@ -539,12 +542,6 @@ def selected(
     for batch in without_rows(batches, skip):
         renamed = [plan.renamed(name) for name in batch.schema.names]
         yield batch if renamed == batch.schema.names else batch.rename_columns(renamed)
-
-
-def _unused_columns(plan: Plan) -> list[str]:
-    """Return the source columns whose values are used only after `--max-object` was checked."""
-    used = {plan.key, *(link.source for link in plan.links)}
-    return [name for name in plan.source.schema.names if name not in used]
 
 
 def _needed_columns(plan: Plan, keys_only: bool) -> list[str] | None:

@@ -505,8 +505,7 @@ def finished_before(target: Target, record: Mapping[str, Any], format: str) -> P
             hint="Use --overwrite to replace the dataset, or name another folder.",
         )
     rows = int(stream.rows.sum()) if stream.rows is not None else 0
-    size = int(stream.sizes.sum()) if stream.sizes is not None else 0
-    size += sum(file.size or 0 for companions in stream.parts for file in companions)
+    size = int(stream.stored.sum()) if stream.stored is not None else 0
     failed = count_failed(target.at / FAILED) if FAILED in stream.files else Counter[str]()
     return Packed(
         target.playlist,
@@ -575,7 +574,7 @@ def dry_run(plan: Plan, part_rows: int | None = None) -> Packed:
     if ends:
         raise failed_row(plan, totals.failures[0])
     return Packed(
-        f"{task.out.rstrip('/')}/{playlists.PLAYLIST}",
+        task.playlist,
         task.options.format,
         totals.rows,
         totals.shards,

@@ -111,7 +111,7 @@ def open_source(
         format = options.source_format(options.format)
     rows, where = options.rows, options.where
     spools = open_streams(sources, kind)
-    tar = single_tar(sources, spools, options.table_headers())
+    tar = single_tar(sources, spools, options)
     if tar is not None:
         return _open_tar(tar, format, options, guard)
     addresses = [
