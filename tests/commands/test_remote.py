@@ -10,7 +10,8 @@ import threading
 import pytest
 
 from flarecli import commands
-from flarecli.errors import MissingError, UsageError
+from flarecli.errors import MissingError, ReachError, UsageError
+from flarecli.write import Writer
 from tests.servers import stop_server
 
 
@@ -193,3 +194,15 @@ def test_links_are_downloaded_and_failures_listed(served, tmp_path):
     assert (tmp_path / "f" / "k12.png").read_bytes().endswith(bytes([12]) * 50)
     (line,) = (tmp_path / "f" / "failed.jsonl").read_text().splitlines()
     assert json.loads(line)["key"] == "k7"
+
+
+def test_a_value_above_the_limit_is_not_requested_from_a_companion_file(served):
+    url, folder, requests = served
+    with Writer(str(folder / "bags"), format="granular", columns={"data": "bytes"}) as writer:
+        writer.write({"data": b"small"})
+        writer.write({"data": bytes(100_000)})
+    message = "column 'data': a value of 100000 bytes, larger than the limit of 1000 bytes"
+    with pytest.raises(ReachError, match=message):
+        list(commands.cat(f"{url}/bags/playlist.yaml", max_object=1000))
+    read = [size for name, _, size in requests if name.endswith(".bag")]
+    assert sum(read) == len(b"small")
