@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RowReader", "ValueLimit", "small_batches"]
 
-_BLOCK_STEPS = 1 << 13  # steps mapped per block
+_BLOCK_STEPS = 1 << 16  # steps mapped per block
 _TAKE_ROWS, _TAKE_BYTES = 64, 16 << 20  # maximum rows and bytes per `take`
 _MIN_RUN_ROWS = 16  # scans are faster if the average run has at least this length
 
