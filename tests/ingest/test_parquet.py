@@ -173,6 +173,16 @@ def test_a_large_dictionary_value_in_every_row_leads_to_small_batches():
     assert max(batch.num_rows for batch in opened(data).batches(None)) <= 168
 
 
+def test_nested_dictionaries_of_several_row_groups_are_read():
+    tags = pa.array([["a", "b"], [], None, ["a"]] * 10, pa.list_(pa.string()))
+    coded = pa.ListArray.from_arrays(
+        tags.offsets, tags.values.dictionary_encode(), mask=tags.is_null()
+    )
+    table = pa.table({"n": range(40), "tags": coded})
+    rows = rows_of(opened(stored(table, row_group_size=7)))
+    assert rows == [{"n": n, "tags": value} for n, value in enumerate(tags.to_pylist())]
+
+
 def test_the_number_of_times_a_footer_is_read_does_not_depend_on_the_number_of_row_groups():
     def footer_reads(row_groups: int) -> int:
         texts = [f"{n:0500}" for n in range(20 * row_groups)]  # each dictionary exceeds 8 kB

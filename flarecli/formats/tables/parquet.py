@@ -363,8 +363,15 @@ class Parquet(Part):
     ) -> Iterator[pa.RecordBatch]:
         """Yield batches of bounded size.
 
-        Adjacent row groups with the same number of rows per batch are read together.
+        Adjacent row groups with the same number of rows per batch are read together. Arrow cannot
+        join the nested dictionaries of several row groups, so these row groups are read separately.
         """
+        kinds = [reader.schema_arrow.field(name).type for name in names]
+        has_nested = any(pa.types.is_nested(kind) and kind != plain(kind) for kind in kinds)
+        if len(groups) > 1 and has_nested:
+            for number in groups:
+                yield from self._read(reader, names, range(number, number + 1))
+            return
         safe = {number: self._safe_rows(reader, names, number) for number in groups}
         batch_rows = _batch_rows(reader, names, groups, min(safe.values(), default=_ROWS))
         for rows, run in itertools.groupby(groups, lambda number: min(batch_rows, safe[number])):
