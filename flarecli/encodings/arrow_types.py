@@ -95,7 +95,7 @@ _TIMEDELTA = re.compile(
     r"(?:(-?\d{1,9}) days?,? ?)?\+?(\d{1,2}):(\d\d):(\d\d)(?:\.(\d{1,9}))?", re.ASCII
 )
 Convert: TypeAlias = Callable[[Any], Any]
-_NANOSECONDS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
+NANOSECONDS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 
 
 # -- playlist headers of types
@@ -507,7 +507,7 @@ def _python_value(kind: pa.DataType) -> Convert | None:
     if pa.types.is_time(kind):
         return time.fromisoformat
     if pa.types.is_duration(kind):
-        nanoseconds = _NANOSECONDS[kind.unit]
+        nanoseconds = NANOSECONDS[kind.unit]
         return lambda text: duration_nanoseconds(text) // nanoseconds
     return None
 

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from flarecli.encodings.names import BINARY, TEXT
 from flarecli.errors import ValueFitError
-from flarecli.model import ByteArray, IntArray
+from flarecli.model import ByteArray
 
 __all__ = [
     "MAX_JSON_TEXT_BYTES",
@@ -64,8 +64,6 @@ def _json_widths() -> ByteArray:
 
 
 _JSON_WIDTHS = _json_widths()
-
-Failures = list[tuple[int, str]]
 
 
 @cache
@@ -244,15 +242,10 @@ MAX_VARINT_BYTES = 16  # the maximum size that Granular's reader accepts
 _VARINT_LIMITS = np.array([(1 << 8 * k - 1) - 1 for k in range(1, 8)], np.int64)
 
 
-def varint_widths(values: IntArray) -> IntArray:
-    """Return the size in bytes of each integer as a varint: int64 [n] -> int64 [n]."""
-    return np.searchsorted(_VARINT_LIMITS, values ^ (values >> 63)).astype(np.int64) + 1
-
-
 def varint_bytes(array: pa.Array) -> pa.Array:
     """Convert an int64 array [n] without nulls to varints: large_binary [n]."""
     values = array.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
-    sizes = varint_widths(values)
+    sizes = np.searchsorted(_VARINT_LIMITS, values ^ (values >> 63)).astype(np.int64) + 1
     ends = np.zeros(len(values) + 1, np.int64)
     np.cumsum(sizes, out=ends[1:])
     kept = np.arange(8) < sizes[:, None]

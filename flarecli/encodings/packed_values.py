@@ -16,7 +16,13 @@ import numpy as np
 import pyarrow as pa
 
 from flarecli.bisect import failing_values
-from flarecli.encodings.arrow_types import Convert, duration_nanoseconds, nested_converter, restore
+from flarecli.encodings.arrow_types import (
+    NANOSECONDS,
+    Convert,
+    duration_nanoseconds,
+    nested_converter,
+    restore,
+)
 from flarecli.encodings.columns import value_type
 from flarecli.encodings.names import TEXT, Encoding, lookup
 from flarecli.errors import ValueFitError
@@ -110,13 +116,11 @@ def _duration(kind: pa.DataType, is_nested: bool) -> Convert:
     is_nested  True: the duration is in a document, in the form of `str(timedelta)`; False: the text
                is an integer in the unit of `kind`
     """
-    nanoseconds = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}[kind.unit]
+    unit = NANOSECONDS[kind.unit]
+    read = duration_nanoseconds if is_nested else lambda text: int(text) * unit
     if kind.unit == "ns":
-        read = duration_nanoseconds if is_nested else int
         return lambda text: python_values(pa.array([read(text)], kind))[0]
-    if is_nested:
-        return lambda text: timedelta(microseconds=duration_nanoseconds(text) // 1000)
-    return lambda text: timedelta(microseconds=int(text) * nanoseconds // 1000)
+    return lambda text: timedelta(microseconds=read(text) // 1000)
 
 
 def _tensor(kind: pa.FixedShapeTensorType) -> Convert:

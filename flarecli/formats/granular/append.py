@@ -18,11 +18,12 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from flarecli.errors import IntegrityError, UsageError
+from flarecli.formats import byte_ranges
 from flarecli.formats.granular import bags
 from flarecli.formats.granular import spec as granular_spec
 from flarecli.formats.granular.spec import REFS, SPEC, columns_of, companions, shard_folder
 from flarecli.formats.registry import find
-from flarecli.lazy import pa
+from flarecli.lazy import pa, pc
 from flarecli.model import Column, Columns, IntArray
 from flarecli.storage import Location
 
@@ -209,20 +210,15 @@ class _Shard:
         same = min(len(known) - 1, batch.num_rows)
         (array,), _ = bags.records(one, [batch])
         if same:
-            stored = (self._at / f"{one.name}.bag").read(int(known[0]), int(known[same]))
-            for i in range(same):
-                if array[i].as_buffer() != pa.py_buffer(
-                    stored[int(known[i] - known[0]) : int(known[i + 1] - known[0])]
-                ):
-                    where, hint = (
-                        f"{self._at / one.name}.bag[{self.rows + i}]",
-                        "Append the same rows again, or pass replay=False to discard the record.",
-                    )
-                    raise IntegrityError(
-                        "the stored record of an incomplete row differs from the new record",
-                        where=where,
-                        hint=hint,
-                    )
+            data = (self._at / f"{one.name}.bag").read(int(known[0]), int(known[same]))
+            stored = byte_ranges.rows_by_offsets(data, known[: same + 1] - known[0])
+            differing = pc.index(pc.equal(array.slice(0, same), stored), False).as_py()
+            if differing >= 0:
+                raise IntegrityError(
+                    "the stored record of an incomplete row differs from the new record",
+                    where=f"{self._at / one.name}.bag[{self.rows + differing}]",
+                    hint="Append the same rows again, or pass replay=False to discard the record.",
+                )
         parts, ends = bags.body([array.slice(same)])
         return parts, ends + int(known[-1])
 

@@ -482,17 +482,17 @@ def _pieces(columns: Columns, batch: pa.RecordBatch) -> list[pa.Array]:
             if column.size is None
             else _fixed(array, column)
         )
-    run: list[ByteArray] = [
-        _lengths([field for field in fields if isinstance(field, pa.Array)], batch.num_rows)
-    ]
+    head = _lengths([field for field in fields if isinstance(field, pa.Array)], batch.num_rows)
     pieces: list[pa.Array] = []
-    for field in fields:
-        if isinstance(field, pa.Array):
-            pieces += [*_joined(run), field]
-            run = []
-        else:
-            run.append(field)
-    return [*pieces, *_joined(run)]
+    for is_fixed, group in itertools.groupby([head, *fields], _is_fixed):
+        run = list(group)
+        pieces += [_joined(run)] if is_fixed else run
+    return pieces
+
+
+def _is_fixed(field: ByteArray | pa.Array) -> bool:
+    """Return whether a field has a fixed size: uint8 [rows, size], not an Arrow array."""
+    return isinstance(field, np.ndarray)
 
 
 def _fixed(array: pa.Array, column: Column) -> ByteArray:
@@ -521,13 +521,8 @@ def _lengths(fields: Sequence[pa.Array], rows: int) -> ByteArray:
     return words.view(np.uint8)
 
 
-def _joined(run: Sequence[ByteArray]) -> list[pa.Array]:
-    """Join columns of fixed size into one large_binary array.
-
-    return  a list that contains the array; empty if `run` is empty
-    """
-    if not run:
-        return []
+def _joined(run: Sequence[ByteArray]) -> pa.Array:
+    """Join columns of fixed size into one large_binary array."""
     data = np.concatenate(run, axis=1)
     offsets = np.arange(len(data) + 1, dtype=np.int64) * data.shape[1]
-    return [byte_ranges.rows_by_offsets(data, offsets)]
+    return byte_ranges.rows_by_offsets(data, offsets)
