@@ -216,7 +216,7 @@ class Index:
 
         The result is None unless all files are local parquet files. For other files, use `sum`.
         """
-        parts = [part for part in self.parts if isinstance(part, Parquet) and part.is_local]
+        parts = [part for part in self.parts if isinstance(part, Parquet) and part.at.is_local]
         if len(parts) < len(self.parts):
             return None
         sums = Sums([DEFAULT])

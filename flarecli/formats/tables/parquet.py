@@ -42,7 +42,6 @@ from flarecli.formats.tables.parquet_pages import (
 from flarecli.formats.tables.schema_merge import convert, plain
 from flarecli.sql import Bound
 from flarecli.storage import Location
-from flarecli.storage.local import LocalStore
 
 __all__ = ["Parquet"]
 
@@ -99,11 +98,6 @@ class Parquet(Part):
                 "schemas; write the file again.",
             )
 
-    @property
-    def is_local(self) -> bool:
-        """Whether the file is on a local disk."""
-        return isinstance(self.at.store, LocalStore)
-
     def footer(self) -> bytes:
         """Return the bytes of the footer."""
         size = self.at.size()
@@ -114,7 +108,7 @@ class Parquet(Part):
         """Return the parsed footer: row groups and column statistics."""
         file = LocationFile(self.at)
         with _parquet_errors(self.at, file):
-            if self.is_local:
+            if self.at.is_local:
                 return _open(file).metadata
             return pq.read_metadata(pa.BufferReader(_MAGIC + self._tail))
 
@@ -187,7 +181,7 @@ class Parquet(Part):
         file = LocationFile(self.at)
         with _parquet_errors(self.at, file):
             # the footer of a remote file is read only once, because the file's version is pinned
-            reader = _open(file, metadata=None if self.is_local else self.metadata())
+            reader = _open(file, metadata=None if self.at.is_local else self.metadata())
         same_schema = reader.schema_arrow.equals(self._footer_schema)
         if not same_schema or groups > reader.metadata.num_row_groups:
             raise FormatError(
@@ -391,7 +385,7 @@ class Parquet(Part):
         """
         size, rows, selected = 0, _ROWS, set(names)
         stored = self.at.size()
-        chunks = self._chunks if self.is_local or stored <= MAX_REMOTE_PAGES else []
+        chunks = self._chunks if self.at.is_local or stored <= MAX_REMOTE_PAGES else []
         if number >= len(chunks):
             check_decoded(reader.metadata.row_group(number).total_byte_size, stored, self.at)
             return rows
