@@ -31,7 +31,10 @@ _BATCH_BYTES = 4 << 20
 GROUP_ROWS = 64  # rows per call that reads small files
 SMALL_BYTES = 2 << 20  # maximum number of bytes that such a call reads
 MAX_CALLS = 32  # maximum number of calls of each kind whose results were not used yet
-MAX_READERS = 8
+MAX_READERS = 8  # more threads are not faster
+# Number of bytes that a byte of a local file counts as. Local files need little read-ahead, and
+# memory that is soon used again causes no page faults.
+LOCAL_WEIGHT = 6
 
 
 class Flaw(NamedTuple):
@@ -69,9 +72,11 @@ class _Group(NamedTuple):
     names   file names: of the first row, of the second row, …
     values  contents of these files, or errors; for a file that was not read, its size, or 0 if its
             size is unknown
+    is_remote  whether one of the files may be remote
     """
 
     batch: pa.RecordBatch
+    is_remote: bool
     first: int
     names: Sequence[str | None]
     values: Sequence[_Value | int]
@@ -79,7 +84,9 @@ class _Group(NamedTuple):
     def part(self, start: int, stop: int, width: int) -> _Group:
         """Return some rows of the group; `width` is the number of file names per row."""
         names = slice(start * width, stop * width)
-        return _Group(self.batch, self.first + start, self.names[names], self.values[names])
+        return self._replace(
+            first=self.first + start, names=self.names[names], values=self.values[names]
+        )
 
 
 def contents(
@@ -102,10 +109,7 @@ def contents(
                 could not be read, whose values are null
     """
     limits = limits or Limits()
-    may_be_remote = is_remote or has_addresses
     small_bytes = limits.ahead_bytes // 4  # memory for the results of first calls
-    # local files need little read-ahead, and memory that is soon used again causes no page faults
-    large_bytes = limits.ahead_bytes - small_bytes if may_be_remote else limits.ahead_bytes // 8
     workers = min(MAX_READERS, limits.jobs)
     read = partial(_read, locate, limits.max_bytes)
     groups = ordered_map(
@@ -115,15 +119,15 @@ def contents(
         max_items=MAX_CALLS,
         max_bytes=small_bytes,
         weigh=lambda _: SMALL_BYTES,
-        weigh_result=_group_size,
+        weigh_result=lambda group: sum(map(_size, group.values)),
     )
     complete = ordered_map(
         partial(read, sys.maxsize),
         _pieces(groups, len(columns)),
         workers=workers,
         max_items=MAX_CALLS,
-        max_bytes=large_bytes,
-        weigh=_group_size,
+        max_bytes=limits.ahead_bytes - small_bytes,
+        weigh=_weight,
     )
     with contextlib.closing(groups), contextlib.closing(complete):
         yield from _batches(complete, columns)
@@ -141,7 +145,8 @@ def _groups(
             has_remote = is_remote or (
                 has_addresses and any("://" in name for name in names if name is not None)
             )
-            whole = _Group(part, 0, names, [None if name is None else 0 for name in names])
+            values = [None if name is None else 0 for name in names]
+            whole = _Group(part, has_remote, 0, names, values)
             step = 1 if has_remote else GROUP_ROWS
             for first in range(0, part.num_rows, step):
                 yield whole.part(first, first + step, len(columns))
@@ -159,9 +164,10 @@ def _pieces(groups: Iterable[_Group], width: int) -> Iterator[_Group]:
                 start, size = row + 1, 0
 
 
-def _group_size(group: _Group) -> int:
-    """Return the size of the files of a group, read or not, in bytes."""
-    return sum(value if isinstance(value, int) else _size(value) for value in group.values)
+def _weight(group: _Group) -> int:
+    """Return the size of the files of a group, read or not, multiplied by LOCAL_WEIGHT if local."""
+    size = sum(value if isinstance(value, int) else _size(value) for value in group.values)
+    return size if group.is_remote else size * LOCAL_WEIGHT
 
 
 def _size(value: _Value | int) -> int:
