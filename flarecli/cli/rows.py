@@ -124,6 +124,9 @@ def _parts(batch: pa.RecordBatch, style: ValueStyle) -> Iterator[pa.RecordBatch]
 
     raises  ValueFitError for a value that is too large
     """
+    if not batch.num_rows:
+        yield batch  # CSV without rows has a header
+        return
     sizes = np.zeros(batch.num_rows)
     for field, array in zip(batch.schema, batch.columns, strict=True):
         lengths = encodings.value_sizes(array)

@@ -25,6 +25,7 @@ from flarecli.errors import UsageError
 from flarecli.progress import Progress
 from flarecli.read import Dataset, resolve, select_streams
 from flarecli.redact import redact
+from flarecli.sql import is_statement
 
 __all__ = ["cat"]
 
@@ -70,7 +71,7 @@ def cat(options: CatOptions) -> Iterator[pa.RecordBatch]:
     parts = select_streams(playlists, options.streams)
     data = Dataset(parts, playlists)
     exact = exact and (options.stored or not data.types)
-    if columns is not None and where is None:
+    if columns is not None and (where is None or not is_statement(where)):
         check_names(data.schema.names, columns, option)
     order = select_rows(
         len(data),

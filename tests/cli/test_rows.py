@@ -218,6 +218,12 @@ def test_control_characters_are_escaped_in_every_form_on_a_terminal(flare):
     assert "[red]" in outputs[3]
 
 
+@pytest.mark.parametrize(("form", "header"), [("csv", "a,b"), ("tsv", "a\tb"), ("table", "a\tb")])
+def test_a_result_without_rows_has_a_header(flare, form, header):
+    rows = batch(a=([], TEXT, "str"), b=([], TEXT, "str"))
+    assert flare("cat", "x", "--to", form, cat=cat(rows)).out == f"{header}\n"
+
+
 def test_control_characters_in_csv_are_unchanged_in_a_pipe(flare):
     rows = batch(**{"a\x1b[2J": ([HOSTILE], TEXT, "str")})
     for form, delimiter in SEPARATED:

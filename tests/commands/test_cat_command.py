@@ -185,6 +185,14 @@ def test_invalid_options_are_refused_before_rows_are_read(plain, options, error,
     assert str(caught.value) == message
 
 
+def test_the_hint_for_an_unknown_column_lists_all_columns(plain):
+    names = ", ".join(next(iter(commands.cat(str(plain), limit=1))).schema.names)
+    for where in (None, "id > 1"):
+        with pytest.raises(UsageError) as caught:
+            commands.cat(str(plain), columns=["nope"], where=where)
+        assert caught.value.hint == f"Choose from {names}."
+
+
 def test_a_tar_at_standard_input_is_read_once_and_in_order(tmp_path, monkeypatch):
     with Writer(
         str(tmp_path / "tars"),
