@@ -34,6 +34,7 @@ from typing import NamedTuple, TypeVar
 from flarecli import lifetimes
 from flarecli.cache.entry import (
     NAME,
+    PREFIX_DIGITS,
     Entry,
     OpenCopies,
     mapped_copy,
@@ -68,7 +69,8 @@ __all__ = [
 LAYOUT = "flare-1"
 MANY_COPIES = 512  # listings are avoided above this number of copies
 BATCH_SHARE = 32  # with many copies, limit / BATCH_SHARE bytes are evicted at a time
-_MAX_NAMES = 1 << 10  # for larger folders, a listing takes longer than a request for a version
+_MAX_NAMES = 1 << 12  # for larger folders, a listing takes longer than a request for a version
+_LISTING_S = 0.25  # time for which a process reuses its listing if no other process uses the folder
 _MAX_DAMAGED = 2  # copies that were damaged this many times are not written again
 _MAX_DAMAGED_NAMES = 1 << 12  # maximum number of copies with a damage count
 # Maximum space reserved at a time for small copies: in bytes, and as a fraction of the limit.
@@ -100,7 +102,7 @@ class Folder:
         self._presence = Presence()
         self.open_copies = OpenCopies(self.touch)
         self._threads = threading.Lock()  # allows only one thread to poll the lock file
-        self._turns = Turns()
+        self._turns, self.prefixes = Turns(), KnownPrefixes()
         self._damage_counts: dict[str, int] = {}
 
     # -- the folder and its descriptor
@@ -220,12 +222,8 @@ class Folder:
 
         prefix  see `entry.name_prefix`
         """
-        try:
-            with listing(self.fd) as folder:
-                names = os.listdir(folder)
-        except OSError:
-            return True
-        return len(names) > _MAX_NAMES or any(name.startswith(prefix) for name in names)
+        is_alone = self.is_alone()
+        return self.prefixes.may_have(prefix, self._fd, is_alone)
 
     # -- space
 
@@ -412,7 +410,7 @@ class Folder:
 
         A thread of the parent process may have held a lock at the time of the fork.
         """
-        self._threads, self._turns = threading.Lock(), Turns()
+        self._threads, self._turns, self.prefixes = threading.Lock(), Turns(), KnownPrefixes()
         self.open_copies.forked()
 
     def turn(
@@ -471,6 +469,7 @@ class PartialFile:
         try:
             with self._folder.locked():  # a simultaneous listing could miss the file
                 os.rename(self._name, identity.name, src_dir_fd=folder, dst_dir_fd=folder)
+                self._folder.prefixes.add(identity.name)
         except OSError as error:
             # Issue no warning if another process removed the `.part` file.
             if not isinstance(error, FileNotFoundError):
@@ -501,6 +500,53 @@ class PartialFile:
 def _reason(error: OSError) -> str:
     is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     return "the disk is full" if is_full else os.strerror(error.errno or 0).lower()
+
+
+class KnownPrefixes:
+    """The name prefixes of the copies that are known to be in the folder.
+
+    The known copies are the copies in the last listing, and the copies that this process added
+    later. If another process adds a copy after the listing, this process may fetch the copy again.
+    """
+
+    def __init__(self) -> None:
+        self._known: set[str] | None = None
+        self._listed = 0.0
+        self._changes = 0
+        self._lock = threading.Lock()
+
+    def add(self, name: str) -> None:
+        """Record a new copy without listing the folder again."""
+        with self._lock:
+            self._changes += 1
+            if self._known is not None:
+                self._known.add(name[:PREFIX_DIGITS])
+
+    def may_have(self, prefix: str, folder: int, is_alone: bool) -> bool:
+        """Return whether the folder may contain a copy whose name starts with `prefix`.
+
+        prefix    see `entry.name_prefix`
+        folder    file descriptor of the folder
+        is_alone  whether this is the only process that uses the folder
+        """
+        with self._lock:
+            changes = self._changes
+            is_recent = time.monotonic() - self._listed < _LISTING_S
+            if is_alone and self._known is not None and is_recent:
+                return prefix in self._known
+        listed = time.monotonic()
+        try:
+            with listing(folder) as own:
+                names = os.listdir(own)
+        except OSError:
+            return True
+        if len(names) > _MAX_NAMES:
+            return True
+        known = {name[:PREFIX_DIGITS] for name in names if NAME.fullmatch(name)}
+        with self._lock:
+            if changes == self._changes:  # no copy was added since the listing began
+                self._known, self._listed = known, listed
+            return prefix in known
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from flarecli.cache import Cache, CacheWarning, directory, list_copies
-from flarecli.cache.directory import Folder
+from flarecli.cache.directory import Folder, KnownPrefixes
 from flarecli.cache.entry import entry, name_prefix
 from flarecli.cache.locks import Presence
 from flarecli.errors import IntegrityError
@@ -212,13 +212,52 @@ def test_a_copy_that_this_process_wrote_is_found_immediately(alone):
     assert not alone.may_have(name_prefix(ADDRESS + "x"))
 
 
-def test_a_copy_that_another_process_wrote_is_found(alone):
+def test_copies_of_this_process_need_no_new_listing(alone, monkeypatch):
+    monkeypatch.setattr(directory, "_LISTING_S", 1000.0)
+    listed, listdir = [], os.listdir
+    monkeypatch.setattr(os, "listdir", lambda fd: listed.append(fd) or listdir(fd))
+    for i in range(20):
+        assert not alone.may_have(name_prefix(f"{ADDRESS}{i}"))
+        kept(alone, f"{ADDRESS}{i}")
+    assert all(alone.may_have(name_prefix(f"{ADDRESS}{i}")) for i in range(20))
+    assert len(listed) == 1
+
+
+def test_a_copy_that_another_process_wrote_is_found_after_a_moment(alone, monkeypatch):
+    monkeypatch.setattr(directory, "_LISTING_S", 1000.0)
+    assert not alone.may_have(name_prefix(ADDRESS))
+    kept(Folder(alone._shown, 10**6), ADDRESS)
+    assert not alone.may_have(name_prefix(ADDRESS))
+    monkeypatch.setattr(directory, "_LISTING_S", 0.0)
+    assert alone.may_have(name_prefix(ADDRESS))
+
+
+def test_a_listing_is_not_reused_with_other_processes(alone, monkeypatch):
+    monkeypatch.setattr(directory, "_LISTING_S", 1000.0)
+    monkeypatch.setattr(alone, "is_alone", lambda: False)
     assert not alone.may_have(name_prefix(ADDRESS))
     kept(Folder(alone._shown, 10**6), ADDRESS)
     assert alone.may_have(name_prefix(ADDRESS))
 
 
+def test_a_listing_during_which_a_copy_is_added_is_not_reused(alone, monkeypatch):
+    known, listdir = KnownPrefixes(), os.listdir
+
+    def slow(fd):
+        found = listdir(fd)
+        known.add(name_prefix(ADDRESS))
+        return found
+
+    monkeypatch.setattr(directory, "_LISTING_S", 1000.0)
+    monkeypatch.setattr(os, "listdir", slow)
+    assert not known.may_have(name_prefix(ADDRESS), alone.fd, True)
+    monkeypatch.undo()
+    kept(alone, ADDRESS)
+    assert known.may_have(name_prefix(ADDRESS), alone.fd, True)
+
+
 def test_every_copy_may_exist_in_a_large_folder(alone, monkeypatch):
+    monkeypatch.setattr(directory, "_LISTING_S", 0.0)
     for i in range(5):
         kept(alone, f"{ADDRESS}{i}")
     assert not alone.may_have(name_prefix(ADDRESS))

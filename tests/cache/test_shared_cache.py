@@ -165,15 +165,18 @@ def test_stores_of_a_process_fetch_each_object_once(bucket, packed, tmp_path):
     assert set(times(bucket, packed).values()) == {1.0}
 
 
-def test_concurrent_listings_are_complete(tmp_path):
+def test_concurrent_listings_are_complete(tmp_path, monkeypatch):
     """Duplicated file descriptors share the position in a listing, so each listing would miss the
     entries that the other listing returned.
     """
     one = directory.Folder(str(tmp_path), 10**9)
     assert one.fd >= 0
-    keys = [f"{k:040x}-10" for k in range(100)]
-    for key in keys:
-        (tmp_path / directory.LAYOUT / key).touch()
+    monkeypatch.setattr(
+        one, "is_alone", lambda: False
+    )  # otherwise a listing is reused for a moment
+    prefixes = [f"{k:012x}" for k in range(100)]
+    for prefix in prefixes:
+        (tmp_path / directory.LAYOUT / f"{prefix}{'0' * 28}-10").touch()
     with ThreadPoolExecutor(8) as threads:
-        seen = list(threads.map(lambda k: one.may_have(keys[k % 100][:40]), range(4000)))
+        seen = list(threads.map(lambda k: one.may_have(prefixes[k % 100]), range(4000)))
     assert seen == [True] * 4000
