@@ -186,6 +186,7 @@ class OrderedQueue(Generic[A, T]):
         self._bytes = self._started_bytes = 0  # bytes of all entries; bytes of started entries
         self._running = self._starting = 0  # all workers; workers whose thread has not started yet
         self._calling = 0  # calls in flight
+        self._awaited: _Entry[A, T] | None = None  # the entry that `_take` waits for
         self._changed = threading.Condition()
         self._is_closed = False
 
@@ -320,7 +321,9 @@ class OrderedQueue(Generic[A, T]):
             self._started_bytes += weight - entry.weight
             entry.weight, entry.is_done = weight, True
             self._calling -= 1
-            self._changed.notify_all()
+            # Waking the reader for every entry would take longer than reading a small file.
+            if self._is_closed or self._awaited is entry:
+                self._changed.notify_all()
         # Break the reference cycle: the entry refers to the error, and the error's traceback refers
         # to this frame.
         del entry
@@ -329,8 +332,10 @@ class OrderedQueue(Generic[A, T]):
         """Wait for the first entry, remove it and return its result."""
         entry = self._entries[0]
         with self._changed:
+            self._awaited = entry
             while not entry.is_done:
                 self._changed.wait(_TICK_S)
+            self._awaited = None
             self._entries.popleft()
             self._bytes -= entry.weight
             self._started_bytes -= entry.weight

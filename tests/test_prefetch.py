@@ -418,3 +418,35 @@ def test_an_error_keeps_no_object_of_its_caller_alive(name):
         assert caller()() is None
     finally:
         gc.enable()
+
+
+def test_only_the_awaited_call_wakes_the_reader():
+    class Counted(threading.Condition):
+        waits = 0
+
+        def wait(self, timeout=None):
+            self.waits += 1
+            return super().wait(timeout)
+
+    others, all_put = threading.Semaphore(0), threading.Event()
+
+    def call(item):
+        if item == 0:
+            all_put.wait()
+            for _ in range(99):
+                others.acquire()
+        else:
+            time.sleep(0.001)
+            others.release()
+        return item
+
+    behind = OrderedQueue(call, workers=4, max_items=101)
+    behind._changed = changed = Counted()
+    started = time.monotonic()
+    for item in range(100):
+        assert not [*behind.put(item)]
+    all_put.set()
+    assert next(behind.drain()) == 0
+    # Each wait also ends after _TICK_S.
+    assert changed.waits <= 2 + (time.monotonic() - started) / prefetch._TICK_S
+    behind.close(wait=True)
