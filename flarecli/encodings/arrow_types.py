@@ -301,13 +301,16 @@ def is_restorable(encoding: Encoding, kind: pa.DataType) -> bool:
 
 
 class _NullBytes:
-    """Limit for the memory of nulls in one batch; a fixed-size null is as large as a value."""
+    """Limit for the memory of nulls in one batch.
+
+    In a column of a fixed-size type, Arrow allocates the same memory for a null as for a value.
+    """
 
     def __init__(self) -> None:
         self._left = MAX_NULL_BYTES
 
     def allocate(self, count: int, kind: pa.DataType) -> None:
-        """Count the memory of `count` nulls; raise ValueFitError if it exceeds the limit."""
+        """Add the memory of `count` nulls; raise ValueFitError if the total exceeds the limit."""
         self._left -= count * _fixed_bytes(kind)
         if self._left < 0:
             raise ValueFitError(f"the null values of {kind} need too much memory", row=0)
@@ -384,7 +387,8 @@ def _cast(array: pa.Array, kind: pa.DataType, nulls: _NullBytes) -> pa.Array:
         return pa.MapArray.from_arrays(array.offsets, keys, items, kind, mask=array.is_null())
     if is_text(own):
         if pa.types.is_timestamp(kind):
-            # Arrow rejects text with more fractional digits than the unit, so parse as us or ns.
+            # Arrow rejects text with more fractional digits than the unit of `kind` allows.
+            # Therefore, the text is first parsed as microseconds or nanoseconds.
             return array.cast(pa.timestamp(_fine_unit(kind), kind.tz)).cast(kind)
         if pa.types.is_time(kind):
             unit = _fine_unit(kind)
@@ -545,7 +549,10 @@ def nested_converter(
 
 
 def _optional(convert: Convert | None) -> Convert:
-    """Return a function that also accepts None. Without a conversion, it returns each value."""
+    """Return a function that calls `convert` for every value except None.
+
+    It returns None unchanged. If `convert` is None, it returns every value unchanged.
+    """
     return lambda value: value if value is None or convert is None else convert(value)
 
 

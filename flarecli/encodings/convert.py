@@ -175,7 +175,7 @@ def _without_storage_variants(array: pa.Array, encoding: Encoding) -> pa.Array:
 def _recode(
     array: pa.Array, encoding: Encoding, source: Encoding | None
 ) -> tuple[pa.Array, Failures]:
-    """Convert a column like `coerce`. The failures are unsorted and do not include nulls."""
+    """Convert a column for `coerce`. The failures are unsorted and do not include nulls."""
     if array.null_count == len(array):
         return pa.nulls(len(array), encoding.arrow), []
     if source is not None and _keeps_bytes(source, encoding):
@@ -236,7 +236,7 @@ def _reason(array: pa.Array, row: int, encoding: Encoding) -> str:
     else:
         try:
             shown = str(array[row].as_py())
-        except (ValueError, OverflowError):  # Python cannot represent the value, such as a date
+        except (ValueError, OverflowError):  # Python cannot represent some dates, for example
             shown = "the value"
     values = f" ({_RANGES[encoding.name]})" if encoding.name in _RANGES else ""
     return f"{_shorten(shown)} cannot be stored as {encoding.name}{values}"
@@ -290,9 +290,9 @@ def plain(
 def natural(
     array: pa.Array, encoding: Encoding, kind: pa.DataType | None = None
 ) -> tuple[pa.Array, Encoding, list[int]]:
-    """Convert a column like `plain`, but replace invalid values with null and return their rows.
+    """Return the results of `plain`, with nulls in place of invalid values, and the invalid rows.
 
-    Raises ValueFitError for an invalid value in a column with a list encoding.
+    raises  ValueFitError for an invalid value in a column with a list encoding
     """
     stored = encoding if encoding.item is None else encoding.item
     name = _NATURAL.get(stored.name)
@@ -653,7 +653,7 @@ def _convert_each(
             if encoding.item is not None or (
                 isinstance(sample, bytes) and not encoding.arrow.equals(BINARY)
             ):
-                # `encode` accepts bytes that are not valid text or numbers
+                # `write` does not check bytes; `typed` raises an error for invalid text or numbers
                 typed(pa.array(out[-1:], encoding.raw), encoding)
         except _VALUE_ERRORS:
             out[-1] = None

@@ -193,7 +193,10 @@ def parse_float_column(raw: pa.Array) -> pa.Array:
 
 
 def parse_double_column(raw: pa.Array) -> pa.Array | None:
-    """Convert a column like `parse_float_column`; return None unless all values are float64."""
+    """Return the result of `parse_float_column` if each value is a float64, otherwise None.
+
+    The result is also None if the column contains nulls.
+    """
     if raw.null_count or not pc.all(pc.equal(pc.binary_length(raw), 9), min_count=0).as_py():
         return None
     if not pc.all(pc.starts_with(raw, _DOUBLE), min_count=0).as_py():

@@ -48,7 +48,7 @@ _FLOAT = r"^-?(?:[0-9][0-9.eE+-]*|nan|inf|NaN|Infinity)$"
 _PLAIN = r'^"[^"\\\x00-\x1f]*"$'  # a JSON string without escapes
 _ESCAPED = r"[^ !#-\[\]-~]"  # characters that json.dumps escapes
 _INT64 = pa.int64()
-# Maximum size of the JSON text of one value, because the text and the value are both in memory.
+# Maximum size of the JSON text of one value. The text and the value are in memory at the same time.
 MAX_JSON_TEXT_BYTES = 300_000_000
 _LARGE_TEXT_BYTES = 1 << 20  # larger values are escaped in chunks of this size
 
@@ -58,7 +58,7 @@ def _json_widths() -> ByteArray:
     widths = np.full(256, 6, np.uint8)  # an escape such as \u00e9
     widths[32:127] = 1
     widths[list(b'"\\\b\f\n\r\t')] = 2
-    widths[128:192] = 0  # UTF-8 continuation bytes: the first byte counts the whole character
+    widths[128:192] = 0  # UTF-8 continuation bytes; the first byte has the size of the character
     widths[240:] = 12  # a surrogate pair
     return widths
 

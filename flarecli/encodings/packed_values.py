@@ -69,7 +69,7 @@ def packed_value(encoding: Encoding, kind: pa.DataType) -> Convert | None:
         names: tuple[str, ...] = ("str", "json_str")
     elif pa.types.is_boolean(value):
         names = ("uint8", "int", "varint", "str_int", "json_int")
-    else:  # `ndarray` and `array` are missing: a decoded array already has its dtype and shape
+    else:  # `ndarray` and `array` need no conversion: a decoded array has its dtype and shape
         names = ("json", "json_json", "msgpack", "tree")
     if encoding.name not in names:
         return None

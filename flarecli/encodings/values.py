@@ -139,7 +139,7 @@ def _describe(value: Any) -> str:
 
 
 def _as_scalar(value: Any) -> Any:
-    """Convert a numpy scalar or a one-item array to a Python number; keep other values."""
+    """Convert a numpy scalar or a one-item array to a Python number; return other values as is."""
     return value.item() if hasattr(value, "item") else value
 
 

@@ -234,7 +234,8 @@ class FFRecord(Format):
             for batch in batches
             if batch.num_rows
         ]
-        # From shard 100,000 on, a letter before the number preserves the name order: '9' < 'a'.
+        # A number of six or more digits follows a letter, because letters sort after digits.
+        # Therefore, the name order is the shard order.
         name = (
             f"{number:05d}.ffr"
             if number < 100_000

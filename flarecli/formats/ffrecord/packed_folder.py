@@ -186,7 +186,7 @@ class _Machine:
 
     def _push_class(self, module: Any, attribute: Any) -> None:
         if (module, attribute) != _CLASS:
-            # Other objects are not formatted, because `repr` could fail for deeply nested folders.
+            # Only text is formatted, because `repr` could fail for a deeply nested folder.
             is_text = isinstance(module, str) and isinstance(attribute, str)
             name = f"{f'{module}.{attribute}'!r:.80}" if is_text else "an object"
             raise self._unsafe(f"the pickle refers to {name}, which could run code")

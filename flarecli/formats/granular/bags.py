@@ -89,7 +89,9 @@ def pair(bag: Chunk, idx: Chunk) -> IntArray:
         )
     if size > end:
         raise FormatError(
-            f"{size - end} bytes follow the last record in its index", where=bag.at, hint=TORN
+            f"{size - end} bytes follow the last record that the index lists",
+            where=bag.at,
+            hint=TORN,
         )
     return starts
 

@@ -163,7 +163,7 @@ class Granular(Format):
         columns: Sequence[str] | None = None,
         ranges: Ranges | None = None,
     ) -> list[Row]:
-        """Read the stored records of rows. All records of one list share a read.
+        """Read the stored records of rows. All records of one list are read together.
 
         ranges  name of a list column -> (start, stop): only these items of each list are read
         raises  FormatError for a row whose records do not exist; UsageError for a range of a
@@ -301,7 +301,7 @@ class GranularRefs(Granular):
     layout = "granular 0.21 or before, by its layout"
 
     def sniff(self, name: str, head: bytes) -> bool:
-        """Return False, because `Granular` opens the bags of all versions."""
+        """Return False, because a bag of any version is opened as `Granular`."""
         return False
 
     def arrange(self, columns: Iterable[Column]) -> Columns:

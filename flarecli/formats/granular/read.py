@@ -29,7 +29,7 @@ REFS_TABLE = "refs"  # layout key for the table of refs.bag; no column may have 
 _STEP_RECORDS = 1 << 16  # number of records whose sizes are checked in one step
 _STEP_ROWS = 1 << 13  # number of rows whose record numbers are parsed in one step
 MAX_OPEN_BAGS = 64  # limited, because each open bag maps a file
-_memos: list[dict[Any, Any]] = []  # memos of the shards that have open bags
+_memos: list[dict[Any, Any]] = []  # for each open bag, the `Shard.memo` that contains it
 
 
 def _has_refs(shard: Shard) -> bool:

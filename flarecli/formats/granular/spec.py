@@ -173,7 +173,8 @@ def arranged(columns: Iterable[Column], form: Format, reserved: str = "") -> Col
         try:
             _check_key(one.name)
         except FlareError as error:
-            prefix = "" if error.column else f"column {one.name!r}: "  # the message may name it
+            # An error with a column already has the column's name in its message.
+            prefix = "" if error.column else f"column {one.name!r}: "
             raise UsageError(
                 f"{prefix}{error.message};"
                 " granular stores each column in a file named after the column",
@@ -197,7 +198,7 @@ def shard_folder(number: int) -> str:
 
 
 def columns_of(at: Location, size: int | None = None) -> dict[str, str]:
-    """Read a spec.json; return column -> type. Raises FormatError for an invalid or large file."""
+    """Read a spec.json; return column -> type. Raises FormatError if it is invalid or too large."""
     size = at.size() if size is None else size
     if size > MAX_SPEC_BYTES:
         raise FormatError(f"file is {size} bytes; at most {MAX_SPEC_BYTES} are read", where=at)

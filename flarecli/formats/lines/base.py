@@ -360,7 +360,7 @@ def _check_table(starts: UInt32Array, header: int, size: int, chunk: Chunk, meta
 
 
 def lines_of(shard: Shard, rows: Sequence[int]) -> list[bytes | memoryview]:
-    """Return lines with their newlines, in the requested order; nearby lines share a read."""
+    """Return lines with their newlines, in the requested order. Nearby lines are read together."""
     table = memoryview(shard.layout["starts"])  # indexing returns Python integers
     view: memoryview | None = shard.memo.get("view")
     # A view would keep a decompressed shard in memory after its eviction from the cache.

@@ -491,7 +491,10 @@ def _pieces(columns: Columns, batch: pa.RecordBatch) -> list[pa.Array]:
 
 
 def _is_fixed(field: ByteArray | pa.Array) -> bool:
-    """Return whether a field has a fixed size: uint8 [rows, size], not an Arrow array."""
+    """Return whether a field has a fixed size.
+
+    Such a field is a numpy array, uint8 [rows, size]; any other field is an Arrow array.
+    """
     return isinstance(field, np.ndarray)
 
 

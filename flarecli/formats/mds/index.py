@@ -170,7 +170,7 @@ class _JsonReader:
             yield value, text
 
     def _items(self, first: str, last: str) -> Iterator[None]:
-        """Yield before each item of a list or an object. The caller reads the item."""
+        """Yield once before each item of a list or an object. The caller then reads the item."""
         if not self._skip(first):
             raise ValueError
         if self._skip(last):
@@ -219,9 +219,10 @@ class _JsonReader:
                 return ""
 
     def _read(self) -> bool:
-        """Read more text, at least as much as is unread; return False at the end of the file.
+        """Read blocks until the unread text has doubled; return False at the end of the file.
 
-        The amount doubles, because `value` parses a large value again after each call.
+        After each call, `value` parses its value from the start. Therefore, the number of calls for
+        a large value must be small.
         """
         left = len(self._text) - self._position
         added, count = list[str](), 0
@@ -260,7 +261,7 @@ class Listed:
     raw_hashes: dict[str, list[str]] = field(default_factory=dict)
     parts: list[tuple[File, ...]] = field(default_factory=list)
     compressions: set[str | None] = field(default_factory=set)
-    last_config: tuple[Any, ...] = ()  # columns of the previous shard, not parsed again if equal
+    last_config: tuple[Any, ...] = ()  # config of the last shard; an equal config is not parsed
 
     def add(self, shard: Mapping[str, Any], here: str, cached: frozenset[str]) -> None:
         """Check and add the entry of a shard.
@@ -372,7 +373,8 @@ def _pair(
 ) -> tuple[File, File]:
     """Return the stored file and the decompressed file of a shard.
 
-    In a cache of MosaicML Streaming, both results are the decompressed file.
+    If a cache of MosaicML Streaming contains only the decompressed file, or if the shard is not
+    compressed, both results are the decompressed file.
     """
     raw = _file(shard.get(f"raw_{part}"), f"{here}.raw_{part}")
     if shard.get(f"zip_{part}") is None:

@@ -287,8 +287,8 @@ def write_version(at: Location, stream: Stream) -> None:
 def _version_entries(at: Location, urls: Sequence[str]) -> Iterator[bytes]:
     """Yield the entry of each shard.
 
-    The current index is read while the entries are used, because it may be large. This is possible
-    because all versions list the shards that they share in the same order.
+    The entries in the current index are read one by one, because the index may be large. One pass
+    is sufficient, because versions list the shards that they share in the same order.
     """
     unused = set(urls)
     current = _entries(at / INDEX, "")

@@ -66,7 +66,7 @@ _ENCODINGS: dict[str, str] = {
 }
 _RESERVED = (KEY, "__url__", "__local_path__")  # keys that webdataset adds to a sample
 _NOT_ALLOWED = r"[\x00-\x1f\x7f/\\]"
-MAX_EXTENSION_BYTES = 255  # maximum length of a file name in bytes
+MAX_EXTENSION_BYTES = 255  # the usual limit of file systems for a file name
 
 
 def encoding_of(extension: str) -> str:

@@ -240,7 +240,7 @@ class WebDataset(Format):
         return byte_ranges.record_batch(selected, arrays, stop - start)
 
     def storable_keys(self, keys: pa.Array) -> pa.Array:
-        """Return keys without dots in the last part; each of these dots becomes `_`."""
+        """Replace the dots in the last part of each key with `_`. Unsafe keys do not change."""
         has_dot = pc.match_substring_regex(keys, r"\.[^/]*$").fill_null(False)
         if not pc.any(has_dot).as_py():
             return keys
@@ -251,7 +251,7 @@ class WebDataset(Format):
         )
 
     def stored_column(self, one: Column) -> Column:
-        """Return a column with the encoding in which a tar stores it; the key is text."""
+        """Return a column as a tar stores it. The encoding of the key is `str`."""
         return column(KEY, "str") if one.name == KEY else super().stored_column(one)
 
     def arrange(self, columns: Iterable[Column]) -> Columns:
@@ -349,15 +349,15 @@ class WebDataset(Format):
 # -- opening and reading
 
 
-_KEY_PLACE = -1  # place of the key in `_places`; extension columns have smaller places
+_KEY_PLACE = -1  # place of the key, see `_places`
 
 
 def _places(columns: Columns) -> dict[str, int]:
-    """Return the place of each column.
+    """Return the place of each column, a number that locates the values of the column:
 
-    The place of a column with members is its index in `starts` and `sizes` of the layout. The place
-    of the key is -1. The place of an extension column is -2 - i, if its extensions belong to the
-    members of the column at place i.
+    i >= 0  the members in row i of the layout's `starts` and `sizes`
+    -1      the keys
+    -2 - i  an extension column: the extensions of the members in row i
     """
     members = member_columns(columns)
     places = {one.name: i for i, one in enumerate(members)}

@@ -112,9 +112,9 @@ def key_text(keys: ByteArray, ends: IntArray, start: int = 0, stop: int | None =
 
 @dataclass(slots=True, eq=False)
 class _Column:
-    """The row, data offset and size of each member that has the same extension."""
+    """The members with one extension: the row, the data offset and the size of each member."""
 
-    last: list[int]  # the last row; shared by extensions that differ only in case
+    last: list[int]  # one item: the last row. Extensions that differ only in case share the list
     rows: array[int] = field(default_factory=lambda: array("q"))
     starts: array[int] = field(default_factory=lambda: array("q"))
     sizes: array[int] = field(default_factory=lambda: array("q"))
@@ -294,7 +294,7 @@ def _samples(source: tar.Blocks, where: object) -> Iterator[dict[str, bytes]]:
                 sample, row = {}, row + 1
             extension = _text(parts[1], FormatError).lower()
             known.add(extension)
-            if len(known) > MAX_EXTENSIONS:  # MAX_BATCH_BYTES does not limit empty members
+            if len(known) > MAX_EXTENSIONS:  # empty members do not count towards MAX_BATCH_BYTES
                 raise FormatError(f"more than {MAX_EXTENSIONS} extensions")
             if extension in sample:
                 raise FormatError(

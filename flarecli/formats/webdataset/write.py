@@ -206,7 +206,8 @@ def _weights(columns: Columns, batch: pa.RecordBatch, keys: pa.Array) -> tuple[I
 def _is_wide(rows: int, members: Sequence[tuple[Column, str | pa.Array]]) -> bool:
     """Return whether to process the members of all columns together.
 
-    For a few rows with many columns, this needs fewer Arrow and numpy calls than column by column.
+    For a few rows with many columns, this takes fewer Arrow and numpy calls than processing the
+    columns one by one.
     """
     return 0 < rows < min(len(members), _MAX_WIDE_ROWS)
 

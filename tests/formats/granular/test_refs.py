@@ -65,7 +65,7 @@ DAMAGED = "The file was damaged or cut short; fetch or pack it again."
         (ends(3, 6, 11)[:-1], "t.idx: file is 23 bytes; expected a multiple of 8"),
         (ends(3, 2, 11), "t.idx: record 1 starts at byte 3 and ends at byte 2"),
         (ends(3, 6, 12), "t.bag: file is 11 bytes; its index needs 12"),
-        (ends(3, 6, 10), "t.bag: 1 bytes follow the last record in its index"),
+        (ends(3, 6, 10), "t.bag: 1 bytes follow the last record that the index lists"),
         (ends(3, 6, 1 << 60), f"t.bag: file is 11 bytes; its index needs {1 << 60}"),
         (ends(3, 6, 1 << 63), f"t.idx: record 2 starts at byte 6 and ends at byte {1 << 63}"),
         (
@@ -74,7 +74,7 @@ DAMAGED = "The file was damaged or cut short; fetch or pack it again."
         ),
         (ends(3, 11), "spec.json: column 't' has 2 records; column 'n' has 3"),
         (ends(3, 6, 11, 11), "spec.json: column 'n' has 3 records; column 't' has 4"),
-        (b"", "t.bag: 11 bytes follow the last record in its index"),
+        (b"", "t.bag: 11 bytes follow the last record that the index lists"),
     ],
 )
 def test_an_index_that_does_not_fit_its_bag_is_refused(index, message):
