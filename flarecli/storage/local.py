@@ -146,7 +146,8 @@ class LocalStore(Store):
         return Location(cls(folder, folder if is_link else os.path.dirname(path), guard), name)
 
     def close(self) -> None:
-        self._maps.clear()
+        # `clear` would not be atomic: it closes the maps, during which other threads may run.
+        self._maps = OrderedDict()
 
     def pin(self) -> None:
         """Pin the folder at `root`.

@@ -7,6 +7,7 @@ import os
 import pickle
 import stat
 import threading
+import weakref
 
 import pytest
 from hypothesis import given, settings
@@ -574,4 +575,16 @@ def test_the_number_of_maps_is_bounded(top, monkeypatch):
     for i in range(6):
         (top / f"{i}").write_bytes(b"%d" % i)
         assert bytes((at / f"{i}").map()) == b"%d" % i
+    assert list(at.store._maps) == ["3", "4", "5"]
+
+
+def test_a_file_mapped_while_the_store_is_closed_counts_towards_the_limit(top, monkeypatch):
+    monkeypatch.setattr(local, "MAX_MAPS", 3)
+    at = locate(f"{top}/")
+    for i in range(6):
+        (top / f"{i}").write_bytes(b"%d" % i)
+    weakref.finalize((at / "0").map().obj, (at / "1").map)  # like another thread
+    at.store.close()
+    for i in range(2, 6):
+        (at / f"{i}").map()
     assert list(at.store._maps) == ["3", "4", "5"]
