@@ -528,9 +528,11 @@ class Engine:
     def _ended(self, pool: Pool, handle: Handle, code: int, now: float) -> None:
         request, was_stale = handle.request, code != 0 and handle.was_stale(code)
         fault = handle.finish(code)
+        if fault is None:  # before `_stop`, which removes the state of an idle host
+            self._succeeded(request)
         self._stop(handle)
         if fault is None:
-            self._succeeded(request)
+            self._deliver(request, None)
         elif was_stale:
             self._begin(request, now, fresh=True)
         else:
@@ -542,7 +544,6 @@ class Engine:
             self.without_length += not response.detects_truncation
         self.hosts.responded(request.origin)
         self.hosts.succeeded(request.origin)
-        self._deliver(request, None)
 
     def _failed(self, request: Request, fault: Fault, now: float) -> None:
         """Redirect or retry a failed request, or deliver its fault.

@@ -550,6 +550,18 @@ def test_a_thread_reports_the_same_faults_as_the_engine(web):
     assert web.asked["/d/none"] == 2
 
 
+def test_an_engine_keeps_no_state_of_an_idle_host_that_was_overloaded(web, engine):
+    web.pages["/a"] = lambda handler, times: handler.answer(
+        200 if times > 1 else 503, BODY, Retry_After=0
+    )
+    one, url = engine(), web.url("/a")
+    fetched(one, [url])
+    while one.hosts.is_overloaded(parse(url).origin):
+        fetched(one, [url])
+    assert web.asked["/a"] > 2
+    assert not one.hosts._hosts
+
+
 def test_a_thread_leaves_redirects_and_retries_to_the_engine(web):
     web.file("/d/a", b"0123456789", '"one"')
     whole = web.pages["/d/a"]
