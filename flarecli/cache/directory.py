@@ -3,7 +3,7 @@
     FOLDER/flare-1/KEY-SIZE                  a copy; see `entry`
     FOLDER/flare-1/KEY.HOST.PID.N.part       a copy that is being fetched, with its final size
     FOLDER/flare-1/HOST.PID.N.room           space that a process has reserved for small copies
-    FOLDER/flare-1/lock                      locked while space is reserved
+    FOLDER/flare-1/lock                      locked while space is reserved or a copy is renamed
     FOLDER/flare-1/here/of.HOST.PID.N.here   locked as long as a process uses the folder; see
                                              `locks`
     FOLDER/flare-1/turns/                    locks for copies that are being fetched; see `locks`
@@ -11,8 +11,8 @@
 The used space is the total size of these files. Space is reserved before a file is fetched, so that
 the total never exceeds the limit. On file systems without working locks, every copy is still
 correct, but two processes may fetch the same copy, and the total may exceed the limit by the size
-of the copies in flight. The next process that lists the folder removes the `.part` files of
-processes that have ended.
+of the copies in flight. A process that needs more space first removes the `.part` and `.room` files
+of processes that have ended.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ _MAX_DAMAGED = 2  # copies that were damaged this many times are not written aga
 _MAX_DAMAGED_NAMES = 1 << 12  # maximum number of copies with a damage count
 # Maximum space reserved at a time for small copies: in bytes, and as a fraction of the limit.
 _RESERVE_BYTES, _RESERVE_SHARE = 64 << 20, 64
-_LOCK_S, _OTHERS_S = 2.0, 30.0  # maximum wait for the folder's lock, and for another process
+_LOCK_S, _OTHERS_S = 2.0, 30.0  # maximum wait for the lock of the folder, and of a key
 _RETRY_S = 30.0  # delay after an error before copies are added again
 _number = itertools.count()
 _warned: set[str] = set()
@@ -83,14 +83,14 @@ T = TypeVar("T", str, int)
 
 
 class CacheWarning(UserWarning):
-    """A cache cannot be used, so files are read without it; or a process waits for another."""
+    """A warning that a cache is not used, or that this process waits for another process."""
 
 
 class Folder:
     """The state of a cache folder in this process: its descriptors, locks and known copies.
 
-    Methods that read or add copies do not raise exceptions. The first error issues a warning, and
-    after each error no copies are added for _RETRY_S seconds.
+    Methods that read or add copies do not raise OSError. The first error causes a warning. After
+    each error, no copies are added for _RETRY_S seconds.
     """
 
     def __init__(self, path: str, limit: int) -> None:
@@ -292,7 +292,8 @@ class Folder:
     def _reserve(self, size: int, since: float, evicted: list[str]) -> bool:
         """Reserve space for a copy; return False if there is not enough space.
 
-        The space is taken from the reservation of this process, or other copies are evicted.
+        The space is taken from the reservation of this process, or from the free space of the
+        folder. If both are too small, other copies are evicted.
 
         evicted  list to which the names of evicted copies are appended
         """
@@ -467,7 +468,7 @@ class PartialFile:
         """
         folder = self._folder.fd
         try:
-            with self._folder.locked():  # a simultaneous listing could miss the file
+            with self._folder.locked():  # otherwise, a simultaneous listing could miss the file
                 os.rename(self._name, identity.name, src_dir_fd=folder, dst_dir_fd=folder)
                 self._folder.prefixes.add(identity.name)
         except OSError as error:
@@ -553,7 +554,7 @@ class KnownPrefixes:
 def listing(folder: int) -> Iterator[int]:
     """Open a second descriptor of a folder for a listing.
 
-    Simultaneous listings of one descriptor would share a position.
+    Simultaneous listings with the same descriptor would share one position in the folder.
     """
     own = os.open(".", descriptors.FOLDER, dir_fd=folder)
     try:

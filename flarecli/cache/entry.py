@@ -55,7 +55,7 @@ _TAIL = struct.Struct("<QI16s8s")
 _MAGIC = b"flare\0\0\1"
 _MAX_NOTE_BYTES = 1 << 16
 _MAX_REMEMBERED = 1 << 10  # maximum number of results that `lru_cache` keeps for a function
-_SMALL_BYTES = 1 << 16  # files up to this size are not mapped, because a map uses a file handle
+_SMALL_BYTES = 1 << 16  # files up to this size are not mapped; a map may use a file handle
 # After this many seconds, the next use of an open copy is recorded, and the existence of the file
 # is checked.
 _TOUCH_S = 1.0
@@ -148,7 +148,7 @@ def _unsigned(address: str) -> str:
 
 
 class CopyHasher:
-    """Checksum of a copy's data. `end` returns the bytes to write after the data."""
+    """The checksum of a copy's data and note. `end` returns the bytes to write after the data."""
 
     def __init__(self, identity: Entry) -> None:
         self._entry, self._hash, self.size = identity, xxhash.xxh3_128(), 0
@@ -169,7 +169,7 @@ def open_copy(folder: int, identity: Entry) -> memoryview | None:
     """Map a copy and verify its checksum. A small copy is read into memory instead.
 
     folder  file descriptor of the folder
-    return  the data, or None if the file does not exist
+    return  the data, or None if the file does not exist or cannot be read
     raises  ValueError if the file is damaged, or does not contain this copy
     """
     try:
@@ -350,7 +350,8 @@ class OpenCopies:
     def forked(self) -> None:
         """Reset the state in a forked child.
 
-        At the time of the fork, a thread of the parent may have held the lock or fetched an object.
+        At the time of the fork, a thread of the parent may have held the lock, or may have been
+        fetching a transient object.
         """
         self._lock = threading.Lock()
         self._transient = {key: one for key, one in self._transient.items() if one[0]}

@@ -1,13 +1,13 @@
 """Advisory locks that prevent duplicate work, and registration of the processes that use a folder.
 
-FOLDER/turns/KIND.NNN          locked while a process fetches a key of kind KIND; NNN are the last
-                               digits of the key
+FOLDER/turns/KIND.NNN           locked while a process fetches the data of a key; KIND is a letter,
+                                and NNN are the last digits of the key
 FOLDER/here/of.HOST.PID.N.here  locked as long as a process uses the folder
 
 The cache is correct even if locks do not work. The files are empty. Files in `turns` are never
 removed, because creating a file takes as long as fetching 0.5 MB. If two keys have the same last
-digits, they share a file, so a process that fetches one key waits for a process that fetches the
-other key.
+digits, they share a file, so a process that fetches the data of one key waits for a process that
+fetches the data of the other key.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Ranges of an object are cached as blocks of BLOCK bytes, one file per block. An object that is read
 to its end, or mapped after more than half of its blocks were used, is cached as one file, which
-replaces the blocks. Each process requests the version of an object once; objects without a version
+replaces the blocks. Each store requests the version of an object once; objects without a version
 are not cached. Every copy is verified when a process first uses it. A damaged copy is replaced; a
 copy that was damaged twice is not written again.
 """
@@ -32,9 +32,9 @@ BLOCK = 1 << 20  # size of a block in bytes
 _REQUEST_BYTES = 8 << 20  # maximum bytes per request for missing blocks
 _FETCH_BYTES = 32 << 20  # bytes to fetch at a time if a whole object is fetched
 _JOBS = 8  # maximum number of parallel requests per read
-# An object of at most limit / _WHOLE_SHARE bytes is cached as one file, and a larger object as
-# blocks. A larger object that is used only once in a run is kept in memory. If there is not enough
-# memory, it is cached as one file of at most limit / _TRANSIENT_SHARE bytes.
+# Only objects of at most limit / _WHOLE_SHARE bytes are cached as one file. A larger object that is
+# used only once in a run is kept in memory. If there is not enough memory, such an object is cached
+# as one file if its size is at most limit / _TRANSIENT_SHARE bytes.
 _WHOLE_SHARE, _TRANSIENT_SHARE = 4, 2
 MAX_OBJECTS = 1 << 16  # maximum number of objects whose used blocks are recorded
 # After an attempt to evict copies has failed because all copies are in use, the next attempt is
@@ -89,7 +89,7 @@ class CachedStore(Store):
         self._pins = Pins(store.show)
         self._has_versions = True  # False once an object without a version has been found
         self._since = time.time()  # time at which this store was opened
-        self._full_until = 0.0  # until then, `_unused_part` does not try to evict copies
+        self._full_until = 0.0  # before this time, `_unused_part` returns None
         self._used: dict[str, set[int]] = {}
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -142,7 +142,7 @@ class CachedStore(Store):
     def room(self) -> int:
         """The maximum number of bytes to prefetch.
 
-        It is smaller if other processes use the folder.
+        This number is smaller if other processes use the folder.
         """
         if self._folder.is_alone():
             return max(self.cache.limit * 9 // 10, MAX_TRANSIENT_BYTES)
@@ -151,7 +151,7 @@ class CachedStore(Store):
     # -- reading
 
     def version(self, path: str) -> tuple[str, int]:
-        """Return the version and the size of an object, which are requested once per process."""
+        """Return the version and the size of an object. Both are requested once per store."""
         pin = self._pins.get(path)
         if pin is None:
             pin = self._pins.pin(path, ObjectPin(*self.store.version(path)))
@@ -296,7 +296,7 @@ class CachedStore(Store):
         """Fetch a whole object so that it can be mapped; return False if it cannot be cached.
 
         listed   size of the object in bytes according to a listing, or None. With a size, an object
-                 that was never cached is fetched without a separate request for its version.
+                 without a cached copy is fetched without a separate request for its version.
         passing  whether the object is used only once in a run. The caller must call `passed` after
                  the use. The object is kept in memory if it is too large for the folder, or if it
                  would evict copies in use. If other processes use the folder, the object is never
@@ -391,10 +391,10 @@ class CachedStore(Store):
     def _first_pieces(
         self, path: str, prefix: str, listed: int | None, passing: bool
     ) -> list[memoryview]:
-        """Read the first _FETCH_BYTES of an uncached object and its version with one request.
+        """Read the first _FETCH_BYTES of an uncached object without requesting its version first.
 
-        return  the pieces; an empty list if such a request is not useful, for example because the
-                version is known, the folder may contain a copy, or the object is too large
+        return  the pieces; an empty list if, for example, the version is known, the folder may
+                contain a copy, the object is too large for the cache, or shorter than `listed`
         """
         if not listed or path in self._pins or not self._has_versions:
             return []

@@ -76,7 +76,7 @@ def pin_of(name: str) -> str | None:
 
 
 def version_of(playlist: Playlist) -> int | None:
-    """Return the number of the version that a playlist lists; None without versions."""
+    """Return the version number in a playlist or, if it contains none, in its file name."""
     number = _change(playlist).get("number")
     if type(number) is int and 0 < number <= MAX_VERSION:
         return number

@@ -51,7 +51,7 @@ MAX_BYTES = 1 << 30  # ten times the size of a playlist with a million chunks
 MAX_DEPTH = 16
 _MAX_READS = 8  # maximum number of attempts to read a playlist that other processes replace
 _CHECKSUM_LINE = re.compile(rb"# flare xxh3_128 ([0-9a-f]{32})\n\Z")
-# Longer integers remain text, because floats would lose digits.
+# Integers of more than 39 digits remain text, because a float would lose digits.
 _INT = re.compile(r"-?(?:0|[1-9]\d{0,38})", re.ASCII)
 FLOAT = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
 _Lifted: TypeAlias = dict[str, "list[Any] | Map"]  # see `lift`
@@ -346,7 +346,7 @@ def faults(data: bytes, at: Location) -> list[FormatError]:
         for steps, message in stream_faults(name, value):
             paths.append((name, *steps))
             messages.append(message)
-    if found:  # `places` does not support aliases and duplicate names
+    if found:  # `places` supports neither aliases nor duplicate names
         marks = [place_of(root, path) for path in paths]
     else:
         marks = places(data, paths)
@@ -432,9 +432,10 @@ def _parse_flow(body: str) -> list[Any]:
 
 
 def _parse_entries(body: str) -> Map | None:
-    """Parse a mapping with one entry per line. Return None for duplicate names and special words.
+    """Parse a mapping with one entry per line.
 
-    The parser of the complete text reports these faults with their lines.
+    Return None if a name is a duplicate or a YAML word such as `true`. The parser of the complete
+    text then reports the fault with its line.
     """
     out = Map()
     for line in body.splitlines():

@@ -82,7 +82,7 @@ def split_stream(value: Any) -> tuple[Map, list[Any]]:
 
 
 def all_of(kind: type, values: list[Any]) -> bool:
-    """Return whether all values have the type `kind`, not a subclass; fast for long lists."""
+    """Return whether the type of each value is exactly `kind`. This is fast for long lists."""
     return set(map(type, values)) <= {kind}
 
 

@@ -124,11 +124,11 @@ def _block(value: Mapping[str, Any], depth: int) -> Iterator[str]:
 
 
 def _flow(value: Any) -> str:
-    # long lists contain strings and integers, so these types come first
+    # These two types are checked first, because long lists contain strings and integers.
     if isinstance(value, str):
         return f'"{value}"' if _HEX.fullmatch(value) else _text(value)
     if isinstance(value, int):
-        return str(value).lower()  # a bool is an int
+        return str(value).lower()  # a bool is an int: True is written as `true`
     if isinstance(value, Mapping):
         items = [f"{_key(key, ' ')} {_flow(item)}" for key, item in value.items()]
         return "{" + ", ".join(items) + "}"

@@ -27,7 +27,7 @@ from flarecli.storage.local import SCRATCH, LocalStore
 
 __all__ = ["LogLine", "first_entry", "format_line", "open_log", "parse_line"]
 
-_MAX_HEAD_BYTES = 1 << 20  # maximum bytes to read for the first line; the folder may be hostile
+_MAX_HEAD_BYTES = 1 << 20  # maximum length of the first line, because the file is untrusted
 _PIECE = re.compile(r"(\d{1,9})\.json", re.ASCII)
 _APPEND = os.O_RDWR | os.O_CREAT | os.O_APPEND | descriptors.NO_WAIT | descriptors.FILE
 
@@ -180,7 +180,7 @@ class FileLog(AppendLog):
         self.create()
         try:
             os.ftruncate(self._fd, size)
-            self._sync()  # synced here, because `append` may not be called again
+            self._sync()  # needed if no `append` follows
         except OSError as error:
             raise self._store.error(error, self._at.path) from None
 

@@ -447,13 +447,13 @@ class Location:
 
     @property
     def folder(self) -> Location:
-        """The folder that contains this file, which is the base of relative URLs in the file."""
+        """The folder that contains this file. Relative URLs in the file refer to this folder."""
         return replace(self, path=_without_query(self.path).rpartition("/")[0])
 
     def unmapped(self) -> Location:
         """Return this location in a store that never maps files.
 
-        Use it for a file that may be truncated during a read.
+        Such a store is needed for a file that may be truncated during a read.
         """
         return replace(self, store=self.store.unmapped())
 

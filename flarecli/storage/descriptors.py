@@ -214,7 +214,7 @@ pread = os.pread if hasattr(os, "pread") else _pread
 
 
 def pread_into(fd: int, buffer: memoryview, start: int) -> int:
-    """Read bytes at an offset into a buffer (uint8 [n]), and return their number.
+    """Read bytes at an offset into a buffer (uint8 [n]), and return the number of bytes read.
 
     Raises OSError.
     """

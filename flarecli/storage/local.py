@@ -254,7 +254,7 @@ class LocalStore(Store):
         return None
 
     def _roots(self) -> list[str]:
-        """Return the absolute paths of the root: without links, and as the user typed the path.
+        """Return the absolute paths of the root, first with links resolved, then as typed.
 
         A relative path that the user typed is resolved in $PWD and in the working folder.
         """
@@ -464,7 +464,7 @@ class LocalStore(Store):
         return folder
 
     def _enter(self, folder: OpenFolder, part: str, path: str, creates: bool) -> OpenFolder:
-        """Open a folder in an open folder, and close the latter."""
+        """Open the subfolder `part` of an open folder, and close `folder`."""
         try:
             if creates:
                 at, dir_fd = descriptors.in_folder(folder, part)

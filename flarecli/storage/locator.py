@@ -55,8 +55,8 @@ def locate(
 ) -> Location:
     """Return the Location for an address that the user typed.
 
-    The address is a path or a URL such as `file://…`, `https://…`, `s3://…` or `hf://…`. It may be
-    private or a symbolic link. (For addresses found in data, the guard must allow both.)
+    The address is a path or a URL such as `file://…`, `https://…`, `s3://…` or `hf://…`. Private
+    addresses and symbolic links are allowed. (In data, both need the permission of the guard.)
 
     unknown  exception class for an unsupported scheme
     raises   UsageError for an invalid address; `unknown` for an unsupported scheme;
@@ -123,7 +123,7 @@ def _remote(scheme: str, address: str, guard: Guard, unknown: type[FlareError]) 
 
 
 def _cached(at: Location, guard: Guard) -> Location:
-    """Return a location that is read through the cache of the guard, if it has one."""
+    """Return a location that is read through the guard's cache; without a cache, return `at`."""
     return at if guard.keeper is None else replace(at, store=guard.keeper.over(at.store))
 
 
@@ -161,7 +161,9 @@ def bucket_in(url: str) -> str:
 
 
 def bucket_note(by: object, buckets: Sequence[str]) -> str:
-    """Return a note: local data refers to buckets, which are read with the user's credentials.
+    """Return a note about the buckets to which local data refers.
+
+    These buckets are read with the user's credentials.
 
     by  the table or file that refers to the buckets
     """
@@ -192,9 +194,10 @@ def is_stream(address: str) -> bool:
 
 
 def stream_name(address: str) -> str:
-    """Return the name of a stream for outputs.
+    """Return the address of a source as it is recorded in outputs.
 
-    The name does not depend on the number of a file descriptor.
+    Standard input and file descriptors are recorded as `-`, because the number of a descriptor may
+    differ in each run. Other addresses are returned unchanged.
     """
     return STDIN if is_stdin(address) or re.fullmatch(_DESCRIPTOR, address) else address
 

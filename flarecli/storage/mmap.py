@@ -106,8 +106,8 @@ def read_ahead(view: memoryview, ranges: Iterable[tuple[int, int]]) -> None:
     """Hint that ranges (start, stop) of a mapped file are about to be read (madvise).
 
     A batch of rows that are not in the page cache then waits for the disk once, instead of once per
-    row. Ranges share a system call if each range begins at most `_GAP_BYTES` after the previous
-    range.
+    row. Ranges share a system call if each range begins at most `_GAP_BYTES` after the end of the
+    previous range.
     """
     map_, page, requested = view.obj, mmap.PAGESIZE, 0
     if sys.platform == "win32" or _WILLNEED is None:
@@ -116,7 +116,8 @@ def read_ahead(view: memoryview, ranges: Iterable[tuple[int, int]]) -> None:
         return
     joined = list[tuple[int, int]]()
     for start, stop in ranges:
-        if start < min(stop, len(map_)):  # the file may have changed after `start` was read
+        # A range may begin after the end of the map if another process has changed the file.
+        if start < min(stop, len(map_)):
             if joined and joined[-1][0] <= start <= joined[-1][1] + _GAP_BYTES:
                 joined[-1] = joined[-1][0], max(joined[-1][1], stop)
             else:

@@ -41,9 +41,9 @@ class ObjectPin(NamedTuple):
 
     @property
     def version(self) -> str:
-        """The token in the names of cached copies.
+        """The version from which the names of cached copies are computed.
 
-        It is empty if a change of the object could remain undetected.
+        Empty if a change of the object could remain undetected.
         """
         return (self.token or self.modified) if self.is_strong else ""
 
@@ -117,7 +117,7 @@ class Pins:
         try:
             data, seen = read(pin)
         except IntegrityError:
-            if pin is not None or path in self._pins:  # data of the old version was returned
+            if pin is not None or path in self._pins:  # data of the pinned version may be in use
                 raise
             data, seen = read(None)
         self.pin(path, seen)

@@ -205,7 +205,7 @@ class Outage:
     obstore itself retries for several seconds. After that, `wait` allows more attempts if the
     service has responded before.
 
-    retries     maximum number of retries; 0 disables the additional attempts
+    retries     maximum number of retries by obstore; if it is 0, `wait` allows no more attempts
     deadline_s  maximum time from the first attempt to the last
     """
 

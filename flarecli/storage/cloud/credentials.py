@@ -156,9 +156,9 @@ def _aws(env: Mapping[str, str]) -> list[CredentialSource]:
 
 
 def _checked_endpoint(endpoint: str) -> str:
-    """Return a valid endpoint.
+    """Return an endpoint without a trailing slash.
 
-    Raises ReachError for an address that is not http(s), because obstore may panic.
+    Raises ReachError if the endpoint is not an http(s) address, because obstore may then panic.
     """
     try:
         parse(endpoint)

@@ -43,8 +43,8 @@ from flarecli.storage.versions import ObjectPin, Pins
 __all__ = ["ObjectStore", "Snapshot", "snapshot", "swap"]
 
 T = TypeVar("T")
-# Maximum number of small ranges that are read with one conditional request each. `get_ranges` reads
-# longer lists.
+# Up to this number of small ranges, each range is read with its own conditional request. More
+# ranges are read with `get_ranges`.
 _MAX_SINGLE_RANGES = 8
 _RANGES_PER_CALL = 256  # maximum number of ranges per call of `get_ranges`
 _READ_BYTES = 4 << 20  # bytes per request of `blocks`
@@ -211,7 +211,7 @@ class ObjectStore(Store):
             if errors.is_denied(error) and self._clients.use_next_source(client):
                 return
             raise self._converted(error, path) from None
-        if type(error).__name__ != "PanicException":  # a Rust panic, which is not an Exception
+        if type(error).__name__ != "PanicException":  # a Rust panic raises a BaseException
             raise error
         raise errors.converted(RuntimeError("panic"), self.show(path), "", "") from None
 

@@ -6,9 +6,9 @@ checks the address of each redirect.
 Each permit (see `ip_guard`) has its own connection pool. With a shared pool, a transfer could reuse
 a connection to a private address that the permit of the transfer does not include.
 
-All stores of a process share one engine (`shared`). Threads other than the main thread make the
-first attempt of a request themselves (`transfer_here`), because waking two threads costs more than
-fetching a small object. Redirects, retries and requests to overloaded hosts always run in the
+All stores with the same limits share one engine (`shared`). Threads other than the main thread make
+the first attempt of a request themselves (`transfer_here`), because waking two threads costs more
+than fetching a small object. Redirects, retries and requests to overloaded hosts always run in the
 engine. Requests by the main thread also run in the engine, because an interrupt cannot end a
 transfer in the calling thread.
 """
@@ -48,11 +48,11 @@ SocketAction: TypeAlias = Callable[[int, int], object]
 MAX_REDIRECTS = 5
 MIN_SPEED = 1000  # bytes per second; a transfer fails if it is slower for `timeout_s`
 _TICK_S = 0.2  # interval between two checks of deadlines and speeds
-_FEW_SHARE, _GATHER_S = 8, 0.0001  # sleep if fewer than active / _FEW_SHARE sockets are ready
+_FEW_SHARE, _GATHER_S = 8, 0.0001  # wait longer if fewer than active / _FEW_SHARE sockets are ready
 # Buffer size of a transfer in the caller's thread; a large buffer causes fewer waits for the
 # interpreter lock.
 _BUFFER_BYTES = 512 << 10
-_MAX_IDLE = 64  # maximum number of idle handles, each with its connections, per engine and permit
+_MAX_IDLE = 64  # maximum number of idle handles, which keep connections, per engine and permit
 
 
 class Sockets:
@@ -376,7 +376,8 @@ class Engine:
 
     def _timeout(self) -> float | None:
         now = time.monotonic()
-        # The time of the last start is used, because a host may have become due since then.
+        # `self._now` is the time at which requests were last started. The delay of a host may have
+        # ended since then, and this host must not be missed.
         times = [self._retries.next_due(), self.hosts.next_due(self._now)]
         if self._active:
             times.append(self._checked + self._tick_s)
@@ -621,7 +622,7 @@ _shared: dict[Limits, Engine] = {}
 
 
 def shared(limits: Limits) -> Engine:
-    """Return the engine for these limits, which all stores of this process share."""
+    """Return the engine for these limits. All stores of this process share the returned object."""
     with _shared_lock:
         engine = _shared.get(limits)
         if engine is None:
@@ -634,7 +635,7 @@ def transfer_here(request: Request, engine: Engine) -> bool:
 
     If the transfer fails, the request is passed to the engine.
 
-    return  False if the request was not run, so that the caller must submit it to the engine
+    return  False if the request was not run; the caller must then submit it to the engine
     """
     if threading.current_thread() is threading.main_thread() or engine.hosts.is_overloaded(
         request.origin

@@ -100,7 +100,7 @@ class Page(NamedTuple):
 class BatchRequest:
     """A request for many whole objects. Each position of the lists belongs to one object.
 
-    urls, origins  fields of the addresses; empty at a position without an object
+    urls, origins  URL and origin of each object; empty at a position without an object
     users     position -> user info, for the addresses that contain user info
     outcomes  list that receives the outcomes: bytes, a Page or a Fault; None until the outcome is
               known

@@ -351,8 +351,8 @@ def decode_body(coding: str, parts: Iterable[bytes], limit: int) -> bytes:
         wbits = 15 if data[:1] and (data[0] & 0x0F) == 8 else -15
     member = zlib.decompressobj(wbits)
     try:
-        # The steps have a fixed size, so that errors do not depend on the sizes of the received
-        # parts.
+        # The body is decoded in steps of a fixed size. Therefore, the limits do not depend on the
+        # sizes of the received parts.
         for start in range(0, len(data), _STEP_BYTES):
             piece: bytes | memoryview = data[start : start + _STEP_BYTES]
             while True:
@@ -394,7 +394,7 @@ def robots_directive(values: Iterable[str], names: frozenset[str]) -> str:
 
     `noindex`, `noimageindex` and `none` are directives of search engines (source: Google Search
     Central, "Robots meta tag, data-nosnippet, and X-Robots-Tag specifications"). `noai` and
-    `noimageai` are conventions for the training of models.
+    `noimageai` are conventions that disallow the training of models.
 
     values  values of the X-Robots-Tag headers of a response
     names   return value of `robots_names`

@@ -128,7 +128,7 @@ class HostQueues:
         return request
 
     def next_due(self, now: float) -> float | None:
-        """Return the time at which the next request to an overloaded host may start, or None."""
+        """Return the earliest time after `now` at which the delay of a host ends, or None."""
         due = None
         for host in self._ready.values():
             if host.next_at > now and (due is None or host.next_at < due):

@@ -356,7 +356,7 @@ _NO_REQUEST = Request(Address("", "", ""), lambda request: None, Guard())
 
 
 def _too_large(limit: int, max_bytes: int) -> Fault:
-    # No option changes the limit for servers that ignore ranges, so this limit has no hint.
+    # No option changes MAX_WHOLE_BYTES, so the error for this limit has no hint.
     hint = "Increase --max-object." if limit == max_bytes else ""
     return Fault("large", f"larger than the limit of {limit} bytes", hint=hint)
 

@@ -42,7 +42,7 @@ class Address(NamedTuple):
     """A parsed http(s) address.
 
     url     `scheme://host[:port]/path?query` for the request: percent-encoded, without user info
-            and fragment
+            or fragment
     origin  `scheme://host:port`, always with a port; permits and credentials are valid for one
             origin
     user    `name:password`, percent-encoded, or empty
