@@ -109,7 +109,7 @@ def _limited(
     limit: int | None,
     tail: int | None,
 ) -> Iterator[pa.RecordBatch]:
-    """Return only the first or last rows of the batches, in at least one batch."""
+    """Apply `limit`, and then `tail`. If no rows remain, yield one empty batch."""
     batches = batches if limit is None else first_rows(batches, limit)
     return _at_least_one(schema, batches if tail is None else last_rows(batches, tail))
 

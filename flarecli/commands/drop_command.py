@@ -308,7 +308,7 @@ def _planned_erasure(
 def _keys_to_erase(
     options: DropOptions, base: Version, selection: _Selection | None
 ) -> list[pa.Array]:
-    """Return the keys in the --keys file and of the selected rows; empty without --key."""
+    """Return the keys in the --keys file and the keys of the selected rows; empty without --key."""
     found: list[pa.Array] = []
     name, data = options.key, base.dataset
     if name is None:
@@ -458,7 +458,7 @@ def compact(options: CompactOptions) -> Changed:
 
 
 def _small_runs(stream: Stream, below: int) -> list[Group]:
-    """Return the groups of two or more consecutive shards, each smaller than `below` bytes."""
+    """Group consecutive shards that are smaller than `below` bytes; omit groups of one shard."""
     row_counts(stream)
     sizes = np.full(len(stream), below) if stream.sizes is None else stream.sizes
     if stream.raw_sizes is not None:

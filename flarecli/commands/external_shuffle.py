@@ -24,7 +24,7 @@ from flarecli.storage.local import temporary_file_error
 __all__ = ["shuffled"]
 
 _MEMORY_BYTES = 32 << 20  # maximum size of rows sorted in memory
-# limit for a part, as a share of the limit above: a shard is in memory while a part is sorted
+# A part may use only 1/4 of the memory limit, because the caller also has a shard in memory.
 _PART_SHARE = 4
 _PART_BITS, _KEY_BITS = 6, 62  # bits that select the part; bits of a sort key
 _BATCH_ROWS = 8192
@@ -56,11 +56,11 @@ def shuffled(
 def _sorted(
     batches: Iterable[pa.RecordBatch], memory_bytes: int, part_bytes: int, bits: int
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows in the order of their sort keys. Remove the last column, which contains them.
+    """Yield the rows in the order of their sort keys, without the last column (the sort keys).
 
     memory_bytes  maximum size of the rows in memory
     part_bytes    maximum size of a part in memory
-    bits          number of last bits in which the sort keys differ
+    bits          number of low bits of the sort keys that are compared; all other bits are equal
     """
     buffered: list[pa.RecordBatch] = []
     size = 0
@@ -127,7 +127,7 @@ class _SortFile:
 
     def __init__(self, schema: pa.Schema, shift: int) -> None:
         self._schema, self._shift = schema, shift
-        # one array per `write`: starts of its segments, and the end of the last: int64 [parts + 1]
+        # for each call of `write`: starts of its segments, and end of the last: int64 [parts + 1]
         self._offsets: list[IntArray] = []
         try:
             self._file = tempfile.TemporaryFile(prefix="flare-")  # noqa: SIM115 - closed by `close`

@@ -54,8 +54,8 @@ def holes(parts: Sequence[Stream], is_changed: bool = False) -> tuple[str, ...]:
     Only local files are checked, because each remote file would require a request.
 
     parts       parts of a stream, with known rows
-    is_changed  whether a change created the list; if so, gaps are not reported, because the change
-                may have removed these shards
+    is_changed  whether a command that changed the dataset wrote the list; if so, gaps are not
+                reported, because the command may have removed these shards
     """
     urls = [
         url
@@ -68,13 +68,12 @@ def holes(parts: Sequence[Stream], is_changed: bool = False) -> tuple[str, ...]:
 
 
 def missing_shards(streams: Sequence[Sequence[Stream]], rows: int) -> tuple[list[str], list[range]]:
-    """Return the address of a missing file of each missing shard, and the ranges of rows without a
-    missing shard.
+    """Find the missing shards of a dataset. Only local files are checked.
 
-    The rows in a range can be read in all streams. Only local files are checked.
-
-    streams  parts of each stream, whose row counts are known
+    streams  parts of each stream, with known row counts
     rows     number of rows of the streams
+    return   address of one missing file of each missing shard; ranges of rows whose shards exist in
+             all streams
     """
     addresses, missing_runs = list[str](), list[tuple[int, int]]()
     for stream, one, start, stop in chain.from_iterable(map(_missing_rows, streams)):

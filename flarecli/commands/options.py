@@ -446,7 +446,7 @@ class PackOptions(_DownloadOptions, TableOptions, _WriteOptions, _StreamOptions)
         False,
         Option(
             group="Rows",
-            help="Use null if a column is missing in one of several tables, in appended rows, or for one of the keys in a folder of files.",
+            help="Use null if a column is missing in one of several tables or in appended rows, or if a key in a folder lacks a file.",
         ),
     )
     folder_column: str | None = option(
@@ -909,7 +909,7 @@ class PlaylistOptions(CacheOptions, TableOptions):
             metavar="K=V",
             is_repeatable=True,
             parse=partial(_pairs, form="K=V"),
-            help="Entry of the playlist's `headers` for every stream; repeatable.",
+            help="Add an entry to the `headers` of every stream in the playlist; repeatable.",
         ),
     )
     overwrite: bool = option(

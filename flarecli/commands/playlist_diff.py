@@ -149,7 +149,7 @@ def _facts(stream: Stream) -> _Facts:
 def _differ(a: _Listed, b: _Listed) -> bool:
     """Return whether two entries for a chunk contradict each other.
 
-    Facts that only one entry has are ignored.
+    A fact that is missing in one of the entries is ignored.
     """
     one, i, two, j = a.facts, a.i, b.facts, b.i
     for name, values in one.items():

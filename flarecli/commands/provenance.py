@@ -52,10 +52,10 @@ class Places:
     def passed(
         self, batches: Iterator[pa.RecordBatch], first: int, keep: bool = False
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the batches, record their row numbers, and remove the column of row numbers.
+        """Record the row numbers of batches, and yield the batches.
 
         first  position of the first row in the selection
-        keep   whether to keep the column
+        keep   whether the yielded batches include the column of row numbers
         """
         return batches if self._start is not None else self._recorded(batches, first, keep)
 

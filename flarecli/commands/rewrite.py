@@ -336,7 +336,7 @@ def _runs(
     groups: Sequence[Group],
     kept: Sequence[int],
 ) -> list[Run]:
-    """Return the run of each group, with the shards that contain its kept rows."""
+    """Return a `Run` for each group: its old shards, and the new shards with its kept rows."""
     moved = versions.moved(name, versions.fragment_files(name, at, written))
     ends = np.cumsum(row_counts(written))
     runs, before, done = list[Run](), 0, 0

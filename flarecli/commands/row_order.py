@@ -69,7 +69,7 @@ class Order:
         return out
 
     def sampled(self, sample: int | float, seed: int) -> Order:
-        """Return a random sample of the rows, in the same order. The order must have no shuffle.
+        """Return a random sample of the rows, which stay in order. `shuffle` must not be set.
 
         sample  number of rows, or a share of the rows as a float
         """
@@ -79,7 +79,7 @@ class Order:
 
 
 def order_of(rows: IntArray) -> Order:
-    """Return the order of the given rows: int64 [rows]."""
+    """Convert an array of row numbers, int64 [rows], to an `Order`."""
     breaks = np.flatnonzero(np.diff(rows) != 1) + 1
     firsts = np.concatenate([np.zeros(min(1, len(rows)), np.int64), breaks])
     return Order(rows[firsts], np.ones_like(firsts), firsts, len(rows))
@@ -142,7 +142,7 @@ def filtered(
 ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     """Return the rows that match a condition, with the selected columns in the selected order.
 
-    option  the option with which the user passed the columns
+    option  name of the option that contains `columns`, for messages
     raises  UsageError for an unknown column
     """
     if where is not None:
@@ -160,7 +160,7 @@ def filtered(
 def check_names(names: Sequence[str], columns: Sequence[str], option: str) -> None:
     """Raise UsageError for an unknown column.
 
-    option  the option with which the user passed the columns
+    option  name of the option that contains `columns`, for messages
     """
     for name in columns:
         if name not in names:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RowReader", "ValueLimit", "small_batches"]
 
-_BLOCK_STEPS = 1 << 16  # steps mapped per block
+_BLOCK_STEPS = 1 << 16  # steps whose row numbers are computed at a time
 _TAKE_ROWS, _TAKE_BYTES = 64, 16 << 20  # maximum rows and bytes per `take`
 _MIN_RUN_ROWS = 16  # scans are faster if the average run has at least this length
 
@@ -115,7 +115,7 @@ def _error(failure: Failure, address: str) -> FlareError:
     from flarecli.write import error_of
 
     error = error_of(failure, address).of_column(failure.column)
-    return error.changed(hint=failure.hint)  # these commands do not have --on-error
+    return error.changed(hint=failure.hint)  # without the default hint, which recommends --on-error
 
 
 def _can_exceed(stream: Stream, max_bytes: int) -> bool:
@@ -144,8 +144,8 @@ class RowReader:
         self._data, self._limit, self._exact = data, limit, exact
         self._edges: list[int] = data.edges.tolist()
         schema = data.exact if exact else data.schema
-        # Exclude columns that are converted when they are read: the stored size of a value is not
-        # its final size.
+        # Exclude columns whose values are converted, because the size of a stored value is not the
+        # size of the converted value.
         self._fields = {
             stored.name: stored
             for stored in data.exact

@@ -357,7 +357,7 @@ def _stream_task(task: PackTask, base: Version, number: int) -> PackTask:
         return task
     names = [column.name for column in base.streams[number].columns or ()]
     present = [name for name in names if name not in task.null_columns]
-    if not present:  # pack any other column only to count the rows; its values are not written
+    if not present:  # read one column of another stream to count the rows; it is not written
         present = [name for name in task.encodings or () if name not in task.null_columns][:1]
     return replace(
         task,

@@ -69,7 +69,7 @@ class MediaOptions:
 
     @property
     def is_noop(self) -> bool:
-        """Return whether all options have default values. Mismatches are counted in any case."""
+        """Return whether all options have default values; mismatches are then still counted."""
         return self == MediaOptions()
 
     @property

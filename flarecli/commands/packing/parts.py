@@ -79,7 +79,7 @@ __all__ = ["check_division", "join_parts", "pack_one_part", "pack_parts"]
 
 _MAX_BUSY_S = 120.0  # maximum time to wait for a part that another process packs
 _MAX_WAIT_S = 600.0  # maximum time to wait for jobs that infer the columns, or join the parts
-_BUSY_DELAY_S = 0.5  # delay between two attempts
+_BUSY_DELAY_S = 0.5  # delay between two attempts to lock a folder
 _MAX_NOTES = 20  # maximum number of reported notes about parts
 
 
@@ -437,7 +437,7 @@ def _prepare(plan: Plan, division: _Division, progress: Progress) -> tuple[Locat
 
 
 def _claim_and_wait(task: PackTask, progress: Progress) -> Target:
-    """Lock the target of a task. Wait for other jobs, which lock the target only briefly."""
+    """Lock the target of a task. If another job has locked the target, wait for that job."""
     stop, is_noted = time.monotonic() + _MAX_WAIT_S, False
     while True:
         try:
@@ -542,15 +542,12 @@ def _record_and_head(
 
 
 def _record_columns(plan: Plan, journal: Journal) -> None:
-    """Record the columns for all parts.
-
-    They are inferred from the first rows, if they are not known.
-    """
+    """Record the columns for all parts. Unknown columns are inferred from the first rows."""
     task = plan.task
     if task.encodings is None:
         sample = _sample(plan)
         columns, types = sample.columns, sample.types
-    else:  # the columns of the dataset to which the rows are appended
+    else:  # the columns are known from the dataset to which the rows are appended
         own = [
             encodings.column(name, one, plan.extensions.get(name, ""))
             for name, one in task.encodings.items()
@@ -684,7 +681,7 @@ def _check_source_rows(plan: Plan) -> None:
 
 
 def _count(plan: Plan, where: str | None) -> int:
-    """Return the number of rows to divide. The keys are checked when the parts are joined."""
+    """Return the number of rows to divide, including rows with duplicate keys."""
     options = replace(plan.options, where=where, on_duplicate="keep", shuffle=None)
     return count_selected(Plan(replace(plan.task, options=options), plan.source, Progress()))
 

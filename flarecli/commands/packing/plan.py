@@ -169,7 +169,7 @@ class PackTask:
 
     @cached_property
     def guard(self) -> Guard:
-        """Return the guard, which determines the addresses that data may contain."""
+        """Return the access rules for addresses in the data."""
         return self.options.guard(self.sources)
 
     @cached_property
@@ -431,7 +431,7 @@ def _checked_names(plan: Plan) -> list[str]:
             )
     names = after if task.columns is None else [plan.renamed(name) for name in task.columns]
     if task.columns is not None and task.format.max_columns is None and not plan.is_statement:
-        # the columns that contain the extensions of the selected files
+        # also pack the columns that contain the extensions of the files in the selected columns
         extras = [column_of(plan.source.extensions.get(name, "")) for name in task.columns]
         names += [name for name in extras if name and name in after and name not in names]
     if plan.options.folder_column:
@@ -509,7 +509,7 @@ def selected(
     options, source = plan.options, plan.source
     names = _needed_columns(plan, keys_only)
     place = None if plan.is_run else PLACE
-    unused: list[str] = []  # columns whose values are used only after `--max-object` was checked
+    unused: list[str] = []  # columns whose values are not used before `--max-object` is checked
     if options.where is None:
         used = {plan.key, *(link.source for link in plan.links)}
         unused = [name for name in source.schema.names if name not in used]
@@ -548,7 +548,7 @@ def _needed_columns(plan: Plan, keys_only: bool) -> list[str] | None:
     """Return the source columns to read; None: all."""
     needed = {plan.key, plan.source.key}
     if plan.task.format.key_column:
-        needed |= set(plan.source.files)  # the columns of file names
+        needed |= set(plan.source.files)  # columns that contain file names
     if not keys_only:
         if plan.task.columns is None:
             return None

@@ -38,7 +38,7 @@ class RowRequest:
     where     condition used to skip rows that cannot match; other rows are not filtered
     place     name of an additional int64 column for the source row numbers
     checksum  checksum to update with the bytes that are read
-    unused    columns whose values are used only after `--max-object` was checked; a value above
+    unused    columns whose values are not used before `--max-object` is checked; a value above
               this limit may be replaced with zero bytes
     """
 
@@ -65,7 +65,7 @@ class Source:
     notes    notes for the user
     details  notes for verbose output
     stored   column -> encoding in a dataset; empty for an index
-    is_list  whether the rows are addresses, so that `files` may name any file
+    is_list  whether each row is the address of a file, which may be anywhere
     types    column -> Arrow type to preserve, if `schema` has another type: a dictionary type of an
              index, or the original type of a packed column
     files    columns with file names in `batches`; `schema` has the types of the file contents
@@ -75,7 +75,7 @@ class Source:
              missing, and the key. None if no file can be missing
     extensions  column -> `Column.extension`
     encodings   column -> encoding of the contents of files, unless the first row determines it
-    is_run   whether row numbers are 0, 1, 2, …
+    is_run   whether the source row numbers are 0, 1, 2, …, without gaps
     """
 
     notes: tuple[str, ...] = ()

@@ -196,7 +196,7 @@ class _Unpacking:
         check_names(columns_after, columns or (), "--columns")
         chosen = columns_after if columns is None else list(dict.fromkeys(columns))
         extensions = {name: one for name, one in source.extensions.items() if name not in renamed}
-        if columns is None:  # columns of extensions become part of the file names
+        if columns is None:  # omit columns of file extensions, which are used in file names
             parts_of_names = {name for one in extensions.values() if (name := column_of(one))}
             chosen = [name for name in chosen if name not in parts_of_names]
         types = dict(zip(columns_after, schema.types, strict=True))

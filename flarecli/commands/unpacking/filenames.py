@@ -43,7 +43,7 @@ Where: TypeAlias = Callable[[int], object]  # row number -> address, formatted o
 # addresses
 ROW, ADDRESS = "__flare_row__", "__flare_address__"
 _KEYS = ("key", "__key__", "data_id", "id")
-_FIRST_FOLDER = 1 << 62  # number for folders; files have smaller numbers
+_FIRST_FOLDER = 1 << 62  # folders have numbers from here on; files have smaller numbers
 _UNKNOWN = "*"  # placeholder for an extension that depends on the bytes
 _RENAME_HINT = "Use a different --name, such as '{row}.{ext}', or a different --key."
 _PADDING = re.compile(r"(?:0?[1-9][0-9]?)?d?")  # valid formats in `{row:…}`
@@ -250,7 +250,7 @@ def _fixed(schema: pa.Schema, name: str) -> str | None:
 
 
 def _is_extension(column: str, extension: str) -> bool:
-    """Return whether a column name ends in an extension that means the same as `extension`.
+    """Return whether a column name ends in an extension that is equivalent to `extension`.
 
     For the extension `jpg`, examples are the names `jpeg` and `image.jpg`.
     """

@@ -254,7 +254,7 @@ def _read_files(
 def _unused_columns(
     schema: pa.Schema, options: UnpackOptions, text_columns: Collection[str]
 ) -> set[str]:
-    """Return the columns, except text, that are used only after `--max-object` was checked."""
+    """Return columns whose values are not used before `--max-object` is checked; no text."""
     pattern = options.name or ""
     return {
         field.name

@@ -345,7 +345,11 @@ class _BegunFiles:
 
 
 def _read_begun(lines: Iterable[LogLine], next: int = 0) -> tuple[set[int], int]:
-    """Return the hashes of the names from row `next` on, and the size of the complete lines."""
+    """Read the log of started files.
+
+    return  hashes of the file names that were logged for row `next` and later rows; size of the
+            complete lines in bytes
+    """
     hashes, size = set[int](), 0
     for stop, entry in lines:
         size = stop

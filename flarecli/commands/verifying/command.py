@@ -64,7 +64,7 @@ __all__ = ["Verification", "verify"]
 
 _MIN_REMOTE_JOBS = 8  # for any CPU count, because network jobs mostly wait
 _REPAIR = "fetch it again, or pack it again with `flare pack … --overwrite`."
-# kinds of findings that packing again cannot repair
+# kinds of findings about a list that a new list would not repair
 _NOT_REPAIRED = ("reach", "listing", "streams", "unsafe")
 
 
@@ -415,7 +415,8 @@ def _with_unreadable(
 ) -> Iterator[Finding]:
     """Yield the findings, and the findings in `unreadable` about files that have no other finding.
 
-    If both have a finding about the same unsafe link, the finding in `unreadable` is returned.
+    If `findings` and `unreadable` contain the same unsafe link, only the finding in `unreadable` is
+    yielded.
     """
     for finding in findings:
         other = unreadable.pop(link_address(finding.address), None) if unreadable else None

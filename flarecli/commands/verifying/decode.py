@@ -51,7 +51,7 @@ def decode_values(
             large.setdefault(value.row, []).append(value.column)
             yield _too_large(value, chunk.at, max_bytes)
     decoded = {name: kind for name, kind in decoded.items() if not (is_typed and _is_plain(kind))}
-    # limit the number of list items, because hostile rows may share the same bytes
+    # limit the total number of list items, because many hostile rows may refer to the same bytes
     items_left = sum(at.size() for at in (chunk.at, *chunk.companions))
     unreported = 0  # bytes
     for start in range(0, shard.rows if decoded else 0, _ROWS):
@@ -70,7 +70,7 @@ def decode_values(
                     yield Finding(f"{chunk.at}[{i}]", "format", message, HINT)
                     return
                 size = sum(map(len, data)) if isinstance(data, list) else len(data)
-                if size > max_bytes:  # the format does not store the sizes of values
+                if size > max_bytes:  # not in `large` if the format does not store sizes
                     yield _too_large(LargeValue(i, name, size), chunk.at, max_bytes)
                     continue
                 kind = decoded[name].item or decoded[name]

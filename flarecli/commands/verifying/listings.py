@@ -157,7 +157,7 @@ class OtherList:
         return i
 
     def unused(self) -> list[str]:
-        """Return the addresses of the shards that `find` has not found."""
+        """Return the addresses of the listed shards that no call of `find` has returned."""
         return [url for i, url in enumerate(self.stream.urls) if i not in self._used]
 
 
@@ -190,7 +190,7 @@ class OtherLists:
                 self.findings.append(finding_of(error, playlist.at))
         self._derived_index = _derived_index(playlist, stream)
         self._without_checksums: dict[bool, list[Location]] = {}  # is_playlist -> lists
-        self._checked: set[str] = set()  # paths of lists whose checksums are in another list
+        self._checked: set[str] = set()  # paths of lists whose own checksums another list names
         self._by_folder: dict[str, list[OtherList]] = {}  # the key "" is for the --against list
 
     def add(self, other: OtherList) -> None:
@@ -303,13 +303,11 @@ class OtherLists:
         return entries, findings
 
     def _lists_for(self, place: str) -> Iterator[tuple[OtherList, bool]]:
-        """Yield (list, must_list) for each list that may name a shard.
+        """Yield each list that may name a shard, and whether the list is expected to name it.
 
-        `must_list` is whether the list must name the shard if `must_match` is set.
-
-        Of the lists with the same file name, the list in the nearest folder above the shard must
-        name the shard. The other lists must name the shard only if they name other shards in the
-        same folder.
+        If several lists have the same file name, the list in the nearest folder above the shard is
+        expected to name the shard. Any other of these lists is expected to name the shard only if
+        it names other shards in the folder of the shard.
         """
         for other in self._by_folder.get("", ()):
             yield other, True
@@ -344,7 +342,7 @@ class OtherLists:
             yield Finding(str(other.at), "listing", message, LISTS_DIFFER)
 
     def additional_shards(self, address: str) -> Iterator[Finding]:
-        """Yield findings for shards that only another list contains, if that list must match.
+        """Yield findings for shards that are only in another list whose `must_match` is set.
 
         Call this after `entries_of` was called for all shards.
         """
@@ -571,7 +569,7 @@ def _unreadable_folder(at: Location) -> Finding | None:
 
 
 def _other_datasets(top: str, names: Sequence[str], listed: Collection[str]) -> Iterator[str]:
-    """Yield the topmost folders that have a list and no listed file; each ends with `/`."""
+    """Yield the topmost folders with a list and no listed file, as names that end with `/`."""
     above = {folder for name in listed for folder in folders_above(name)}
     previous = None
     lists = (name for name in names if name.endswith((f"/{INDEX}", f"/{PLAYLIST}")))

@@ -91,7 +91,7 @@ class Plan:
         return is_listed and any(len(stream) for stream in self.streams)
 
     def with_streams(self, *streams: Stream) -> Plan:
-        """Return a plan for individual shards that checks these streams instead."""
+        """Return a copy of a plan for individual shards, with other streams to check."""
         playlist = replace(self.playlist or Playlist(()), streams=streams)
         return replace(self, playlist=playlist, streams=streams)
 
@@ -114,7 +114,7 @@ def plan_sources(
     format   value of `-f`; if a list names another format, UsageError is raised
     streams  names of the streams to check; empty: all
     quick    do not send requests for lists
-    table    headers for tables; see `resolve`
+    table    values of the options `input` and `csv`, for tables without a playlist
     opened   open input streams, by address
     return   plans; notes about lists that share only some shards; path -> finding for each
              unreadable file in a dataset, for files that the check of the dataset does not report
@@ -207,8 +207,8 @@ def _remove_listed_unreadable_files(
 ) -> tuple[list[Plan], dict[str, Finding]]:
     """Remove plans of unreadable addresses that need no plan of their own.
 
-    A plan is removed if an earlier plan has the same path, if its folder contains listed shards, or
-    if its path is in the folder of a dataset.
+    A plan is removed if an earlier plan has the same path, or if its path is a folder with listed
+    shards or is inside the folder of a dataset.
 
     return  remaining plans; path -> finding for each unreadable file in the folder of a dataset
     """
@@ -274,7 +274,7 @@ def _key(plan: Plan, guard: Guard) -> str:
 
 
 def _with_folders(plans: Sequence[Plan], guard: Guard) -> list[Plan]:
-    """Add a plan for each folder without a list whose shards are all in the given plans."""
+    """Add a plan for each folder without a list if the plans contain all shards of the folder."""
     extended = list[Plan]()
     named = {place for plan in plans if not plan.is_list for place in plan.places()}
     seen = {str(plan.streams[0].at) for plan in plans if plan.is_folder}
@@ -295,9 +295,10 @@ def _with_folders(plans: Sequence[Plan], guard: Guard) -> list[Plan]:
 
 
 def _merge_lists(plans: Sequence[Plan]) -> tuple[dict[int, Plan], list[str]]:
-    """Return the lists to check, and notes about lists that share some shards.
+    """Remove plans for lists whose shards are all in another list.
 
-    return  id of a plan -> the plan, with the lists whose plans it replaces; notes
+    return  id of a remaining plan -> the plan, whose `named` includes the lists of removed plans;
+            notes about lists that share only some shards
     """
     kept, notes = dict[int, Plan](), list[str]()
     owners: dict[str, int] = {}  # path of a shard -> id of the plan that checks it
@@ -434,9 +435,9 @@ def _is_of_files(plan: Plan) -> bool:
 
 
 def _list_places(plan: Plan) -> tuple[str, ...]:
-    """Return the path of the list of a plan; empty if the plan has no list.
+    """Return a tuple with the path of the list of a plan; empty if the plan has no list.
 
-    For an unreadable list, return two paths: the path of the address, and the path in the finding.
+    If the list could not be read, the tuple contains the paths in the address and in the finding.
     """
     if plan.playlist is None:
         return link_address(plan.address), link_address(plan.findings[0].address)
@@ -613,7 +614,7 @@ class Choice:
         return self.part is None and self.sample is None
 
     def of(self, count: int) -> Collection[int]:
-        """Return the selected positions among `count` shards."""
+        """Return the positions of the selected shards in a stream of `count` shards."""
         k, n = self.part or (0, 1)
         shards = range(k, count, n)
         if self.sample is None:

@@ -95,7 +95,7 @@ class Depth:
 
     @property
     def needs_rows(self) -> bool:
-        """Return True if rows must be read, which happens after the check of the structure."""
+        """Return whether rows must be read after the check of the structure."""
         return self.decoder is not None or self.hash_rows or bool(self.key)
 
     def size(self, at: Location) -> int:
@@ -174,7 +174,7 @@ def check_chunk(
         ):
             _check_in_one_pass(form, chunk, entries, columns, rows, result)
             return result
-        # if rows are read later, progress counts their bytes then, and not here
+        # if rows are read after the hashes, only the bytes of the rows are counted as progress
         with counted(_ignore) if depth.needs_rows else nullcontext():
             hashed = _hash_chunk(chunk, entries, compression, rows, result)
         if hashed is not None:
@@ -217,7 +217,7 @@ def _ignore(size: int) -> None:
 
 
 def _of_size(chunk: Chunk, size: int | None, at: Location | None = None) -> Chunk:
-    """Return a chunk whose first file has this size, and no listed checksums."""
+    """Return a copy of a chunk whose first file has the given size and no listed checksums."""
     file = File(chunk.files[0].name, size)
     return replace(chunk, at=at or chunk.at, files=(file, *chunk.files[1:]))
 

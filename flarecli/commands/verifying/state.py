@@ -57,7 +57,7 @@ class VerifyState:
         except UnsafeError:
             self._log.close()
             raise UsageError(
-                "not a regular file", where=path, hint="Name a file for --state."
+                "not a regular file", where=path, hint="Use another path for --state."
             ) from None
         except FlareError as error:
             self._log.close()

@@ -245,7 +245,7 @@ def run_on_engine(
         while next_position in results:
             yield waiting.pop(next_position), results.pop(next_position)
             next_position += 1
-    for position in sorted(results):  # results of an earlier run that follow the last checked file
+    for position in sorted(results):  # the last files may have results from an earlier run
         yield waiting.pop(position), results[position]
 
 
