@@ -8,11 +8,11 @@ each fact from the format object and never compares format names.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 from flarecli import encodings
 from flarecli.errors import UsageError
-from flarecli.formats.shard_files import SELECT_COLUMNS, check_names
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,7 +44,9 @@ __all__ = [
     "LISTED_PICTURES",
     "LargeValue",
     "OriginalValue",
+    "SELECT_COLUMNS",
     "SMALL_INTEGERS",
+    "check_names",
 ]
 
 Ranges = Mapping[str, tuple[int, int]]
@@ -52,6 +54,9 @@ Substitutes = Mapping[str, str | None]
 Span = tuple[
     "Location", int | None, int | None
 ]  # file, first byte, and byte after the last; None for an unknown offset
+
+
+SELECT_COLUMNS = "Select the columns to pack with -c."
 
 
 class LargeValue(NamedTuple):
@@ -107,6 +112,18 @@ def encoding_group(encoding: str) -> str:
     if item in ("ndarray", "array"):
         return "ndarray[]"
     return "bytes[]" if item in encodings.CUSTOM or item.partition("[")[0] in _BYTES else "*[]"
+
+
+def check_names(columns: Columns, needs: str) -> None:
+    """Raise UsageError if there are no columns, or if two columns have the same name.
+
+    needs  message of the error that is raised if there are no columns
+    """
+    if not columns:
+        raise UsageError(needs, hint=SELECT_COLUMNS)
+    for one, two in pairwise(sorted(column.name for column in columns)):
+        if one == two:
+            raise UsageError(f"duplicate column name {one!r}")
 
 
 class Format:

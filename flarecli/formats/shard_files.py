@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import pairwise
 from typing import Any, NoReturn
 
 from flarecli import compress
@@ -17,9 +16,7 @@ from flarecli.storage import Location
 
 __all__ = [
     "DAMAGED",
-    "SELECT_COLUMNS",
     "check_count",
-    "check_names",
     "check_ranges",
     "check_row_count",
     "count_parts",
@@ -30,7 +27,6 @@ __all__ = [
 ]
 
 DAMAGED = "The file was damaged or cut short; fetch or pack it again."
-SELECT_COLUMNS = "Select the columns to pack with -c."
 _COUNT_LIMIT = 1 << 63
 
 
@@ -75,18 +71,6 @@ def check_row_count(chunk: Chunk, rows: int, noun: str = "rows", where: object =
             f"contains {rows} {noun}; {chunk.rows} are listed",
             where=chunk.at if where is None else where,
         )
-
-
-def check_names(columns: Columns, needs: str) -> None:
-    """Raise UsageError if there are no columns, or if two columns have the same name.
-
-    needs  message of the error that is raised if there are no columns
-    """
-    if not columns:
-        raise UsageError(needs, hint=SELECT_COLUMNS)
-    for one, two in pairwise(sorted(column.name for column in columns)):
-        if one == two:
-            raise UsageError(f"duplicate column name {one!r}")
 
 
 def check_ranges(shard: Shard, ranges: Mapping[str, tuple[int, int]]) -> None:

@@ -30,8 +30,8 @@ from flarecli.errors import (
     UsageError,
 )
 from flarecli.expansion import check_columns
-from flarecli.formats.base import Format
-from flarecli.formats.shard_files import check_names, parse_json
+from flarecli.formats.base import Format, check_names
+from flarecli.formats.shard_files import parse_json
 from flarecli.model import Chunk, Column, Columns, File, Stream
 from flarecli.names import check_name
 from flarecli.storage import Location

@@ -26,14 +26,14 @@ from flarecli.encodings import lookup
 from flarecli.errors import FormatError, ValueFitError
 from flarecli.expansion import check_rows
 from flarecli.formats import byte_ranges
-from flarecli.formats.base import LISTED_PICTURES, Format, Span, Substitutes
+from flarecli.formats.base import LISTED_PICTURES, Format, Span, Substitutes, check_names
 from flarecli.formats.mds import config as mds_config
 from flarecli.formats.mds import index as mds_index
 from flarecli.formats.mds import read as mds_read
 from flarecli.formats.mds import repair_index
 from flarecli.formats.mds.index import name_of, present
 from flarecli.formats.registry import INDEX
-from flarecli.formats.shard_files import DAMAGED, check_names, check_row_count, write_file
+from flarecli.formats.shard_files import DAMAGED, check_row_count, write_file
 from flarecli.lazy import np, pa, pc
 from flarecli.model import (
     BoolArray,

@@ -48,14 +48,15 @@ from flarecli.formats.base import (
     FLOATS,
     INTEGERS,
     LISTED_PICTURES,
+    SELECT_COLUMNS,
     Format,
     LargeValue,
     OriginalValue,
     Span,
     Substitutes,
+    check_names,
 )
 from flarecli.formats.registry import SHARD_INDEX
-from flarecli.formats.shard_files import SELECT_COLUMNS, check_names
 from flarecli.formats.webdataset import index as webdataset_index
 from flarecli.formats.webdataset import tar
 from flarecli.formats.webdataset.columns import (
