@@ -88,7 +88,7 @@ def field(column: Column) -> pa.Field:
 
 
 def encoding_of(field: pa.Field) -> str | None:
-    """Return the encoding name in the metadata of an Arrow field; None without such a name."""
+    """Return the encoding name in the metadata of an Arrow field; None if there is no name."""
     name = (field.metadata or {}).get(ENCODING)
     return None if name is None else name.decode()
 

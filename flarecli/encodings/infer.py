@@ -1,4 +1,4 @@
-"""Choose the default encoding of a column by the column's type and the bytes of the first value."""
+"""Infer the default encoding of a column from its type and the bytes of its first value."""
 
 from __future__ import annotations
 

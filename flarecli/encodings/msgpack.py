@@ -66,15 +66,17 @@ def _describe_array(value: Any) -> Any:
 
 
 def _check(value: Any, tree: bool, depth: int) -> None:
-    """Raise ValueFitError for a value that cannot be packed, and ValueError for deep nesting.
+    """Check the map keys, the lists and the nesting of a value.
 
-    tree   True: also reject a list that `unpack` would return as an array
-    depth  number of levels that may follow
+    tree    True: reject a list that `unpack` would return as an array
+    depth   maximum number of levels below this value
+    raises  ValueFitError for a key that is neither text nor bytes, or for a rejected list;
+            ValueError for deep nesting
     """
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, (str, bytes)):
-                raise ValueFitError(f"map key {key!r:.60} is not text")
+                raise ValueFitError(f"map key {key!r:.60} is neither text nor bytes")
         items: Any = value.values()
     elif isinstance(value, (list, tuple)) and not isinstance(value, ExtType):
         if tree and _is_array(value):

@@ -214,9 +214,9 @@ def annotation(finding: Finding) -> str:
 
         ::error file=PATH,line=N,title=TITLE::MESSAGE
 
-    In messages and properties, `%` is escaped as %25, and line ends as in every message of flare.
-    In properties, `:` and `,` are also escaped, as %3A and %2C (source: actions/toolkit). Paths
-    below the current folder are relative, as GitHub expects.
+    In messages and properties, `one_line` escapes line ends, and `%` becomes %25. In properties,
+    `:` and `,` become %3A and %2C (source: actions/toolkit). Paths below the current folder are
+    relative, as GitHub expects.
     """
     file = finding.address
     properties = [f"file={_github_property(_relative_path(file))}"]

@@ -198,7 +198,7 @@ class _Machine:
     def _set_items(self, items: list[Any]) -> None:
         """Add items to the folder on top of the stack.
 
-        items  alternately a name, and a record number or a folder
+        items  each name, followed by its record number or folder
         """
         folder = self._pop()
         self._stack.append(folder)

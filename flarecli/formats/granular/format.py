@@ -83,7 +83,7 @@ class Granular(Format):
     suffixes: ClassVar[tuple[str, ...]] = (".bag",)
     index_files = ("spec.json", "000000/spec.json")
     is_multi_file = True
-    # Shards have a separate folder, because granular reads every subfolder of a dataset as a shard.
+    # A separate folder contains only the shards, because granular reads every subfolder as a shard.
     shards_in = "shards"
     sizes_are_exact = False  # `row_sizes` counts all files of a shard, not only the main file
     readers = "Granular readers"
@@ -117,8 +117,8 @@ class Granular(Format):
     def row_span(self, shard: Shard, row: int, column: str | None = None) -> Span | None:
         """Return the bag of a column, and the byte range of a row's records in the bag.
 
-        If the record numbers of the row are damaged, the byte range is (None, None). Without a
-        column that has a bag, the result is None.
+        If the record numbers of the row are damaged, the byte range is (None, None). If the column
+        has no bag, the result is None.
         """
         names = [one.name for one in shard.columns]
         bag = next(

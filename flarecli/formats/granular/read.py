@@ -202,8 +202,8 @@ def record_runs(
 ) -> list[RecordRuns]:
     """Return, for each column, the first record numbers and record counts of rows start..stop.
 
-    next_records  column -> first record number after the records of earlier rows; a missing column
-                  means 0
+    next_records  column -> smallest record number that is not used by an earlier row; 0 for a
+                  missing column
     raises        FormatError with the first row that refers to nonexistent records, or to records
                   of an earlier row
     """
@@ -336,8 +336,7 @@ def _column(
 
 
 def _typed(raw: pa.Array, encoding: Encoding) -> pa.Array:
-    """Return records as typed values. Numbers are not copied, which takes half of the time.
-
+    """Return records as typed values. Numbers are views of the records.
     raises  ValueFitError for a number of the wrong size
     """
     if encoding.size is None:

@@ -26,7 +26,7 @@ __all__ = ["RecordRuns", "numbers", "numbers_of_row", "packed"]
 
 RecordRuns: TypeAlias = tuple[
     IntArray, IntArray
-]  # int64 [rows] each: first record of each row, and number of records per row
+]  # int64 [rows] each: number of the first record of each row, and record count of each row
 
 _WIDTHS = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}
 _WIDTH = np.full(256, -1, np.int64)

@@ -124,7 +124,7 @@ def _encoding(kind: str, lists: bool) -> str:
 def agreed(own: Columns, listed: Columns, where: object) -> Columns:
     """Return the listed columns if they match the columns of a spec.
 
-    The listed encodings are more precise than the types in a spec.
+    The listed encodings may be more precise than the types in a spec.
 
     raises  IntegrityError if the listed columns do not match the spec
     """
@@ -173,7 +173,7 @@ def arranged(columns: Iterable[Column], form: Format, reserved: str = "") -> Col
         try:
             _check_key(one.name)
         except FlareError as error:
-            # An error with a column already has the column's name in its message.
+            # If an error has a column, its message already contains the column's name.
             prefix = "" if error.column else f"column {one.name!r}: "
             raise UsageError(
                 f"{prefix}{error.message};"

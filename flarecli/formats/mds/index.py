@@ -238,7 +238,7 @@ class _JsonReader:
 def _cached_names(at: Location, shards: Sequence[Mapping[str, Any]]) -> frozenset[str]:
     """Return the file names in a local cache of MosaicML Streaming; empty for other folders.
 
-    In such a cache, the compressed file of the first shard does not exist.
+    A folder is a cache if the compressed file of its first shard does not exist.
     """
     zipped = shards[0].get("zip_data") if shards else None
     name = zipped.get("basename") if isinstance(zipped, dict) else None
@@ -495,7 +495,7 @@ def raw_name(name: str) -> str:
 
 
 def present(chunk: Chunk) -> Chunk:
-    """Use the decompressed file of a local chunk if the compressed file does not exist.
+    """Return a chunk of the decompressed file if the compressed file does not exist.
 
     Caches of MosaicML Streaming may contain only decompressed files. The new chunk has the listed
     size and hashes of the decompressed bytes. Other chunks are returned unchanged.

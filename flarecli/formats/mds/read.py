@@ -242,7 +242,7 @@ def _fault(
     """Return the error for a row whose lengths do not match the size of the row.
 
     data  the bytes of the row, or only its first bytes
-    size  size of the row in bytes; None for the size of `data`
+    size  size of the row in bytes; None if `data` is the complete row
     """
     size = len(data) if size is None else size
     lengths = struct.Struct(f"<{sum(column.size is None for column in columns)}I")

@@ -15,7 +15,8 @@ Behavior of webdataset 1.0.2 and wids 0.2.111, determined by running them:
   without a PAX record. The tar is padded to a multiple of 10,240 bytes.
 - The reader skips members that are not regular files, members without a dot in the last part of the
   name, and members below `__this__/`. It converts extensions to lower case. A duplicate extension
-  in a sample is an error. A key that occurs again later starts a new sample (an error in flare).
+  in a sample is an error. A key that occurs again later starts a new sample (in flare: an error,
+  except in a stream).
 - The decoder reads txt, text and transcript as text; cls, cls2, index, inx and id as int; json and
   jsn as JSON; and pkl, pickle and pyd by unpickling.
 - wids reads only the name and size fields of a header (no PAX, no prefix, no base 256). Its
@@ -94,7 +95,7 @@ __all__ = ["WebDataset"]
 _MAX_STEP_ROWS, _MAX_STEP_BYTES = 8192, 64 << 20  # limits for the rows of a verification step
 _MAX_FINDINGS = 100  # maximum findings about keys, and maximum findings about padding, per tar
 _SUSPECT_KEY = r"^/|^~|(^|/)[A-Za-z]:|//|(^|/)[. ]+(/|$)|[\x00-\x1f\x7f\\]"
-_NOT_REPORTED = ("folder", "label")  # types of skipped members that contain no data
+_NOT_REPORTED = ("folder", "label")  # types of skipped members that are never part of a sample
 _INDEX_HINT = "Pack the tar again to rebuild the index, or delete the index."
 
 

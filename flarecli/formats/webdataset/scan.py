@@ -7,7 +7,8 @@ The rules are the same as in webdataset 1.0.2. The key of `a/b.seg.PNG` is `a/b`
 first dot after the last slash. The extension is `seg.png`, the text after that dot in lower case. A
 member is ignored if its name has no extension, if it is in a top-level folder such as `__this__`,
 or if it is hidden (see `split` for hidden files with a key). Unlike webdataset, flare reports an
-error if a key occurs again later, because the members of a sample must be consecutive.
+error if a key occurs again later in a file, because the members of a sample must be consecutive. In
+a stream, such a key starts a new sample, because remembering all keys would need unbounded memory.
 """
 
 from __future__ import annotations
@@ -175,7 +176,7 @@ def read_table(source: byte_ranges.Source, where: object, seen: tar.Seen | None 
     """Read all headers of a tar and return a table of its members.
 
     raises  FormatError with row and byte for an invalid tar, a duplicate key, or a duplicate member
-            in a sample; UnsafeError for a name that is not UTF-8 or contains a NUL
+            in a sample; UnsafeError for a name that is not UTF-8
     """
     builder = _Builder()
     try:
