@@ -331,7 +331,7 @@ class Folder:
             os.close(fd)
 
     def _scan(self) -> tuple[int, list[tuple[float, str, int]]]:
-        """Return the used bytes, and the time of last use, name and size of each copy.
+        """Return the total size of all files, and (time of last use, name, size) of each copy.
 
         Also remove files of processes that have ended, and files whose size does not match their
         name.

@@ -174,8 +174,8 @@ def read_yaml(
 ) -> Any:
     """Parse YAML in which placeholders replace long lists.
 
-    lifted  placeholder -> the list or mapping that it replaces; placeholders that the parser finds
-            are removed from `lifted`
+    lifted  placeholder -> the replaced list or mapping; placeholders that the parser finds are
+            removed from `lifted`
     found   receives faults such as tags and aliases; None: the first fault is raised
     raises  FormatError for invalid YAML or deep nesting
     """
@@ -251,7 +251,8 @@ def _value(event: Any, events: Iterator[Any], context: _Context, depth: int = 0)
         entries = context.lifted.get(key) if isinstance(key, str) else None
         if isinstance(entries, Map) and is_block and value == {} and out.keys().isdisjoint(entries):
             del context.lifted[key]
-            out.update(entries)  # the entries are on consecutive lines
+            # The entries are on consecutive lines, so the line of each mark is one higher.
+            out.update(entries)
             out.marks.update(zip(entries, itertools.count(_mark(event), 1 << 32), strict=False))
         elif not isinstance(key, str):
             context.add_fault(event, f"the name {key!r:.60} is not text; put it in quotes")
@@ -384,8 +385,8 @@ def places(data: bytes, paths: Sequence[Steps]) -> list[int]:
 def lift(text: str) -> tuple[str, _Lifted]:
     """Replace long lists in the text of a playlist with placeholders.
 
-    return  the text with placeholders and an unchanged number of lines; and a dict: placeholder ->
-            the list or mapping that it replaces
+    return  the text with placeholders and an unchanged number of lines; and a dict from each
+            placeholder to the list or mapping that the placeholder replaces
     """
     lifted: _Lifted = {}
     pieces: list[str] = []

@@ -26,7 +26,7 @@ __all__ = [
 # Header: column -> Arrow type. The types and their order are those of the packed table.
 SCHEMA = "schema"
 EXTENSIONS = "extensions"  # header: column -> file extension; see `Column.extension`
-SUPPORTED = 1  # highest playlist version, in the header `requires`, that this flare can read
+SUPPORTED = 1  # highest version of the playlist format that flare reads (header `requires`)
 COUNTS = ("rows", "bytes", "raw_bytes")  # headers with one count for each item of `content`
 _HASHES = frozenset(known())
 
@@ -34,7 +34,7 @@ _HASHES = frozenset(known())
 class Map(dict[str, Any]):
     """A mapping that also stores the position of each key in the playlist, for error messages.
 
-    marks  key -> position: one number, `line << 32 | column`, which saves memory
+    marks  key -> position as one number, `line << 32 | column`, to save memory
     """
 
     def __init__(self) -> None:

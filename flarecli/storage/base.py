@@ -413,7 +413,10 @@ class Store(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A store and a path in the store. A Location can be pickled. `str` omits secrets."""
+    """A store and a path in the store. `str` returns the address without secrets.
+
+    A Location can be pickled.
+    """
 
     store: Store
     path: str = ""
@@ -690,7 +693,7 @@ def short_message(size: int, stop: int) -> str:
 
 
 def _entered(name: str, previous: str) -> list[str]:
-    """Return the parent folders of a listed file that do not contain the previous file."""
+    """Return the folders that contain a listed file, but not the file listed before it."""
     return [
         name[:i]
         for i, sign in enumerate(name)

@@ -146,7 +146,7 @@ class LocalStore(Store):
         return Location(cls(folder, folder if is_link else os.path.dirname(path), guard), name)
 
     def close(self) -> None:
-        # `clear` would not be atomic: it closes the maps, during which other threads may run.
+        # `clear` is not atomic, because other threads may run while `clear` closes the maps.
         self._maps = OrderedDict()
 
     def pin(self) -> None:
@@ -730,7 +730,7 @@ class _OpenFolders:
 
 
 def _opened_folder(path: str) -> OpenFolder:
-    """Open a folder, following links. Raises OSError."""
+    """Open a folder, and follow links. Raises OSError."""
     if descriptors.HAS_OPENAT:
         return os.open(path, descriptors.FOLDER & ~descriptors.NO_FOLLOW)
     if not stat.S_ISDIR(os.stat(path).st_mode):

@@ -43,7 +43,7 @@ class ObjectPin(NamedTuple):
     def version(self) -> str:
         """The version from which the names of cached copies are computed.
 
-        Empty if a change of the object could remain undetected.
+        The version is empty if a change of the object could remain undetected.
         """
         return (self.token or self.modified) if self.is_strong else ""
 

@@ -52,7 +52,8 @@ _FEW_SHARE, _GATHER_S = 8, 0.0001  # wait longer if fewer than active / _FEW_SHA
 # Buffer size of a transfer in the caller's thread; a large buffer causes fewer waits for the
 # interpreter lock.
 _BUFFER_BYTES = 512 << 10
-_MAX_IDLE = 64  # maximum number of idle handles, which keep connections, per engine and permit
+# Maximum number of idle handles per engine and permit. Idle handles keep their connections open.
+_MAX_IDLE = 64
 
 
 class Sockets:
@@ -64,7 +65,7 @@ class Sockets:
     """
 
     def __init__(self, wakeup: int) -> None:
-        # Windows has no `poll`. The default there is `select`, which supports up to 512 sockets.
+        # Windows has no `poll`. Its default selector is `select`, which supports up to 512 sockets.
         selector = getattr(selectors, "PollSelector", selectors.DefaultSelector)
         self._selector: selectors.BaseSelector = selector()
         self._selector.register(wakeup, selectors.EVENT_READ)
@@ -79,7 +80,7 @@ class Sockets:
         """
 
         # This function is called twice per transfer, so it makes as few system calls as possible.
-        # libcurl and `selectors` have the same numbers for reading (1) and writing (2).
+        # libcurl and `selectors` use the same numbers for reading (1) and writing (2).
         def watch(what: int, fd: int, multi: Any, data: Any) -> None:
             if what in (pycurl.POLL_REMOVE, pycurl.POLL_NONE):
                 self._released.add(fd)

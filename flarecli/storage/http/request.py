@@ -104,7 +104,8 @@ class BatchRequest:
     users     position -> user info, for the addresses that contain user info
     outcomes  list that receives the outcomes: bytes, a Page or a Fault; None until the outcome is
               known
-    arrived   function that the engine's thread calls when position `awaited` has an outcome
+    arrived   function that the engine's thread calls when the object at the position in the
+              attribute `awaited` has an outcome
     guard     restrictions on private addresses
     first     order of position 0; the order of position i is `first` + i
     obeys_robots_tag  whether an object fails if its X-Robots-Tag disallows the use of the object

@@ -379,7 +379,7 @@ def decode_body(coding: str, parts: Iterable[bytes], limit: int) -> bytes:
 def robots_names(user_agent: str) -> frozenset[str]:
     """Return the lower-case names of the clients whose directives apply to this User-Agent.
 
-    The names are the names of flare and the words of the User-Agent.
+    These names are _ROBOTS_NAMES, and the words of the User-Agent without their versions.
     """
     words = re.split(r"[\s();,]+", user_agent.lower())
     return _ROBOTS_NAMES | {word.partition("/")[0] for word in words} - {""}

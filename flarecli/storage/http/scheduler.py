@@ -92,7 +92,7 @@ class HostQueues:
         self._ready[request.origin] = host
 
     def put_batch(self, batch: BatchRequest) -> int:
-        """Queue the requests of a batch at the end of their hosts' queues; return their number."""
+        """Queue the requests of a batch by host, and return the number of requests."""
         count = 0
         for origin, indices in batch.by_origin().items():
             host = self._ready[origin] = self._host(origin)
@@ -151,10 +151,10 @@ class HostQueues:
         return not self._is_full(host_of(origin)[0])
 
     def blocked_host(self, now: float, head: int) -> str | None:
-        """Return the name of a host that delays a request because the host is at its limit.
+        """Return the name of a host that is at its limit and therefore delays its next request.
 
         head    maximum order of the delayed request
-        return  None if no host delays such a request
+        return  None if there is no such host
         """
         for host in self._ready.values() if self._per_host is not None else ():
             if host.waiting[0][0] <= head and host.next_at <= now and self._is_full(host.name):

@@ -99,7 +99,7 @@ def _invalid(url: str) -> UnsafeError | FormatError:
         return FormatError("the address contains a control character", where=_shown(url))
     if scheme and scheme[0][:-1].lower() not in DEFAULT_PORTS:
         return UnsafeError(
-            f"{scheme[0][:-1].lower()[:20]}: addresses are not supported here",
+            f"the scheme {scheme[0][:-1].lower()[:20]!r} is not supported",
             where=_shown(url),
             hint="Use an http or https address.",
         )
