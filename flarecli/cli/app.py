@@ -270,8 +270,8 @@ def _usage_error(error: Any, args: list[str]) -> UsageError:
         and error.param.param_type_name == "argument"
     ):
         message = "missing argument: both SOURCE and OUT are required"
-    # Users who know `xargs --null` may expect a switch for names that end with NUL. Typer would use
-    # the address that follows as the value of --null.
+    # In `xargs`, --null is a switch for names that end with NUL. In flare, it has a value, so Typer
+    # uses the next argument as the value.
     is_null = type(error).__name__ == "BadOptionUsage" and error.option_name == "--null"
     if is_null or (type(error).__name__ == "MissingParameter" and "--null" in args):
         hint = "Use -0 or --from0 for addresses on stdin that end with NUL."

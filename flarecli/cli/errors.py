@@ -47,7 +47,7 @@ def run(
         from flarecli.cli.app import execute
 
         code = execute(args)
-        if not stopped():  # a flush could block if no process reads the pipe
+        if not stopped():  # after a signal, a flush could block, because no process reads the pipe
             printer.finish()
         return code if isinstance(code, int) else 0
     except SystemExit as end:  # completion

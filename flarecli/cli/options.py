@@ -226,7 +226,7 @@ def _notes_on_variables(
     """Return a note for each unknown variable whose name resembles the variable of an option."""
     own = {declaration.variable for declaration in declared(line)}
     names = sorted(name for name in os.environ if name.startswith(_PREFIX) and name not in own)
-    # only if necessary, because `variables` imports the modules of all commands
+    # call `variables` only if necessary, because it imports the modules of all commands
     known = variables() if names else ()
     notes = []
     for name in names:

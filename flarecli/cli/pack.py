@@ -15,7 +15,9 @@ from flarecli.units import format_count, format_size
 if TYPE_CHECKING:
     from flarecli.commands import Packed
 
-_DECAY_MS = 10  # delay of the release; with 0 ms, each allocation would cause page faults
+# Delay after which jemalloc releases freed memory. With 0 ms, each allocation would cause page
+# faults.
+_DECAY_MS = 10
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -58,7 +60,8 @@ def command(line: Line) -> int:
             counts += f" ({format_count(packed.resumed_rows, 'row')} in an earlier run)"
         if packed.replaced:
             counts += f", replaced {_replaced(packed)}"
-        # the size includes the shards of an earlier run, and the time does not
+        # A resumed pack prints no rate: `bytes` includes the shards of earlier runs, but the time
+        # of those runs is unknown.
         size = 0 if packed.resumed_rows else packed.bytes
         bar.print_summary(f"{'joined' if line.join else 'packed'} {counts}", size)
         if packed.playlist:  # a part without rows has no playlist

@@ -42,7 +42,7 @@ __all__ = [
 # the characters that names.escape replaces, except C0, which the JSON encoder escapes
 _ACTIVE = "[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
 _ENCODE = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
-_NAME = 12  # minimum number of visible characters of a column name
+_NAME = 12  # column names are not shortened to fewer characters
 _RED, _CYAN, _OFF = "\x1b[31m", "\x1b[36m", "\x1b[0m"
 
 
@@ -90,7 +90,7 @@ def is_reader_gone() -> bool:
         poll.register(sys.stdout.fileno(), 0)
         return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
     except (AttributeError, OSError, ValueError):
-        return True  # without a descriptor, the stdout object itself raised BrokenPipeError
+        return True  # stdout has no descriptor, so only its `write` can raise BrokenPipeError
 
 
 class _BinaryStdout(io.RawIOBase):
@@ -192,7 +192,7 @@ def print_error(
 ) -> None:
     """Print an error to stderr: `error: WHERE: MESSAGE` and `hint: HINT`, or one JSON object.
 
-    traceback_of  exception whose traceback is printed first, without the note with the hint
+    traceback_of  exception whose traceback is printed first; its line with the hint is omitted
     """
     if traceback_of is not None:
         import traceback
@@ -269,7 +269,7 @@ class Printer:
 def _rich_table(header: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> None:
     """Print a ruled table. If it is too wide for the terminal, print several tables.
 
-    Each table has a group of adjacent columns.
+    Each table contains a group of adjacent columns.
     """
     from rich import box
     from rich.console import Console
@@ -301,7 +301,7 @@ def _rich_table(header: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> 
 def _runs(header: Sequence[str], width: int) -> list[slice]:
     """Split the columns of a table into groups that fit in the width.
 
-    The assumed width of a column is 3 characters plus the length of its name (at most _NAME).
+    The width of a column is estimated as the length of its name, but at most `_NAME`, plus 3.
     """
     starts, used = [0], 1
     for i, name in enumerate(header):

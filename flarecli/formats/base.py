@@ -138,7 +138,7 @@ class Format:
                       version; empty if the format has no such file
     key_column        name of the column with the sample keys; each other column is named after a
                       file extension. Empty if samples have no key
-    default_key       the column with the file names that `unpack` uses by default
+    default_key       column whose values `unpack` uses as file names by default
     holds_null        True if values may be null
     max_columns       maximum number of columns; None if any number of columns can be stored
     record_checksums  the hash that protects each record inside a shard; empty if there is none
@@ -301,7 +301,10 @@ class Format:
         edges: Sequence[int],
         columns: Sequence[str] | None = None,
     ) -> GatheredColumns | None:
-        """Return stored values of several shards in memory; None if the caller must read them.
+        """Return the stored values of rows in several shards.
+
+        The result is None if this is impossible, for example because a shard is not in memory. The
+        caller then calls `read_rows`.
 
         rows   row numbers in each shard, int64 [k]: the rows of the first shard, then those of the
                second shard, and so on
@@ -446,7 +449,7 @@ class Format:
         return {}
 
     def write_version_index(self, at: Location, stream: Stream) -> None:
-        """Write the file `version_index`, which lists the shards of a stream in the same order.
+        """Write the file `version_index`, which lists the shards in the order of the stream.
 
         The entries are copied from the current index, from the indexes of the fragments (folders
         with added shards), and from the backup of the original index.

@@ -72,10 +72,12 @@ MAX_CACHED_BYTES = 256 << 20  # maximum size of the cache; a larger shard is cac
 # after the caller skips bytes, such as a large file in a tar file.
 _MIN_WINDOW_BYTES, _MAX_WINDOW_BYTES = 1 << 12, 1 << 20
 VIEW_LIMIT = 1 << 31  # an Arrow view's offset is an int32
-BUFFER_BITS = 30  # so that an int32 contains an offset in a buffer of `ShardMemory`
+# Buffer k of `ShardMemory` starts at byte k << BUFFER_BITS, so that the offset of a value in its
+# buffer fits in an int32.
+BUFFER_BITS = 30
 MAX_INLINE_BYTES = 12  # maximum size of a value that an Arrow view contains
 _MAX_GATHERED_BYTES = 1 << 11  # maximum average size of values that Arrow copies
-# The memory of a shard or a bytes object, and the start and end of a value in it.
+# (source, start, stop) of a value. The source is the memory of a shard, or a bytes object.
 ValueRange: TypeAlias = tuple[Any, int, int]
 # Column name -> stored values: a numpy void array, a large_binary array or a list of ValueRange.
 GatheredColumns: TypeAlias = dict[str, Any]
@@ -99,7 +101,8 @@ class ShardMemory(NamedTuple):
     """The bytes of a shard that is in memory.
 
     view     all bytes
-    source   the object behind `view`, whose slices are bytes; `view` if there is none
+    source   memory map or bytes object that `view` covers completely; slicing it returns bytes.
+             `view` itself if there is no such object
     buffers  Arrow buffers, without a copy: buffer k contains all bytes from the offset k GiB
     """
 
@@ -161,7 +164,8 @@ def whole(chunk: Chunk) -> memoryview | None:
             stored_size(chunk)
         return view
     file = chunk.files[0] if chunk.files else None
-    # The key contains the store, because a dataset that is opened again may have changed.
+    # Opening a dataset again creates another store object. The key contains the id of the object,
+    # because the files may have changed in the meantime.
     key = (id(chunk.at.store), chunk.at.path)
     with _lock:
         if key in _cache:
@@ -217,7 +221,7 @@ class MappedSource:
 
 
 class RangeSource:
-    """Source that reads a file in ranges. After the caller skips bytes, the ranges are shorter."""
+    """Source that reads a file in ranges. The ranges become smaller when the caller skips bytes."""
 
     def __init__(self, at: Location, size: int) -> None:
         self.size = size
@@ -363,7 +367,7 @@ def values_at(
 def ragged(data: ByteArray, starts: IntArray, lengths: IntArray) -> pa.Array:
     """Return copies of slices of `data` as one large_binary array.
 
-    A single slice of data of 2 GiB or more is not copied.
+    If `data` has at least 2 GiB and there is only one slice, the slice is not copied.
 
     data             uint8 [bytes]
     starts, lengths  int64 [rows], inside `data`; starts do not decrease
@@ -391,8 +395,8 @@ def gathered(
 ) -> pa.Array | list[ValueRange]:
     """Return values in several shards: small values as a large_binary array, large values by range.
 
-    Arrow copies small values faster than Python does. Large values are not copied, because a second
-    copy of a large value, as a bytes object, is expensive.
+    Arrow copies small values faster than Python does. Large values are returned as ranges, so that
+    each value is copied only once, by `sliced`.
 
     edges            index of the first value of each shard, and the number of values
     starts, lengths  integers [values], inside the shard. At least `MAX_INLINE_BYTES` bytes of the
@@ -404,8 +408,8 @@ def gathered(
             for shard, count in zip(shards, np.diff(edges).tolist(), strict=True)
         )
         return [*zip(sources, starts.tolist(), (starts + lengths).tolist(), strict=True)]
-    # Arrow stores values of up to 12 bytes inside the view. The view of such a value refers to
-    # preceding bytes, too, so that it is larger.
+    # A view refers to a buffer only if its value has more than 12 bytes. A shorter value is
+    # extended to 13 bytes with the bytes before the value; `ragged` then removes these bytes.
     sizes = np.maximum(lengths, MAX_INLINE_BYTES + 1).astype(np.int64)
     at = starts + lengths - sizes
     views = np.zeros((len(at), 4), "<i4")  # the cast below does not read prefixes
@@ -426,7 +430,7 @@ def gathered(
 def sliced(ranges: Iterable[ValueRange]) -> list[bytes]:
     """Copy values as bytes objects."""
     values = [source[start:stop] for source, start, stop in ranges]
-    # a slice of a memoryview is not a copy
+    # slices of a bytes object or a memory map are copies already; slices of a memoryview are not
     return values if {*map(type, values)} == {bytes} else [*map(bytes, values)]
 
 
@@ -466,6 +470,6 @@ def _viewed(array: pa.Array, encoding: Encoding) -> pa.Array:
     try:
         text.validate(full=True)
     except pa.ArrowInvalid:
-        # `encodings.typed` raises an error that contains the row number.
+        # unlike Arrow's error, the error of `encodings.typed` contains the row number
         encodings.typed(array.cast(encodings.BINARY), encoding)
     return text

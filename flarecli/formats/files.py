@@ -90,7 +90,7 @@ class PlainFiles(Format):
         return byte_ranges.record_batch(chosen, arrays, stop - start)
 
     def large_values(self, shard: Shard, max_bytes: int) -> list[LargeValue]:
-        """Return the size of the value in `data` if it exceeds `max_bytes`; otherwise, nothing."""
+        """Return the value of `data` if it is larger than `max_bytes`; do not read the file."""
         listed = shard.chunk.files[0].size if shard.chunk.files else None
         size = shard.chunk.at.size() if listed is None else listed
         return [LargeValue(0, "data", size)] if size > max_bytes else []
@@ -126,6 +126,7 @@ def _data(shard: Shard) -> bytes:
         raise IntegrityError(
             f"file is {len(data)} bytes; {listed} are listed",
             where=at,
-            hint="The file was changed after the list was written; write the list again.",
+            hint="The file was changed after its size was listed; "
+            "if the size is from a playlist, write the playlist again.",
         )
     return data

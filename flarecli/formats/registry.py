@@ -201,7 +201,7 @@ def find(name: str) -> Format:
             hint="Reinstall the package that provides the format.",
         ) from error
     if not (isinstance(found, type) and issubclass(found, Format) and found.name == name):
-        raise UsageError(f"{point.value} is not a Format named {name!r}")
+        raise UsageError(f"{point.value} is not a subclass of Format with the name {name!r}")
     return found()
 
 
@@ -236,7 +236,7 @@ def _formats_for(columns: Columns) -> list[str]:
 
 
 def facts(name: str | None) -> Format:
-    """Return a format by name. For None or an unknown name, its facts are the default values."""
+    """Return a format by name; for None or an unknown name, one with the default attributes."""
     return find(name) if name and is_known(name) else _UNKNOWN
 
 

@@ -239,7 +239,7 @@ class TFRecord(Format):
         batches: Sequence[pa.RecordBatch],
         settings: Settings,
     ) -> Chunk:
-        """Write rows as a file such as `00000.tfrecord`. Write an index if it is not compressed.
+        """Write rows as a file such as `00000.tfrecord`, with an index if the file is uncompressed.
 
         raises  UsageError for a compression other than gzip
         """
@@ -531,10 +531,13 @@ def _items(raw: bytes, at: int, end: int, plain: int = 2) -> Iterator[tuple[int,
 
 
 def _fields(raw: bytes, at: int, end: int, plain: int = 2) -> Iterator[tuple[int, int, int]]:
-    """Yield (field number, start, stop) for each field of a protocol buffer message.
+    """Yield (field number, start, stop) for fields of a protocol buffer message.
 
-    plain   wire type of unpacked numbers, which field 1 may have
-    raises  ValueError for a field that exceeds its message, or for an unsupported wire type
+    Fields are skipped if their wire type is neither 2 (bytes) nor `plain`.
+
+    plain   wire type of numbers that are not packed
+    raises  ValueError for a field that exceeds its message, for an unsupported wire type, or if
+            field 1 would be skipped
     """
     while at < end:
         tag, at = _varint(raw, at, end)

@@ -160,7 +160,7 @@ def test_unknown_and_missing_suffixes_are_refused(tmp_path):
         open_index(str(tmp_path / "x.xml"))
     assert (str(caught.value), caught.value.hint) == (
         f"{tmp_path}/x.xml: unknown table suffix",
-        "Use a file with one of the suffixes .parquet, .arrow, .feather, .arrows, .csv, .tsv, .tab, .psv, .json, .jsonl, .ndjson, .txt, or set the kind of the file with --input; --input lines packs the files that a list contains.",
+        "Use a file with one of the suffixes .parquet, .arrow, .feather, .arrows, .csv, .tsv, .tab, .psv, .json, .jsonl, .ndjson, .txt, or set the kind of the file with --input; for a list of addresses, use --input lines.",
     )
     with pytest.raises(UsageError, match="^missing table: expected at least one address$"):
         open_index([])

@@ -68,8 +68,8 @@ __all__ = [
     "stored_columns",
 ]
 
-# Row size above which the values of a row are written one by one, and bytes per search step.
-_LARGE_ROW_BYTES, _SEARCH_BYTES = 16 << 20, 16 << 20
+_LARGE_ROW_BYTES = 16 << 20  # the values of larger rows are written one by one
+_SEARCH_BYTES = 16 << 20  # number of bytes that one step of a search compares
 
 Places = Mapping[
     str, tuple[IntArray, IntArray]
@@ -102,7 +102,7 @@ class LineFormat(MosaicFormat):
     def parse_layout(
         self, columns: Columns, config: Mapping[str, Any], where: object
     ) -> Mapping[str, Any]:
-        """Return the layout of the lines. The entry `header` has the bytes before the lines."""
+        """Return facts about the lines; the entry `header` contains the bytes before the lines."""
         raise NotImplementedError
 
     def line_writer(self, columns: Columns, settings: Settings) -> LineWriter:
@@ -215,7 +215,10 @@ class LineFormat(MosaicFormat):
     def _split(
         self, shard: Shard, start: int, stop: int
     ) -> tuple[ByteArray, Places | None, list[Row]]:
-        """Return the bytes of lines start..stop, and the places of the values or the rows."""
+        """Return the bytes of lines start..stop, the places of the values, and an empty list.
+
+        If `locate` returns None, return the bytes, None, and the stored values of each row.
+        """
         data, starts = bytes_of(shard, start, stop)
         places = self.locate(shard, data, starts)
         if places is not None:
@@ -230,7 +233,7 @@ class LineFormat(MosaicFormat):
     def row_sizes(
         self, columns: Columns, batch: pa.RecordBatch, settings: Settings
     ) -> tuple[int, IntArray]:
-        """Return 0, the size of an empty shard, and the size of each line: int64 [rows].
+        """Return 0 (the size of an empty shard), and the size of each line: int64 [rows].
 
         As in MosaicML Streaming, headers and `.meta` files are not counted.
 
@@ -238,7 +241,7 @@ class LineFormat(MosaicFormat):
                 the first row that a line cannot store
         """
         writer = self.line_writer(columns, settings)
-        # Row sizes are checked first, so that no value of an oversized row is checked.
+        # Check the row sizes first, because `writer.check` needs much memory for an oversized row.
         sizes = weights(columns, batch, writer.fixed_bytes, 0, self.name)
         first = 0
         for piece in pieces(batch):
@@ -309,7 +312,7 @@ def _check_listed(chunk: Chunk, meta: Chunk) -> None:
         and listed > 8 + 4 * chunk.rows + MAX_CONFIG_BYTES
     ):
         raise FormatError(
-            f"{listed} bytes are listed, too many for a table of {chunk.rows} samples",
+            f"listed size is {listed} bytes, too large for a table of {chunk.rows} samples",
             where=meta.at,
         )
 

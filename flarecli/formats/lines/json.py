@@ -275,8 +275,9 @@ def places(
     if not (at + len(tail) == starts[1:]).all() or not _has_text_at(data, at, tail):
         return None
     if numbers:
+        # order the ranges by row, because `ragged` requires ranges that are sorted by start
         begins, ends = (np.stack(one, axis=1).reshape(-1) for one in zip(*numbers, strict=True))
-        if not _are_numbers(data, begins, ends):  # `ragged` needs ranges that are sorted by start
+        if not _are_numbers(data, begins, ends):
             return None
     return out
 

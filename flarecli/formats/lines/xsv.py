@@ -42,8 +42,8 @@ _HINT = (
     "Use -f json or -f mds, whose values may contain any text, or choose another --separator or "
     "--newline with -f xsv."
 )
-# Maximum length of a separator or newline that numpy searches for. Each byte of the text requires
-# another pass over the matches.
+# Maximum length of a separator or newline that numpy searches for. The search compares one byte at
+# a time at all candidate offsets, so it is slow for long text.
 _MAX_SEARCH_BYTES = 32
 
 
@@ -93,7 +93,7 @@ class _Separated(LineFormat):
         )
 
     def locate(self, shard: Shard, data: ByteArray, starts: IntArray) -> lines.Places | None:
-        """Locate each value in consecutive lines that contain no other separators."""
+        """Locate each value; None if a line has a wrong number of separators or a wrong newline."""
         separator, newline = shard.layout["separator"], shard.layout["newline"]
         ends = starts[1:] - len(newline)
         if (ends < starts[:-1]).any():
@@ -117,7 +117,7 @@ class _Separated(LineFormat):
             raise FormatError(
                 f"line does not end with {newline.decode()!r:.60}", where=shard.chunk.at, row=row
             )
-        # The second argument of `split` limits the result to one value more than expected.
+        # An invalid line may contain millions of separators, so split off only one extra value.
         parts = line[: -len(newline)].split(separator, len(shard.columns))
         if len(parts) != len(shard.columns):
             count = line[: -len(newline)].count(separator) + 1
@@ -129,7 +129,7 @@ class _Separated(LineFormat):
         return {one.name: value for one, value in zip(shard.columns, parts, strict=True)}
 
     def original_value(self, encoding: str) -> OriginalValue:
-        """Return "text" for decimals and "JSON text" for JSON, which readers do not parse."""
+        """Return "text" for decimals, and "JSON text" for JSON. MosaicML readers parse neither."""
         if encoding == "json":
             return "JSON text"
         return "text" if encoding == "str_decimal" else super().original_value(encoding)
@@ -204,7 +204,7 @@ def _check(columns: Columns, batch: pa.RecordBatch, separator: bytes, newline: b
         _suspects(data, starts, ends, separator, each),
         _suspects(data, starts, starts[1:], newline, 1),
     )
-    for row in suspects.tolist():  # a valid row can have overlapping matches at an empty value
+    for row in suspects.tolist():  # the row is valid if matches overlap only at an empty value
         values = [field[row].as_py() for field in fields]
         line = separator.join(values)
         if line.split(separator) != values or (line + newline).find(newline) != len(line):

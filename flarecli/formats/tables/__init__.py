@@ -25,7 +25,7 @@ def is_default(column: Column, kind: pa.DataType) -> bool:
 def typed_field(column: Column, kind: pa.DataType) -> pa.Field:
     """Return the Arrow field of a column.
 
-    Only a non-default encoding is in the field's metadata.
+    The field's metadata contains the encoding, unless it is the default encoding of the type.
     """
     field = pa.field(column.name, kind)
     if is_default(column, kind):

@@ -52,7 +52,7 @@ class LocationFile(io.RawIOBase):
         return self._position
 
     def read(self, size: int | None = -1) -> bytes:
-        # `RawIOBase.read` would allocate the size, which hostile data may declare.
+        # Hostile data may declare any size, and `RawIOBase.read` would allocate it.
         stop = self.size if size is None or size < 0 else min(self._position + size, self.size)
         if stop <= self._position:
             return b""

@@ -172,7 +172,7 @@ class TextPart(Part):
         return isinstance(self.at, TextFile) and not self.at.compression
 
     def can_read_as(self, kind: pa.DataType, other: pa.DataType) -> bool:
-        """Return whether a column of the inferred type `kind` can also be read as another type."""
+        """Return whether a column of the inferred type `kind` can also be read as `other`."""
         raise NotImplementedError
 
     def with_types(self, types: Mapping[str, pa.DataType]) -> Part:
@@ -199,12 +199,12 @@ class TextPart(Part):
 
     @cached_property
     def _positions(self) -> tuple[list[int], list[Piece]]:
-        """First rows and positions of the pieces that were read, in file order."""
+        """First row of each piece that was read, and the pieces without data, in file order."""
         return [0], [Piece(0, b"")]
 
     @property
     def group_starts(self) -> list[int]:
-        """The first rows of the pieces that were read."""
+        """The first row of each piece that was read."""
         return self._positions[0]
 
     def batches(self, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
@@ -258,8 +258,9 @@ _BYTES = (pa.binary(), pa.string(), pa.large_binary(), pa.large_string())
 def value_sizes(batch: pa.RecordBatch) -> npt.NDArray[np.float64]:
     """Return the decoded size of each row in Arrow's memory in bytes, without null bitmaps.
 
-    The sizes depend only on the values, not on the batch. Values of dictionary, view and run-end
-    encoded types may share bytes, which count once for each value.
+    The sizes depend only on the values, not on the batch; the sizes of unions are upper bounds.
+    Values of dictionary, view and run-end encoded types may share bytes, which count once for each
+    value.
 
     return  float64 [rows], because the sizes that hostile data declares may exceed int64
     """
@@ -291,7 +292,7 @@ def _sizes(array: pa.Array) -> npt.NDArray[np.float64]:
         count = kind.list_size
         items = array.values.slice(array.offset * count, len(array) * count)
         return np.asarray(_sizes(items).reshape(len(array), count).sum(axis=1))
-    if kinds.is_union(kind):  # the order of the values is unknown, so their total size is a bound
+    if kinds.is_union(kind):  # an upper bound for each row: the size of all rows
         return np.full(len(array), float(array.get_total_buffer_size()))
     if kinds.is_nested(kind):  # a list, a list view or a map
         offsets = array.offsets.to_numpy()

@@ -86,8 +86,8 @@ class Delimited(TextPart):
             and _has_decimal_commas(first[1].column(i))
         ]
 
-        # Text column -> null texts of other programs, such as `NA`. Without these texts, the column
-        # would contain numbers or bools.
+        # Text column -> strings that other programs write for null, such as `NA`. All other values
+        # of the column are numbers or bools.
         self.null_texts = {
             name: found
             for i, name in enumerate(self._names)
@@ -98,7 +98,7 @@ class Delimited(TextPart):
         }
 
     def can_read_as(self, kind: pa.DataType, other: pa.DataType) -> bool:
-        """Return whether CSV supports the other type."""
+        """Return whether values of a CSV file can be parsed as the type `other`."""
         return other in _TYPES
 
     def parsed_pieces(
@@ -152,7 +152,7 @@ class Delimited(TextPart):
         return list(found.names) if has_header else [f"column_{i}" for i in range(len(found.names))]
 
     def _pieces(self, after: Piece | None = None) -> Iterator[Piece]:
-        """Yield the pieces of the file that are not blank, without a line such as `sep=;`."""
+        """Yield the pieces of the file that are not blank, without the `sep=` line."""
         found = pieces(self.at, self._dialect.delimiter, self._dialect.quote, after)
         is_first = after is None
         for piece in found:
@@ -270,7 +270,10 @@ class Delimited(TextPart):
 
 
 def _are_values(first: Sequence[str]) -> bool:
-    """Return whether the first record contains values: only numbers, of which two are equal."""
+    """Return whether the first record contains values, not column names.
+
+    The record contains values if all its fields are numbers, and two of them are equal.
+    """
     return len(set(first)) < len(first) and all(re.fullmatch(_NUMBER, field) for field in first)
 
 
@@ -285,9 +288,9 @@ def _has_decimal_commas(values: pa.ChunkedArray) -> bool:
 
 
 def _null_texts(values: pa.ChunkedArray, dialect: Dialect) -> list[str]:
-    """Return the null texts of other programs, such as `NA`, in a column of numbers or bools.
+    """Return the strings in a column that other programs write for null, such as `NA`.
 
-    The result is empty if the column also contains other text.
+    The result is empty unless all other values are numbers or bools.
     """
     if not pc.any(pc.is_in(values, pa.array(_NULL_TEXTS))).as_py():
         return []

@@ -62,8 +62,8 @@ class Dialect:
 
     delimiter   one ASCII character; empty: detect the delimiter
     has_header  whether the first record contains the column names; if not, the columns are named
-                `column_0`, `column_1` and so on. None: detect; a first record of numbers, two of
-                which are equal, contains values
+                `column_0`, `column_1` and so on. None: detect; the first record contains values if
+                all its fields are numbers, and two of them are equal
     quote       one ASCII character that encloses fields; empty: fields are not quoted
     nulls       values that mean null in any column; an empty field in a number column is always
                 null
@@ -150,9 +150,9 @@ def _codec(name: str) -> str:
 
 
 def detected(source: Blocks, dialect: Dialect, delimiter: str) -> tuple[Blocks, Dialect, bytes]:
-    """Return the file as UTF-8, its dialect with the delimiter set, and the line such as `sep=;`.
+    """Return the file as UTF-8, its dialect with the delimiter set, and its `sep=` line.
 
-    The line is empty if the file has none, or if the user set `header=no`.
+    The line is empty if the file does not start with one, or if the user set `header=no`.
 
     delimiter  default delimiter for the file suffix
     raises     FormatError for an empty file
@@ -193,14 +193,18 @@ def first_bytes(source: Blocks) -> bytes:
 
 
 def first_line(head: bytes) -> bytes:
-    """Return the first line with text in the first bytes of a file, without surrounding blanks."""
+    """Return the first line that is not empty, without surrounding white space.
+
+    head  first bytes of the file
+    """
     return head.removeprefix(BOM).lstrip(b"\r\n").partition(b"\n")[0].strip()
 
 
 def detect_delimiter(head: bytes, quote: str, default: str, strict: bool = False) -> str:
     """Detect the delimiter in the first bytes of a file; return `default` if none matches.
 
-    strict  whether the delimiter must occur equally often in all records, or only in most records
+    strict  if true, the delimiter must occur equally often in all records; if false, it may occur
+            equally often only in most records
     """
     lines: list[bytes] = []
     for _, start, end in records(head, quote):

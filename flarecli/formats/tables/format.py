@@ -81,7 +81,10 @@ _VERIFIED_ROWS = 8192
 MAX_ROW_BYTES = 1 << 30  # a Parquet page contains complete rows, and has at most 2 GiB
 # keys of the stream headers for the values of --csv and --input
 DIALECT, INPUT = "csv", "input"
-_CHANGED = "The file was changed after the list was written; write the list again."
+_CHANGED = (
+    "The file was changed after its columns were listed; "
+    "if the columns are from a playlist, write the playlist again."
+)
 
 
 class TableFormat(Format):
@@ -146,7 +149,7 @@ class TableFormat(Format):
         return out
 
     def open_shard(self, chunk: Chunk, columns: Columns | None = None) -> Shard:
-        """Open a file. If neither the file nor the list contains the number of rows, count them.
+        """Open a file. Count its rows if their number is in neither the file nor the playlist.
 
         raises  FormatError for an invalid file, or a row count that differs from the listed count;
                 IntegrityError if the columns differ from the listed columns
@@ -260,7 +263,7 @@ class TableFormat(Format):
     def verify_shard(self, shard: Shard, values: bool = False) -> Iterator[Finding]:
         """Read all rows, to check the checksums of pages and to decode every value.
 
-        For each column that cannot be read, a finding names the column and its first invalid row.
+        Each finding names a column, and the first of its rows that cannot be read.
         """
         error = None
         for start, stop in self._steps(shard):
@@ -287,9 +290,10 @@ class TableFormat(Format):
             start = stop
 
     def _findings(self, shard: Shard, error: FlareError) -> Iterator[Finding]:
-        """Yield a finding for each invalid column.
+        """Read each column separately; yield a finding for each column that cannot be read.
 
-        If every column can be read separately, yield one finding for `error`.
+        error  error of reading all columns together; it becomes a finding if every column can be
+               read separately
         """
         found = []
         for one in shard.columns:
@@ -389,7 +393,7 @@ def _runs(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
 def _typed(array: pa.Array, field: pa.Field, shard: Shard, first: int) -> pa.Array:
     """Convert values from a file to the column type of the table, and check that text is UTF-8.
 
-    first  row number in the file of the first value
+    first  row number, in the file, of the first value
     """
     kind = encodings.value_type(field.type)
 
@@ -419,7 +423,7 @@ def _stored(
 ) -> pa.Array:
     """Encode the values of a column as stored bytes. Null values remain null.
 
-    first   row number of the first value in the file
+    first   row number, in the file, of the first value
     raises  ValueFitError with row and column for a value that the encoding cannot store
     """
     source = None if is_default(column, array.type) else encoding
@@ -580,7 +584,8 @@ class TextTable(TableFormat):
             return open_kind(kind, chunk.at, (), _dialect(chunk))
         name = chunk.files[0].name if chunk.files else chunk.at.name
         plain, _ = split_compression(name.lower())
-        # `verify` passes decompressed bytes in a location without a compression suffix.
+        # For a compressed file, `verify` passes a location of the decompressed bytes. The name of
+        # this location has no compression suffix.
         _, compression = split_compression(chunk.at.name.lower())
         return open_text(TextFile(chunk.at, compression), plain, (), _dialect(chunk))
 

@@ -121,8 +121,8 @@ class Ipc(Part):
 
     @cached_property
     def _messages(self) -> tuple[list[int], bool]:
-        """The first row of each record batch with the total number of rows, and whether all
-        messages are valid and complete.
+        """(starts, is_complete): the first row of each record batch, followed by the number of
+        rows; and whether all messages are valid and complete.
 
         raises  FormatError if the messages declare more data than a file of its size can contain
         """

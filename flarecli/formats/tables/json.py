@@ -87,7 +87,7 @@ class Json(TextPart):
         return super().is_seekable and not self._is_array
 
     def can_read_as(self, kind: pa.DataType, other: pa.DataType) -> bool:
-        """Return whether values of an inferred type can also be parsed as the other type."""
+        """Return whether values of the inferred type `kind` can also be parsed as `other`."""
         if kinds.is_temporal(other) or kinds.is_binary(other) or kinds.is_large_binary(other):
             return False
         return bool(kinds.is_null(kind) or (kinds.is_integer(kind) and kinds.is_floating(other)))
@@ -213,8 +213,9 @@ class Json(TextPart):
         def read_until(row: int) -> tuple[pa.Table | None, str]:
             return _read(b"\n".join(line for _, line in rows[: row + 1]), schema)
 
-        # The types of earlier rows determine whether a row is valid, so Arrow parses all rows up to
-        # a row. The first invalid row is the last row of the shortest range that Arrow rejects.
+        # A row may be invalid only because of the types in earlier rows, so Arrow parses each row
+        # together with all earlier rows. Bisection finds the shortest range that Arrow rejects; the
+        # last row of this range is the first invalid row.
         first = bisect_left(range(len(rows) - 1), True, key=lambda row: read_until(row)[0] is None)
         number, line = rows[first]
         _, error = read_until(first)
@@ -302,7 +303,7 @@ def _explain(
     """Explain why a row does not match earlier rows; return the reason, a hint, and the column.
 
     error    message from Arrow's parser
-    earlier  the values that the row does not match: `rows`, or `items` of a list in the same row
+    earlier  noun for the message: `rows`, or `items` if the items of one list do not match
     """
     if match := _DUPLICATE.search(error):
         return f"duplicate member {_format_path(match[1])!r}", "", None
@@ -352,7 +353,10 @@ def _without_dates(kind: pa.DataType) -> pa.DataType:
 
 
 def _inexact_integers(value: Any, kind: pa.DataType) -> Iterator[Decimal]:
-    """Yield, as Decimals, the integers in a value that their float type cannot represent."""
+    """Yield the integers in a value that the float types in `kind` cannot represent.
+
+    value  parsed JSON; its integers are Decimals
+    """
     if kinds.is_struct(kind) and isinstance(value, dict):
         for child in kind:
             yield from _inexact_integers(value.get(child.name), child.type)

@@ -54,7 +54,7 @@ _ROWS, _BATCH_BYTES = 8192, 15 << 17
 # the buffer for remote files is larger, because each read is a request
 REMOTE_BUFFER_BYTES, LOCAL_BUFFER_BYTES = 1 << 20, 1 << 16
 MAX_REMOTE_PAGES = 8 << 20  # maximum size of remote files whose page headers are read
-MAX_PAGES_BYTES = 32 << 20  # maximum total size of pages if more than one row is read
+MAX_PAGES_BYTES = 32 << 20  # maximum size of the pages of several rows that are read together
 PROBE_ROWS = 64  # rows decoded to estimate the row size, which the footer does not contain
 
 
@@ -174,9 +174,9 @@ class Parquet(Part):
         yield from self._batches(file, reader, self.selected(columns), groups, on_read)
 
     def _reader(self, groups: int) -> tuple[LocationFile, pq.ParquetFile]:
-        """Open the file again. Raises FormatError if its footer changed.
+        """Open the file again.
 
-        groups  minimum number of row groups in the file
+        raises  FormatError if its schema changed, or if it has fewer than `groups` row groups
         """
         file = LocationFile(self.at)
         with _parquet_errors(self.at, file):
@@ -345,7 +345,7 @@ class Parquet(Part):
         row, last = start, len(self.group_starts) - 1
         file, reader = self._reader(last)
         for group in range(bisect_left(self.group_starts, start), last):
-            # read one row group at a time, so that only the page headers of its pages are read
+            # read one row group at a time, so that no page headers of later row groups are read
             for batch in self._batches(
                 file, reader, self.selected(columns), range(group, group + 1)
             ):
@@ -357,8 +357,8 @@ class Parquet(Part):
     ) -> Iterator[pa.RecordBatch]:
         """Yield batches of bounded size.
 
-        Adjacent row groups with the same number of rows per batch are read together. Arrow cannot
-        join the nested dictionaries of several row groups, so these row groups are read separately.
+        Adjacent row groups with the same number of rows per batch are read together. Row groups
+        with nested dictionaries are read separately, because Arrow cannot join these dictionaries.
         """
         kinds = [reader.schema_arrow.field(name).type for name in names]
         has_nested = any(pa.types.is_nested(kind) and kind != plain(kind) for kind in kinds)
@@ -404,7 +404,7 @@ class Parquet(Part):
                 if page.is_delta and page.size * min(rows, page.values) > MAX_EXPANDED_BYTES:
                     rows = max(1, MAX_EXPANDED_BYTES // page.size)
             if chunk.is_bytes and dictionary * rows > MAX_EXPANDED_BYTES:
-                # a row of a list column may have several values
+                # average number of values per row, because a row of a list column may have several
                 count = max(1, chunk.values // max(1, reader.metadata.row_group(number).num_rows))
                 file = LocationFile(self.at)
                 longest = _longest_entry(file, number, chunk, reader.metadata) * count
@@ -443,7 +443,7 @@ def _longest_entry(
 
 
 def _dictionary(array: pa.Array) -> pa.Array | None:
-    """Return the dictionary of an array or of its first nested dictionary array; None if none."""
+    """Return the dictionary of an array or of the first dictionary array inside it, or None."""
     kind = array.type
     if pa.types.is_dictionary(kind):
         return array.dictionary
@@ -529,9 +529,10 @@ def _batch_rows(
 
 
 def _schema_difference(reader: pq.ParquetFile) -> str:
-    """Compare the parquet schema with the Arrow schema in the footer, which has no checksum.
+    """Compare the parquet schema with the Arrow schema in the footer.
 
-    Both schemas must have the same column names and the same text columns.
+    Both schemas must have the same column names and the same text columns. The comparison detects
+    some damage to the footer, which has no checksum.
 
     return  the first difference; empty if the schemas match or if the file has no Arrow schema
     """
@@ -562,7 +563,7 @@ def _is_outside(group: Any, leaf: int, bound: Bound, kind: pa.DataType) -> bool:
         if statistics is None:
             return False
         if statistics.has_null_count and statistics.null_count == group.num_rows:
-            return True  # comparisons with null are never true
+            return True  # all values are null, and no null is within a bound
         return bool(statistics.has_min_max) and bound.excludes(statistics.min, statistics.max, kind)
     except (pa.ArrowException, ValueError, OverflowError, OSError, NotImplementedError):
         return False  # invalid statistics

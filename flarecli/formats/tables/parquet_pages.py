@@ -30,7 +30,7 @@ from flarecli.storage.memory import MemoryStore
 __all__ = ["MAX_EXPANDED_BYTES", "PageRun", "RowGroupPages", "SmallFile"]
 
 MAX_INDEX_BYTES = 1 << 24
-MAX_EXPANDED_BYTES = 64 << 20  # maximum size of decoded values if all are the longest value
+MAX_EXPANDED_BYTES = 64 << 20  # maximum decoded size if each value is as long as the longest value
 _MAGIC = b"PAR1"
 
 
@@ -142,8 +142,8 @@ class RowGroupPages:
         """Return the values of page runs; None if the values may need too much memory.
 
         footer     footer of the original file
-        read_file  function that reads columns of a small file with a number of rows; it returns
-                   None if the values may need too much memory
+        read_file  function that returns columns of a small file, or None if the values may need too
+                   much memory. Arguments: the file, column names, the number of rows
         raises     FormatError for invalid pages
         """
         ranges = {
@@ -188,7 +188,7 @@ class RowGroupPages:
         footer: Footer,
         rows: int,
     ) -> SmallFile | None:
-        """Return a small file with pages of leaf columns; None if it may need too much memory."""
+        """Return a small file with pages of leaf columns; None if the values may be too large."""
         body, place = [_MAGIC], len(_MAGIC)
         dictionaries = list[tuple[ColumnChunk, int]]()
         slices = {}

@@ -103,8 +103,7 @@ def open_text(file: Blocks, name: str, text: Collection[str], dialect: Dialect =
         "unknown table suffix",
         where=file,
         hint=f"Use a file with one of the suffixes {', '.join((*_TABLES, *TEXTS, _LIST))}, "
-        "or set the kind of the file with --input; "
-        "--input lines packs the files that a list contains.",
+        "or set the kind of the file with --input; for a list of addresses, use --input lines.",
     )
 
 

@@ -91,7 +91,7 @@ def _columns_differ(part: Part, other: Part, reason: str, hint: str) -> FormatEr
 def align(batch: pa.RecordBatch, schema: pa.Schema, part: Part, row: int) -> pa.RecordBatch:
     """Convert a batch of one file to the common schema; missing columns are null.
 
-    row     row number in the file of the batch's first row
+    row     row number, in the file, of the batch's first row
     raises  FormatError with the row of a value that the common type cannot represent
     """
     if batch.schema.equals(schema):

@@ -188,7 +188,7 @@ def _check_quotes(piece: Piece, quotes: IntArray, is_boundary: BoolArray, source
         return
     raw = np.frombuffer(piece.data, np.uint8)
     opens, closes = quotes[::2], quotes[1::2]
-    # the first and the last byte of a piece are valid positions, because newlines surround a piece
+    # a quote at the start or end of a piece is next to a newline, so it needs no check
     before, after = opens[opens > 0], closes[closes < len(raw) - 1]
     stray = np.concatenate(
         [before[~is_boundary[raw[before - 1]]], after[~is_boundary[raw[after + 1]]]]
@@ -289,7 +289,7 @@ def _row_lines(
 class _Brackets:
     """Finder of brackets outside strings in successive blocks.
 
-    A block must not end in an escape.
+    A block must not end inside an escape sequence.
     """
 
     def __init__(self) -> None:
@@ -311,7 +311,10 @@ class _Brackets:
         return marks, changes, depth
 
     def rows(self, block: bytes) -> tuple[IntArray, int]:
-        """Return the positions of the commas between rows and of the final bracket, or -1."""
+        """Return the positions of the commas between rows, and the position of the final bracket.
+
+        The position is -1 if the block does not contain the final bracket.
+        """
         marks, changes, depth = self.read(np.frombuffer(block, np.uint8))
         ends = marks[depth < 0]
         commas = marks[(changes == 2) & (depth == 0)]
@@ -322,7 +325,7 @@ class _Brackets:
 
 
 def member_names(data: bytes) -> set[bytes]:
-    """Return all member names. The result may also contain values that are followed by a blank."""
+    """Return all member names, and possibly string values before a space, tab or CR."""
     raw = np.frombuffer(data, np.uint8)
     quotes = _find_quotes(raw)
     ends = quotes[1::2]

@@ -114,7 +114,7 @@ def test_a_config_of_the_maximum_size_is_read(monkeypatch):
         refusal(lambda: opened("csv", csv("a"), [b"1\n"]))
         == f"s.csv.meta: config is {size} bytes; at most {size - 1} are read"
     )
-    wanted = f"s.csv.meta: {12 + size} bytes are listed, too many for a table of 0 samples"
+    wanted = f"s.csv.meta: listed size is {12 + size} bytes, too large for a table of 0 samples"
     monkeypatch.setattr(lines, "MAX_CONFIG_BYTES", size + 3)
     assert refusal(lambda: opened("csv", csv("a"), [], listed=0, files=files)) == wanted
 

@@ -392,7 +392,7 @@ def test_a_meta_too_large_for_its_rows_is_refused_before_it_is_read(monkeypatch)
             )
         assert (
             str(caught.value)
-            == f"s.csv.meta: {most + 1} bytes are listed, too many for a table of 2 samples"
+            == f"s.csv.meta: listed size is {most + 1} bytes, too large for a table of 2 samples"
         )
     chunk, _ = write_rows(find("csv"), {"a": "str"}, [{"a": b"1"}])
     monkeypatch.setattr(mds_format, "MAX_CONFIG_BYTES", 10)
