@@ -15,9 +15,9 @@ of the files in a column differ, even if only in letter case, an additional colu
 `image_extension` contains the extension of each row.
 
 Every data file is part of a row. If a key has no file for a column, the value is null. A row
-without any values represents a file whose extension is not a column, a metadata row without a file,
-or a key that lacks a required metadata row (`folder_metadata.py`). `flare pack` reports rows
-without values as failed. Hidden files, desktop files such as Thumbs.db, and README and LICENSE
+without any values represents a failure, such as a file whose extension is not a column, a metadata
+row without a file, or a key that lacks a required metadata row (`folder_metadata.py`). `flare pack`
+reports these rows as failed. Hidden files, desktop files such as Thumbs.db, and README and LICENSE
 files in a media folder are not data; `notes` contains the number of skipped files.
 
 Columns contain file names; a file is read when its row is needed. A first listing determines the
@@ -319,7 +319,7 @@ class _CheckedEntries:
 class _Survey:
     """Statistics about the files in a folder, from one listing.
 
-    skipped       files that are not data, which include all files that may be metadata files
+    skipped       files that are not data, and all files that may be metadata files
     combinations  set of extensions -> number of keys with exactly these extensions
     names         set of extensions -> first keys with exactly these extensions
     spellings     extension -> its spelling in all file names; empty if the spellings differ
@@ -509,7 +509,7 @@ class Folder(Part):
         self.encodings = {
             name: encoding for name, encoding in columns.encodings().items() if name in self.files
         }
-        # maps each column that contains extensions to its column of files
+        # column of extensions, such as `image_extension` -> column of files, such as `image`
         self._extension_columns = {
             column_of(one): name for name, one in self.extensions.items() if column_of(one)
         }
@@ -544,7 +544,8 @@ class Folder(Part):
     def _surveyed(self) -> tuple[_Survey, _FileColumns]:
         """Return statistics about the files, and the columns.
 
-        The listing is read again each time that it changes the rules for file names.
+        If the listing shows that other rules for file names apply, it is read again with these
+        rules.
         """
         at, self._rules = self.at, _FIRST_RULES
         candidates = CompoundExtensions(at)
@@ -566,7 +567,7 @@ class Folder(Part):
     def _uses_metadata(self) -> bool:
         """Return whether the options use a column of the metadata.
 
-        Each key then requires a metadata row.
+        If so, a key without a metadata row fails, unless incomplete rows are allowed.
         """
         if self._options.columns is None:
             return bool(self._metadata)
@@ -654,7 +655,10 @@ class Folder(Part):
         return "column", reason
 
     def blocks(self) -> Iterator[bytes]:
-        """Yield the checksum of the listing and, if metadata is used, the bytes of its files."""
+        """Yield the bytes that identify the folder: the checksum of the listing, and metadata.
+
+        The contents of the metadata files are included only if one of their columns is used.
+        """
         yield _VERSION
         yield self._checksum.encode()
         if self._is_described:
@@ -695,9 +699,9 @@ class Folder(Part):
     def _rows(self, group: Group) -> list[_Row]:
         """Return the rows for a key.
 
-        The first row has the files of the key if one of these files is in a main column. If the
-        user requested no columns, each file whose extension is not a column has another row, which
-        is reported as failed.
+        The first row contains the files of the key. It is omitted if no file is in one of
+        `_main_columns`. If the user requested no columns, each file whose extension is not a column
+        has another row, which is reported as failed.
         """
         files = self._columns.of_files(group.files)
         has_file = not files.keys().isdisjoint(self._main_columns)
@@ -844,7 +848,7 @@ class _Row(NamedTuple):
         return folder if slash and self.files else None
 
     def extension(self, column: str) -> str | None:
-        """Return the extension of the file for a column, as in its name."""
+        """Return the extension of the file in a column, with the letter case of the file name."""
         name = self.files.get(column)
         return None if name is None else name[len(self.key) + 1 :]
 

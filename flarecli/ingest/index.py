@@ -69,8 +69,8 @@ class Index:
     details  notes for verbose output
     flaw     function that returns the error kind and message for a missing file; None unless the
              source is a folder
-    is_list  whether the rows are a list of addresses, which may name any file; the names in `links`
-             of other sources are relative to `at`
+    is_list  True: the rows are addresses, which may name any file; False: the file names in the
+             columns `links` are relative to `at`
     extensions  column of files -> `Column.extension`
     encodings   column of files -> encoding, unless the first row determines it
     """
@@ -88,7 +88,7 @@ class Index:
     is_list: bool = False
     extensions: Mapping[str, str] = field(default_factory=dict)
     encodings: Mapping[str, str] = field(default_factory=dict)
-    # file number -> row number in the index of the file's first row; only for files that were read
+    # file number -> number of rows in all earlier files; only for files that were read
     _firsts: dict[int, int] = field(default_factory=dict, compare=False)
 
     @property
@@ -250,7 +250,7 @@ class SourceChecksum:
         self._files = files
         self._starts = [0, *accumulate(file.size() for file in files)]
         self._sums = Sums([DEFAULT])
-        self._end = 0  # end offset of the bytes that were read for rows
+        self._end = 0  # end of the bytes that were read for rows, in the concatenated files
 
     def advance(self, number: int, end: int) -> None:
         """Record that rows were read up to byte `end` of the file with this number."""
@@ -494,8 +494,8 @@ def _kind(
 def _base_folder(files: Sequence[ListedFile | Spool], guard: Guard) -> Location:
     """Return the folder for relative links in the rows: the folder of the first file.
 
-    If all sources are streams, their links may name any local files, because streams are trusted
-    like the command line.
+    If all sources are streams, the result is the current folder, and links may name any local
+    file. A stream comes from the user, so its links are trusted.
     """
     for file in files:
         if isinstance(file, ListedFile):

@@ -1,13 +1,13 @@
-"""Lists of tables: names of index files, and expansion of lists.
+"""Lists of tables: recognize the names of index files, and expand lists.
 
 A `.txt` file is a table if its first line contains a tab. It is also a table if the first line does
 not start with `#` and does not end with the extension of a table, and if a delimiter occurs equally
 often in each of the first lines. Any other `.txt` file is a list.
 
 A list, such as `split_file_paths.txt`, has one address per line. Blank lines and lines that start
-with `#` are ignored. Relative addresses are relative to the folder of the list, and are checked
-like every address in data. A list may contain other lists, up to a depth of 4. Braces and wildcards
-are expanded in bytewise order, unless a file name equals the pattern.
+with `#` are ignored. Relative addresses are relative to the folder of the list. The access rules
+for addresses in data apply to all addresses. A list may contain other lists, up to a depth of 4.
+Braces and wildcards are expanded in bytewise order, unless a file name equals the pattern.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class PythonRows:
 
 @contextlib.contextmanager
 def _disk_errors() -> Iterator[None]:
-    """Convert an OSError in the block, which writes the file, to an error about the file."""
+    """Convert an OSError in the `with` block to an error about the temporary file of the rows."""
     try:
         yield
     except OSError as error:

@@ -28,12 +28,12 @@ __all__ = ["Flaw", "binary_array", "contents", "filled"]
 
 SLICE_ROWS = 512  # maximum number of rows in a batch
 _BATCH_BYTES = 4 << 20
-GROUP_ROWS = 64  # rows per call that reads small files
-SMALL_BYTES = 2 << 20  # maximum number of bytes that such a call reads
-MAX_CALLS = 32  # maximum number of calls of each kind whose results were not used yet
+GROUP_ROWS = 64  # number of rows in a first call, if all files are local
+SMALL_BYTES = 2 << 20  # maximum number of bytes that a first call reads
+MAX_CALLS = 32  # maximum number of first calls, and of second calls, with unused results
 MAX_READERS = 8  # more threads are not faster
-# Number of bytes that a byte of a local file counts as. Local files need little read-ahead, and
-# memory that is soon used again causes no page faults.
+# The sizes of local files are multiplied by this factor before they are compared with the memory
+# limit. Local files need little read-ahead, and memory that is soon reused causes no page faults.
 LOCAL_WEIGHT = 6
 
 
@@ -82,7 +82,10 @@ class _Group(NamedTuple):
     values: Sequence[_Value | int]
 
     def part(self, start: int, stop: int, width: int) -> _Group:
-        """Return some rows of the group; `width` is the number of file names per row."""
+        """Return the rows start..stop of the group.
+
+        width  number of file names per row
+        """
         names = slice(start * width, stop * width)
         return self._replace(
             first=self.first + start, names=self.names[names], values=self.values[names]
@@ -102,7 +105,7 @@ def contents(
     locate      function that returns the location for a name: `at.__truediv__` for files below a
                 folder, `at.join` for addresses
     limits      memory is bounded by `ahead_bytes` and one batch; a file larger than `max_bytes` is
-                a flaw
+                not read, and is returned as a Flaw
     is_remote   whether all files are remote
     has_addresses   whether names may be URLs, so that some files may be remote
     return      batches with the schema of `filled`, in the order of the rows, and the files that
@@ -136,7 +139,10 @@ def contents(
 def _groups(
     batches: Iterable[pa.RecordBatch], columns: Sequence[str], is_remote: bool, has_addresses: bool
 ) -> Iterator[_Group]:
-    """Yield the rows in groups. A group has one row if a file is remote, for parallel requests."""
+    """Yield the rows in groups.
+
+    If a file may be remote, each group has one row, so that requests are sent in parallel.
+    """
     for batch in batches:
         for start in range(0, batch.num_rows, SLICE_ROWS):
             part = batch.slice(start, SLICE_ROWS)
@@ -153,7 +159,7 @@ def _groups(
 
 
 def _pieces(groups: Iterable[_Group], width: int) -> Iterator[_Group]:
-    """Split each group, so that one call reads about SMALL_BYTES of the remaining files."""
+    """Split each group, so that a second call reads about SMALL_BYTES of the remaining files."""
     for group in groups:
         rows, start, size = len(group.names) // width, 0, 0
         for row in range(rows):
@@ -165,7 +171,10 @@ def _pieces(groups: Iterable[_Group], width: int) -> Iterator[_Group]:
 
 
 def _weight(group: _Group) -> int:
-    """Return the size of the files of a group, read or not, multiplied by LOCAL_WEIGHT if local."""
+    """Return the size of all files of a group; for local files, multiply it by LOCAL_WEIGHT.
+
+    The size includes files that have been read already.
+    """
     size = sum(value if isinstance(value, int) else _size(value) for value in group.values)
     return size if group.is_remote else size * LOCAL_WEIGHT
 

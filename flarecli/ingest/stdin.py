@@ -357,7 +357,8 @@ def _is_list(head: bytes) -> bool:
         lines.pop()  # the line may be incomplete
     lines = [line for line in lines if line][:_FIRST_LINES]
     if lines and b"\0" in lines[0]:
-        lines = [one for one in lines[0].split(b"\0") if one][:_FIRST_LINES]  # -0 is not set
+        # the addresses end with NULs, although -0 is not set
+        lines = [one for one in lines[0].split(b"\0") if one][:_FIRST_LINES]
     found = [_is_address(line) for line in lines]
     return bool(found) and found[0] and 2 * sum(found) >= len(found)
 

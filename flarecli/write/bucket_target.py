@@ -44,7 +44,7 @@ __all__ = ["BucketTarget", "Lease"]
 
 _DELETED = "the lock of this pack was deleted"
 BEAT_S = 5.0  # interval between renewals of the lock
-_MAX_ATTEMPTS = 9  # maximum attempts to acquire a free lock; they take about five seconds
+_MAX_ATTEMPTS = 9  # maximum number of attempts to acquire a free lock, in about five seconds
 DEAD_S = 60.0  # a lock that has not changed for this time is taken over
 _PARALLEL_REQUESTS = 32  # maximum number of objects to delete in parallel
 
@@ -159,7 +159,8 @@ class Lease:
     def check(self, now: bool = False) -> None:
         """Raise BusyError if the lock is lost, or ReachError if the bucket cannot be reached.
 
-        now  True: renew the lock first; False: only if the last renewal is not recent
+        now  True: renew the lock first; False: renew it first only if the last renewal is not
+             recent
         """
         if now or _now() - self._last > BEAT_S * 1.5:
             self._renew()
@@ -342,9 +343,9 @@ class BucketTarget(Target):
         self._admit(resume, overwrite)
 
     def _is_complete(self) -> bool:
-        """Return whether the existing playlist completes the folder.
+        """Return whether the folder contains a finished dataset, which is marked by its playlist.
 
-        A fragment is complete only after its commit, which follows its playlist.
+        A fragment with a playlist may be unfinished, because its commit follows its playlist.
         """
         return not is_fragment(self._out.name) and (self._out / PLAYLIST).exists()
 

@@ -103,8 +103,8 @@ def source_types(
 
     chosen  column -> encoding
     encode  columns whose encoding the user chose; these columns get the type of the encoding
-    types   column -> type that replaces the type in the schema: a dictionary type, or a type in the
-            playlist of the source dataset
+    types   column -> type in the source; replaces the type in the schema for dictionaries, and for
+            columns of a flare dataset
     """
     out = {}
     for name, encoding in chosen.items():
@@ -156,7 +156,7 @@ def _original_value(kind: pa.DataType, value: OriginalValue) -> str:
 
     The result is empty if the original library and flare return values of the same type.
 
-    value  form in which the original library returns the values
+    value  result of `Format.original_value` for the encoding of the column
     """
     kind = encodings.value_type(kind)
     if pa.types.is_temporal(kind):
@@ -250,8 +250,8 @@ def table_encodings(
 def stored_schema(format: Format, columns: Columns, types: Mapping[str, pa.DataType]) -> pa.Schema:
     """Return the schema of the batches that a format stores.
 
-    A format that stores Arrow types keeps the type of a column with the default encoding of this
-    type; a dictionary type is replaced by its value type. The field of such a column has no
+    If the format stores Arrow types, a column with the default encoding of its type keeps this
+    type, except that a dictionary type becomes its value type. The field of such a column has no
     metadata. All other columns have the types of their encodings.
 
     types  column -> Arrow type in the table
@@ -407,7 +407,7 @@ def _in_type(
 
 
 class Unstorable(NamedTuple):
-    """A row that the format cannot store, although the encodings can.
+    """A row that the encodings can store, but the format cannot.
 
     row  number of the row in the batch
     """

@@ -193,9 +193,9 @@ def shard_files(stream: Stream, shard: int) -> list[str]:
 def files_with_keys(
     at: Location, found: Iterable[Version], name: str, erased: ErasedKeys, known: Collection[str]
 ) -> set[str]:
-    """Return the files of the unknown shards that contain rows with erased keys, in all streams.
+    """Return the files of all shards that contain rows with erased keys, in all streams.
 
-    The keys of a shard that several versions list are read once.
+    If several versions list a shard, its keys are read only once.
 
     found   versions to search
     name    key column
@@ -218,8 +218,8 @@ def files_with_keys(
         stream = keyed[0]
         starts = _starts(stream)
         for shard, url in enumerate(stream.urls):
-            # if there are several streams, a known shard is also read, because a change may have
-            # replaced only the shards of another stream
+            # if there are several streams, shards in `known` are also read, because a change may
+            # have replaced only the shards of another stream
             if is_url(url) or (len(streams) == 1 and url in known):
                 continue
             if url not in rows:
@@ -234,7 +234,7 @@ def files_with_keys(
         if url not in searched:
             raise FormatError(
                 f"the keys of the rows in {url} are unknown, because the playlist lacks the column "
-                f"{name!r} or the numbers of rows",
+                f"{name!r} or the row counts",
                 where=version.at,
                 hint="Delete the earlier versions with `flare prune`, and run the command again.",
             )

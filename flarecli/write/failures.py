@@ -55,7 +55,8 @@ class Failure:
     file, file_row  source file that contains the row, and the row number in that file; None if a
                     query computed the row
     hint            how to pack the row, such as an option; not written to `failed.jsonl`
-    name            file name that identifies the row, like its key; precedes the reason
+    name            name of the failed file, if it determines the key; messages show it instead of
+                    the key, and `failed.jsonl` before the reason
     """
 
     row: int
@@ -202,8 +203,8 @@ class Failed:
 
     state       state of `failed.jsonl` in the journal of an interrupted pack
     counts      kind of failure -> number of rows
-    keeps_rows  whether `unrecorded` is used, so that an interrupted pack loses no failure
-    unrecorded  failures that are not yet in the journal or in the file of fetched rows
+    keeps_rows  True: also add failures to `unrecorded`, from which the spool saves them
+    unrecorded  failures of rows after the last recorded shard that are in no spool file yet
     """
 
     def __init__(self, at: Location, state: Mapping[str, Any] | None = None) -> None:
@@ -241,15 +242,15 @@ class Failed:
         self.counts[failure.kind] += 1
 
     def forget(self, until: int) -> None:
-        """Remove failures from `unrecorded` after all rows before `until` are covered."""
+        """Remove the failures of rows before `until` from `unrecorded`; they are now saved."""
         while self.unrecorded and self.unrecorded[0].row < until:
             self.unrecorded.popleft()
 
     def write(self, until: int) -> None:
-        """Write the failures of rows before `until` if they use much memory.
+        """Write the failures of rows before `until` if _MAX_PENDING or more are in memory.
 
-        Call this only if every later row, and the first row of every later shard, is at or after
-        `until`. Otherwise, `settle` would return a state that includes later failures.
+        Every row that is added later must be at or after `until`, and so must the first row of
+        every later shard. Otherwise, `settle` would return a state that includes later failures.
         """
         if len(self._pending) >= _MAX_PENDING:
             self.settle(until)
@@ -257,8 +258,8 @@ class Failed:
     def settle(self, until: int) -> dict[str, Any]:
         """Write the failures of rows before `until`; return the file's state for the journal.
 
-        An interrupted pack may write failures that the journal does not cover. A resumed pack
-        truncates the file.
+        After an interrupt, the file may list failures of rows that are in no recorded shard. A
+        resumed pack removes these failures, and packs the rows again.
         """
         ready = [one for one in self._pending if one.row < until]
         self._pending = self._pending[len(ready) :]

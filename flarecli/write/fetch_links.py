@@ -46,8 +46,8 @@ from flarecli.write.spool import FetchedLink, Spool, address_digest
 __all__ = ["Fetched", "Link", "LinkFailure", "fetch"]
 
 MAX_SLICE_ROWS = 1024
-MAX_ROWS_AHEAD = 4096  # maximum number of rows in slices whose links have been requested
-# hints for a missing link if no link was fetched before
+MAX_ROWS_AHEAD = 4096  # maximum number of rows whose links are requested in advance
+# hints for a missing link; used only until a link has been fetched
 _GONE_HINT = "Check whether the links still exist."
 _NO_LINK_HINT = (
     "Check that --fetch names a column of URLs, or of paths relative to the folder of the source."
@@ -58,10 +58,10 @@ _BATCH_BYTES = 4 << 20
 # minimum number of freed bytes to report to the engine, because each report wakes the engine
 _RELEASE_BYTES = 1 << 20
 CHECK_S = 0.2  # during a wait for a link, the interval between reports of progress
-# Maximum duration of the first wait for a link. This wait ends when the link that is
-# _FIRST_WAIT_LINKS later arrives, because a wake-up for each response would be slower.
+# The first wait for a link takes at most _FIRST_WAIT_S seconds. It ends early only when the link
+# _FIRST_WAIT_LINKS positions later arrives, because a wake-up for each response would be slower.
 _FIRST_WAIT_S, _FIRST_WAIT_LINKS = 0.003, 128
-# kinds of files that may look like a web page
+# kinds of files that are accepted even if they look like a web page
 _TEXT_KINDS = frozenset({"html", "xml", "json", "str"})
 _MARKUP_STARTS = frozenset(b"<\xef\t\n\v\f\r ")  # first bytes of a body that may be a web page
 
@@ -87,7 +87,7 @@ class Fetched:
     names: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def without(self, failures: Mapping[int, Failure]) -> Fetched:
-        """Return a copy without the rows that failed, and with their failures.
+        """Return a copy that lists more failures, and whose batch omits the failed rows.
 
         failures  row of the batch -> failure
         """
@@ -205,7 +205,7 @@ class _Fetcher:
         progress: Progress,
     ) -> None:
         self._progress = progress
-        self._finished_rows = 0  # number of rows in the slices before `slices`
+        self._finished_rows = 0  # number of rows in slices that were removed from `slices`
         self._reported_rows = self._reported_bytes = 0  # rows and bytes reported to `progress`
         self._links, self._key, self._allow_empty = links, key, allow_empty
         self._refused = refused
@@ -228,9 +228,9 @@ class _Fetcher:
         if spool is not None:
             spool.arrived, self._saved = self._fetched_links, spool.kept
         self._hints: dict[str, None] = {}  # distinct hints about private addresses, in order
-        self._next_order = 0  # number of all links before the next slice
+        self._next_order = 0  # number of links in all slices so far
         self._requested = self._fetched = self._fetched_bytes = 0
-        self._freed_bytes = 0  # number of freed bytes that were not reported to the engine yet
+        self._freed_bytes = 0  # freed bytes that have not been reported to the engine yet
         self._release_bytes = min(_RELEASE_BYTES, limits.ahead_bytes // 8)
 
     # -- requests
@@ -379,7 +379,7 @@ class _Fetcher:
             return
         part = self.slices[0]
         for i, values in enumerate(self._values):
-            # after an interrupt, there may be a value of a row that is not in `_taken_rows` yet
+            # after an interrupt, `values` may contain one more item than `_taken_rows`
             for row, value in zip(self._taken_rows, values, strict=False):
                 address = address_digest(part.texts[i][row] or "")
                 yield FetchedLink(part.first + row, i, address, value)
@@ -412,8 +412,8 @@ class _Fetcher:
             for taken, value in zip(self._values, values, strict=True):
                 taken.append(value)
             self._taken_rows.append(row)
-        # An interrupt may occur after any line, and the spool then saves the links of `_taken_rows`
-        # and all outcomes. Therefore, the outcomes are replaced last.
+        # After an interrupt, the spool saves the links of `_taken_rows` and all outcomes. The
+        # outcomes are replaced last, so that an interrupt between two lines loses no link.
         part.outcomes[row * width : (row + 1) * width] = [_CONSUMED] * width
         return failed
 
@@ -468,9 +468,9 @@ class _Fetcher:
             request.awaited = min(place + _FIRST_WAIT_LINKS, len(part.outcomes) - 1)
             with contextlib.suppress(Empty):
                 self._arrived.get(timeout=_FIRST_WAIT_S)
-            # The engine writes the outcome before it reads `awaited`, and this code writes
-            # `awaited` before it reads the outcome, so one of them always sees the change of the
-            # other.
+            # The engine writes the outcome before it reads `awaited`. This method writes `awaited`
+            # before it reads the outcome. Therefore, this method always sees the outcome, or the
+            # engine sees that it must wake this thread.
             request.awaited = place
             while (outcome := part.outcomes[place]) is None:
                 with contextlib.suppress(Empty):
@@ -482,7 +482,7 @@ class _Fetcher:
         return outcome
 
     def _report_arrived(self) -> None:
-        """Report all rows whose links have arrived, although `finish` waits for an earlier row."""
+        """Report all rows whose links have arrived, including rows after an awaited row."""
         width, rows, size = len(self._links), self._finished_rows, self._fetched_bytes
         for part in self.slices:
             waiting = set[int]()
@@ -497,7 +497,8 @@ class _Fetcher:
     def _report(self, rows: int, size: int) -> None:
         """Report the increase since the last report.
 
-        rows, size  total number of rows whose links have arrived, and the bytes of these links
+        rows, size  number of rows whose links have arrived, and size in bytes of all arrived links,
+                    since the start
         """
         more_rows, more_bytes = rows - self._reported_rows, size - self._reported_bytes
         if more_rows > 0 or more_bytes > 0:

@@ -393,7 +393,7 @@ def claim(
     if at is None:
         target = FolderTarget(out, resume=resume, overwrite=overwrite)
     else:
-        # imported late, because this module loads a bucket client
+        # imported late, because `bucket_target` loads a bucket client
         from flarecli.write.bucket_target import BucketTarget
 
         target = BucketTarget(at, resume=resume, overwrite=overwrite)

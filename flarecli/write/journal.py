@@ -31,7 +31,7 @@ from flarecli.storage.append_log import LogLine, format_line, open_log
 from flarecli.storage.local import SCRATCH
 
 if TYPE_CHECKING:
-    from flarecli.ingest import SourceChecksum  # loading it also loads the readers of tables
+    from flarecli.ingest import SourceChecksum  # types only: `ingest` loads the readers of tables
 
 __all__ = ["Journal", "key_difference"]
 

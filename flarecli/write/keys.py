@@ -39,10 +39,10 @@ Records = npt.NDArray[np.void]  # array of dtype _RECORD
 _RECORD = np.dtype([("hash", "<u8"), ("row", "<i8"), ("start", "<i8"), ("length", "<i8")])
 _PAGE_RECORDS = 128  # number of records in a page of a file: 4 KiB
 _MEMORY_RECORDS = 1 << 17  # maximum number of records of a run in memory
-_LOG_MEMORY_BYTES = 4 << 20  # size of the keys in memory at which they are written to the log file
+_LOG_MEMORY_BYTES = 4 << 20  # keys of this total size in memory are written to the log file
 _FAN_IN = 8  # number of runs to merge into one run
 _SEARCHED_KEYS = 1024  # maximum number of keys to search at a time; a search reads a page per key
-# log2 of the minimum (8 kB) and the maximum (1 GiB) number of words in the Bloom filter
+# log2 of the minimum and maximum number of words in the Bloom filter (8 KiB and 1 GiB)
 _MIN_FILTER_BITS, _MAX_FILTER_BITS = 10, 27
 _WORD_KEYS = 4  # maximum average number of keys per word of the Bloom filter
 _HASH_BITS = 64

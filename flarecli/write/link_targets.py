@@ -71,8 +71,8 @@ class LinkFailure:
     column: str = ""
 
 
-# Result of a link; a Location if a file or an object in a bucket has not been read yet; a Future
-# while an object in a bucket is being read.
+# State of a link. A Location is a file or a bucket object that has not been read yet. A Future is a
+# bucket object that a thread is reading. All other types are results.
 Arrived: TypeAlias = (
     "bytes | FetchedLink | Page | Fault | LinkFailure | Location"
     " | Future[bytes | LinkFailure | None]"

@@ -117,7 +117,7 @@ class _Shards:
     def add(self, name: str, part: Stream) -> None:
         """Append the shards of a part.
 
-        raises  FormatError if the columns, the format or the hashes differ from earlier parts
+        raises  FormatError if earlier parts have other columns, another format or other hash types
         """
         if self._first is None or not self._urls:
             self._first, self._hashes = part, {key: [] for key in part.hashes}

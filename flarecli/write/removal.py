@@ -103,7 +103,7 @@ def lists_of(at: Location, files: Collection[str], newest: int) -> tuple[list[st
 
 
 def refuse_pins(at: Location, files: Collection[str], newest: int) -> None:
-    """Raise UsageError if a pin lists any of the files. The arguments are as in `lists_of`."""
+    """Raise UsageError if a pin lists any of the files; see `lists_of` for the arguments."""
     _, pins = lists_of(at, files, newest)
     if pins:
         raise UsageError(
@@ -118,7 +118,7 @@ def refuse_listed(at: Location, files: Collection[str], newest: int) -> None:
     at = confined(at)
     if files and not listed_files(at, version_name(newest)).keys().isdisjoint(files):
         raise BusyError(
-            f"version {newest} again lists files to erase",
+            f"version {newest} lists files that are being erased",
             where=at,
             hint="Run the same command again.",
         )
@@ -250,7 +250,7 @@ def _delete_fragment(at: Location) -> None:
 
 @contextlib.contextmanager
 def _lock(at: Location) -> Iterator[None]:
-    """Lock a fragment in the `with` block, as a pack does while it writes the fragment.
+    """Lock a fragment for the `with` block. A pack of the fragment uses the same lock.
 
     raises  BusyError if another process holds the lock
     """

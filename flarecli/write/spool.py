@@ -192,7 +192,9 @@ class Spool:
         self._due = time.monotonic() + SAVE_S
 
     def saved_rows(self, links: int) -> int:
-        """Return the number of rows whose links are all in spool files, but not in a durable shard.
+        """Return the number of rows that are in spool files but in no durable shard.
+
+        Only rows whose links are all in spool files are counted.
 
         links  number of link columns
         """
@@ -202,7 +204,10 @@ class Spool:
         return written + self._complete_rows(max(first, self._next), links)
 
     def _complete_rows(self, first: int, links: int) -> int:
-        """Return the number of rows from `first` whose `links` links are all in spool files."""
+        """Return the number of rows, from row `first`, of which all links are in spool files.
+
+        links  number of links per row
+        """
         counts = Counter(row for row, _ in self._links if row >= first)
         return sum(count == links for count in counts.values())
 

@@ -99,7 +99,7 @@ class Contents(ABC):
 
 
 class DatasetContents(Contents):
-    """Policy for datasets: a playlist, an index, and the files that these two list."""
+    """Policy for datasets. The output is a playlist, an index, and the files that they list."""
 
     noun = "pack"
     hint = "Use --resume to continue an unfinished pack, --append to add rows, --overwrite to replace a dataset, or name another folder."
@@ -205,7 +205,8 @@ class Target(ABC):
     def check(self, now: bool = False) -> None:
         """Raise ReachError or BusyError if this process has lost its lock on the folder.
 
-        now  True: for a bucket, send a request; False: only if the last renewal is not recent
+        now  True: renew a lock in a bucket first; False: renew it first only if the last renewal is
+             not recent
         """
 
     @abstractmethod

@@ -99,7 +99,7 @@ _PARTIAL = re.compile(
 )
 MAX_WAIT_S = 600.0  # maximum wait for the commit lock
 _POLL_S = 0.02, 1.0  # shortest and longest wait between two attempts to get the commit lock
-_MAX_SAME_ROWS = 64  # maximum number of compacted versions that a version records
+_MAX_SAME_ROWS = 64  # maximum number of versions in the list `same_rows` of a playlist
 _MAX_ATTEMPTS = 8  # maximum number of attempts to commit a change or to create a playlist
 
 
@@ -392,7 +392,7 @@ class CommitLock:
     def _acquire(self) -> None:
         store = self._at.store
         if not isinstance(store, LocalStore):
-            # imported late, because this module loads a bucket client
+            # imported late, because `bucket_target` loads a bucket client
             from flarecli.write.bucket_target import Lease
 
             self._lease = Lease(self._at / COMMIT_LOCK, str(self._at), waits=True)
@@ -421,7 +421,8 @@ class CommitLock:
     def check(self, now: bool = True) -> None:
         """Raise BusyError if this process has lost the lock.
 
-        now  True: for a bucket, send a request; False: only if the last renewal is not recent
+        now  True: renew a lock in a bucket first; False: renew it first only if the last renewal is
+             not recent
         """
         if self._lease is not None:
             self._lease.check(now)
@@ -650,7 +651,7 @@ def publish(at: Location, version: Version, before: Version | None = None) -> No
             _replace(at / PLAYLIST, current, version.data)
             return
         except BusyError:
-            # another process has written `playlist.yaml`, but its index was overwritten above
+            # another process has written `playlist.yaml`, but this process has replaced its index
             version, before = newest(at), None
     raise ReachError("cannot replace the playlist", where=at / PLAYLIST)
 
@@ -660,7 +661,7 @@ def _replace(where: Location, old: bytes | None, new: bytes) -> None:
     if isinstance(where.store, LocalStore):  # in a local folder, the commit lock cannot be lost
         where.write([new])
         return
-    # imported late, because this module loads a bucket client
+    # imported late, because `cloud.store` loads a bucket client
     from flarecli.storage.cloud.store import snapshot, swap
 
     current = snapshot(where)

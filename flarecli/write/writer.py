@@ -45,7 +45,7 @@ from flarecli.write.journal import Journal
 from flarecli.write.target import Target, check_files
 
 if TYPE_CHECKING:
-    from flarecli.ingest import SourceChecksum  # loading it also loads the readers of tables
+    from flarecli.ingest import SourceChecksum  # types only: `ingest` loads the readers of tables
 
 __all__ = ["SHARD_LIMIT", "Writer"]
 
@@ -78,9 +78,9 @@ class Writer:
     playlist   True: write `playlist.yaml`; False: the format's own index marks the dataset as
                complete, as in the original library
     progress   receives the number of written rows while a shard is written
-    keeps_rows  whether rows remain in `unrecorded` until the journal lists their shard
-    unrecorded  (batch, position of each row in the selection) of the rows in no recorded shard, in
-                row order
+    keeps_rows  True: keep written rows in `unrecorded` until the journal lists their shard
+    unrecorded  written rows whose shard is not in the journal, in row order: (batch, position of
+                each row in the selection)
     has_large_row  whether this Writer wrote a row that is larger than the shard limit
     raises     the errors of `Target`; UsageError for an unknown format
     """
@@ -152,8 +152,8 @@ class Writer:
         self._ended = self.target.is_done
         self._writes_playlist, self._progress = playlist, progress or Progress()
         self._is_abandoned = self.has_large_row = False
-        # True while several fields are updated; after an interrupt, rows may be lost or repeated.
-        # It remains True after a shard could not be written.
+        # True while rows move between fields, because an interrupt may then lose or repeat rows.
+        # Also True after a shard could not be written.
         self._is_inconsistent = False
         self.rows = self.next = 0
         self.written_bytes = 0  # size of the rows that this Writer wrote, before compression
@@ -359,8 +359,8 @@ class Writer:
         """Write a table. Each column is cast to its encoding, and every value is checked.
 
         Columns are matched by name. If the Writer has no columns yet, it infers them from the first
-        batch. If a value cannot be stored, no row of the table is written. A stream is written
-        batch by batch. If a value cannot be stored, the earlier batches remain written.
+        batch. If a value cannot be stored, no row of the table is written. If the table is a
+        stream, no further row is written, and earlier batches remain written.
 
         batch   a pyarrow RecordBatch or Table, or a stream: any other object with the method
                 `__arrow_c_stream__` or `__arrow_c_array__`, such as a pandas or Polars DataFrame, a
@@ -523,7 +523,7 @@ class Writer:
         self._is_inconsistent = False
 
     def _record(self, written: Callable[[], Iterable[_WrittenShard]]) -> None:
-        """Record the shards that a method of the queue returns in the journal, in order."""
+        """Call `written`, and record the shards that it returns in the journal, in order."""
         try:
             for chunk, next, failed in written():
                 self._chunks.append(chunk)

@@ -654,7 +654,7 @@ def test_the_key_and_the_text_of_a_dropped_row_are_erased_in_all_streams(tmp_pat
         flare.drop(unknown, keys=tmp_path / "keys.txt", key="id", erase=True)
     assert str(caught.value) == (
         f"{unknown}/playlist.000001.yaml: the keys of the rows in shard.00000.mds are unknown, "
-        "because the playlist lacks the column 'id' or the numbers of rows"
+        "because the playlist lacks the column 'id' or the row counts"
     )
 
 
