@@ -18,7 +18,7 @@ __all__ = ["holes", "missing_shards", "writer_of"]
 
 _MAX_CHECKED = 100_000  # maximum number of shards whose files are checked
 _MISSING = "missing"
-# matches a shard number; shorter numbers may be parts of words, and longer numbers checksums
+# matches a shard number; shorter numbers may be parts of words, longer numbers may be checksums
 _NUMBER = re.compile(r"\d{3,18}", re.ASCII)
 
 
@@ -33,7 +33,7 @@ def writer_of(stream: Stream, of: Playlist) -> str | None:
 
 
 class _Missing(NamedTuple):
-    """Consecutive shards of a stream, which cannot be read for the same reason.
+    """Consecutive shards of a stream that cannot be read, all for the same reason.
 
     first  number of the first shard
     names  for each shard, the name of its first file that cannot be read
@@ -158,7 +158,7 @@ def _gaps(urls: Sequence[str]) -> list[str]:
             and url.startswith(before)
             and url.endswith(after)
         ):
-            numbers.add(int(number))  # fast path: only the number differs
+            numbers.add(int(number))  # fast path: same prefix and suffix as the previous shard
             continue
         path = url.partition("?")[0] if "://" in url else url
         matches = list(_NUMBER.finditer(path))

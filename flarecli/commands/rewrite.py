@@ -143,7 +143,7 @@ def row_counts(stream: Stream) -> IntArray:
 
 
 def groups_without(stream: Stream, dropped: IntArray) -> list[Group]:
-    """Return one group, with the rows to keep, for each shard that contains a dropped row.
+    """For each shard that contains a dropped row, return a group with the rows to keep.
 
     dropped  numbers of the rows in the stream: int64, ascending
     """

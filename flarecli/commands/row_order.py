@@ -38,7 +38,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Order:
-    """A sequence of row numbers, each computed from its step, the position in the sequence.
+    """A sequence of row numbers. Each row number is computed from its position, the step.
 
     starts, strides, firsts  first row, stride and first step of each range of rows
     picks                    steps in the sample, in increasing order; None: all steps
@@ -69,7 +69,7 @@ class Order:
         return out
 
     def sampled(self, sample: int | float, seed: int) -> Order:
-        """Return a random sample of the rows, which stay in order. `shuffle` must not be set.
+        """Return a random sample of the rows, which keep their order. `shuffle` must not be set.
 
         sample  number of rows, or a share of the rows as a float
         """
@@ -186,14 +186,14 @@ def check_no_rows(
 
 
 def first_rows(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield the first rows, and then stop reading."""
+    """Yield the first `rows` rows, and then stop reading."""
     while rows > 0 and (batch := next(batches, None)) is not None:
         yield batch.slice(0, min(rows, batch.num_rows))
         rows -= batch.num_rows
 
 
 def without_rows(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield the rows after the first rows. No batch is empty."""
+    """Yield the rows after the first `rows` rows. No batch is empty."""
     for batch in batches:
         skipped = min(rows, batch.num_rows)
         rows -= skipped
@@ -202,7 +202,7 @@ def without_rows(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.Re
 
 
 def last_rows(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield the last rows, which are kept in memory until the end."""
+    """Yield the last `rows` rows, which are kept in memory until all batches are read."""
     buffered: deque[pa.RecordBatch] = deque()
     count = 0
     for batch in batches:

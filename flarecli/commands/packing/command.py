@@ -62,7 +62,7 @@ def pack(options: PackOptions) -> Packed:
         raise UsageError("--input cannot be used with a Python object")
     columns = None
     if isinstance(sources, Dataset):
-        exact = options.where is None  # rows of a dataset at an address are read in the same way
+        exact = options.where is None  # read the rows as if the dataset were opened by address
         columns = StoredColumns(
             sources.exact if exact else sources.schema,
             {column.name: column.encoding for column in sources.columns},

@@ -43,7 +43,7 @@ _AHEAD_BYTES = 32 << 20  # maximum size of the values in flight
 _TASK_VALUES = 8  # values per task, to reduce the overhead of tasks
 _MAX_TASKS = 4096  # maximum number of tasks in memory
 _HEAD_BYTES = 512  # bytes that are read to detect the kind of a file
-_MAX_NAMES = 3  # names reported for each mismatch
+_MAX_NAMES = 3  # maximum number of file names reported for each mismatch
 # encodings whose values may be complete files
 _FILE_ENCODINGS = ("bytes", "jpeg", "png", "jpeg_array", "pil", "mp4", "webm")
 
@@ -69,7 +69,7 @@ class MediaOptions:
 
     @property
     def is_noop(self) -> bool:
-        """Return whether all options have default values; mismatches are then still counted."""
+        """Return True if no option is set. Content and extension are compared in any case."""
         return self == MediaOptions()
 
     @property
@@ -305,8 +305,7 @@ class FileKeys(NamedTuple):
     """The keys of rows that contain files.
 
     column       column of keys; None: the rows have no keys
-    is_file_key  function that returns whether a key (first argument) identifies the same file as a
-                 file name
+    is_file_key  function of a key and a file name that returns whether the key identifies the file
     """
 
     column: str | None

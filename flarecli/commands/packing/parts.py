@@ -215,7 +215,7 @@ def pack_parts(
 
 
 def pack_one_part(task: PackTask, progress: Progress) -> Packed:
-    """Pack part K of N, for `--part K/N`, into its own folder. Does not write the joined dataset.
+    """Pack part K of N into its own folder, for `--part K/N`. The parts are not joined.
 
     The first job writes the journal of the whole pack, with the source, the options and the
     columns. Later jobs must have the same source and options, and use the recorded columns.
@@ -570,8 +570,8 @@ def _common_task(
         task, options=options, source_digest=record[DEFAULT], base_folder=_base_folder(task)
     )
     if task.encodings is not None:
-        # The keys of all rows were compared before, so a part reads no keys of the dataset. A task
-        # without the dataset is small even if the dataset lists a million shards.
+        # The keys of all rows have already been compared, so the task of a part does not need the
+        # dataset. A task without the dataset is small even if the dataset has a million shards.
         return replace(common, options=replace(options, on_duplicate="keep"), existing=None)
     return replace(
         common,
@@ -666,7 +666,7 @@ def check_division(plan: Plan) -> None:
 
 
 def _check_source_rows(plan: Plan) -> None:
-    """Raise UsageError for options of --part-rows that need rows of several parts."""
+    """Raise UsageError for a condition or a limit that --part-rows does not support."""
     options = plan.options
     if options.where is not None and not sql.is_row_by_row(plan.source.schema, options.where):
         raise UsageError(

@@ -94,11 +94,11 @@ class PackTask:
     object_name    class name of the Python object whose rows the source file contains; empty: none
     object_columns columns of the flare dataset whose rows the source file contains; None: none
     base_folder    base folder of relative addresses; None: the working folder
-    existing       the dataset whose keys count as keys of earlier rows; None: no keys to compare
+    existing       dataset whose keys are treated as keys of earlier rows; None: no such dataset
     existing_schema  Arrow schema of the dataset to which the rows are appended; None: a new dataset
     erased         keys of erased rows; a row with such a key fails
-    head           further values that a resumed pack must repeat, such as the base of a change
-    null_columns   column that the source lacks -> Arrow type; its values are null
+    head           other values that a resumed pack must repeat, such as the version to change
+    null_columns   columns that the source lacks, to fill with nulls: column -> Arrow type
     """
 
     options: PackOptions
@@ -393,7 +393,7 @@ class Plan:
         }
 
     def renamed(self, name: str) -> str:
-        """Return the name of a source column in the output: the key column may be renamed."""
+        """Return the name of a source column in the output, where the key column may be renamed."""
         return self.row_name or name if name == self._source_key else name
 
 
@@ -675,7 +675,7 @@ def key_values(plan: Plan, name: str, values: pa.Array) -> pa.Array:
 
 
 def _add_existing_keys(keys: Keys, plan: Plan) -> int:
-    """Add the keys of the dataset to which the rows are appended; return the number of its rows."""
+    """Add the keys of the dataset to which rows are appended; return the dataset's row count."""
     data = plan.task.existing
     if data is None or plan.key is None or plan.options.on_duplicate == "replace":
         return 0

@@ -359,7 +359,8 @@ def _write(
                 progress.advance(count, writer.written_bytes - written_bytes)
                 written_bytes = writer.written_bytes
     if plan.options.add_column is not None:
-        writer.end_shard(until)  # a resumed pack continues here if rows are appended later
+        # if rows are appended to the dataset later, a resumed pack continues after this shard
+        writer.end_shard(until)
     if plan.duplicates:
         count = format_count(plan.duplicates, "row")
         progress.note(f"skipped {count} with the key of an earlier row")

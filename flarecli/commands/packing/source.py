@@ -495,7 +495,7 @@ def _single_file(stream: Stream) -> tuple[str, ...]:
 
 
 def _is_plain_folder(address: str, resolved: Sequence[Playlist], guard: Guard) -> bool:
-    """Return whether an address is a folder that resolves to plain files."""
+    """Return whether an address is a folder of plain files without a list."""
     streams = [stream for one in resolved for stream in one.streams]
     return (
         len(streams) == 1

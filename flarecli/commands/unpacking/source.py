@@ -254,7 +254,10 @@ def _read_files(
 def _unused_columns(
     schema: pa.Schema, options: UnpackOptions, text_columns: Collection[str]
 ) -> set[str]:
-    """Return columns whose values are not used before `--max-object` is checked; no text."""
+    """Return the columns whose values are not used before `--max-object` is checked.
+
+    Text columns are not included.
+    """
     pattern = options.name or ""
     return {
         field.name

@@ -190,7 +190,7 @@ class OtherLists:
                 self.findings.append(finding_of(error, playlist.at))
         self._derived_index = _derived_index(playlist, stream)
         self._without_checksums: dict[bool, list[Location]] = {}  # is_playlist -> lists
-        self._checked: set[str] = set()  # paths of lists whose own checksums another list names
+        self._checked: set[str] = set()  # paths of lists with a checksum in another list
         self._by_folder: dict[str, list[OtherList]] = {}  # the key "" is for the --against list
 
     def add(self, other: OtherList) -> None:
@@ -569,7 +569,7 @@ def _unreadable_folder(at: Location) -> Finding | None:
 
 
 def _other_datasets(top: str, names: Sequence[str], listed: Collection[str]) -> Iterator[str]:
-    """Yield the topmost folders with a list and no listed file, as names that end with `/`."""
+    """Yield the topmost folders that contain a list but no listed file, with a final `/`."""
     above = {folder for name in listed for folder in folders_above(name)}
     previous = None
     lists = (name for name in names if name.endswith((f"/{INDEX}", f"/{PLAYLIST}")))

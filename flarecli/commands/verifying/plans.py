@@ -117,7 +117,7 @@ def plan_sources(
     table    values of the options `input` and `csv`, for tables without a playlist
     opened   open input streams, by address
     return   plans; notes about lists that share only some shards; path -> finding for each
-             unreadable file in a dataset, for files that the check of the dataset does not report
+             unreadable file in a dataset, in case the check of the dataset does not report the file
     raises   MissingError, UsageError; ReachError if no address can be read
     """
     plans = [
@@ -336,7 +336,7 @@ def _other_files(plan: Plan) -> Iterator[str]:
 
 
 def _without_files(plan: Plan, listed: Collection[str], tops: tuple[str, ...]) -> Plan | None:
-    """Remove single files that a list names, and plain files in the folder of a list.
+    """Omit the files of a plan that a list names, and plain files in the folder of a list.
 
     The result is None if no files remain.
     """

@@ -85,7 +85,7 @@ def read_keys(form: formats.Format, shard: Shard, name: str) -> pa.Array:
 
 
 def compare_streams(playlist: Playlist, streams: Sequence[StreamRows]) -> Iterator[Finding]:
-    """Yield findings for joined streams whose row count or keys differ from the first stream."""
+    """Yield findings for streams whose row count or keys differ from those of the first stream."""
     joined = _joined(streams)
     for other in joined[1:]:
         first = joined[0]

@@ -174,7 +174,7 @@ def check_chunk(
         ):
             _check_in_one_pass(form, chunk, entries, columns, rows, result)
             return result
-        # if rows are read after the hashes, only the bytes of the rows are counted as progress
+        # if rows are read later, progress counts the bytes of the rows, not the hashed bytes
         with counted(_ignore) if depth.needs_rows else nullcontext():
             hashed = _hash_chunk(chunk, entries, compression, rows, result)
         if hashed is not None:
@@ -357,7 +357,7 @@ def _with_store_checksums(
 def _hash_names(
     at: Location, entries: Sequence[ListEntry], result: FileResult, raw: bool = False
 ) -> list[str]:
-    """Return the hashes to compute; add a finding for a listed hash that is unknown."""
+    """Return the names of the hashes to compute; add a finding for each unknown name in a list."""
     listed: dict[str, str] = {}
     for entry in entries:
         listed |= dict.fromkeys(entry.hashes(raw), entry.by)

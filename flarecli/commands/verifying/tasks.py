@@ -109,8 +109,8 @@ def chunk_tasks(
 ) -> Iterator[Task]:
     """Yield tasks for the chosen shards of a stream and for their companion files.
 
-    Each task contains the entries of all lists for its file. The entries for a shard that is not
-    chosen are also compared.
+    Each task contains the entries of all lists for its file. For shards that are not chosen, only
+    the lists are compared with each other.
 
     only  ignore all other shards; None: use all shards
     """
