@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # typing is slow to import
     from types import FrameType
     from typing import Any, NoReturn
 
-GRACE_S = 4.0  # the documentation promises that a run ends within five seconds
+GRACE_S = 4.0  # the documentation promises that a run ends within five seconds of a signal
 _RETRY_S = 0.02
 _NAMES: dict[int, str] = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 if sys.platform != "win32":
@@ -172,7 +172,7 @@ def _run(args: Sequence[str], signals: _Signals) -> int:
     except KeyboardInterrupt as caught:
         signals.number = signals.number or signal.SIGINT
         signals.hint = str(caught) if caught.args else None
-    except Exception as error:  # flarecli.cli handles errors of a complete installation
+    except Exception as error:  # a broken installation; flarecli.cli reports all other errors
         code = 6 if isinstance(error, ImportError) else 1
         _write_stderr(f"error: {type(error).__name__}: {error}\nhint: Reinstall flare.\n")
     if signals.number:
@@ -190,7 +190,7 @@ def _execute(args: Sequence[str], signals: _Signals) -> int:
             sys.stdout.flush()
             return 0
         except (AttributeError, OSError, ValueError):
-            pass  # the command line below reports the error
+            pass  # `cli.run` prints the version too, and reports the error
     from flarecli.cli import run
 
     return run(

@@ -340,7 +340,7 @@ class Option:
     is_repeatable  True if the command line may contain the option several times
     shown          default in the help, if it differs from `str(default)`
     is_everyday    whether `-h` shows the option; `--help` shows all options
-    is_hidden      whether the option is an alias, which no help shows
+    is_hidden      whether both `-h` and `--help` omit the option, because it is an alias
     """
 
     group: str
@@ -537,7 +537,7 @@ def declared(options: type[Options]) -> tuple[Declared, ...]:
 
 @cache
 def _declared(options: type[Any]) -> tuple[Declared, ...]:
-    """Return the fields of a class, also those that are not options."""
+    """Return the fields of a class, including fields that are not options."""
     out = []
     for item in fields(options):
         default = None if item.default is MISSING else item.default
@@ -563,7 +563,7 @@ def from_options(options: Callable[P, Opts]) -> Callable[[Callable[[Opts], R]], 
         def call(*args: P.args, **named: P.kwargs) -> R:
             try:
                 signature.bind(*args, **named)
-            except TypeError as error:  # with the name of the function instead of the dataclass
+            except TypeError as error:  # the new message contains the name of the function
                 raise TypeError(f"{run.__name__}() {error}") from None
             values = options(*args, **named)
             values.check_conflicts()

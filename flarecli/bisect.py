@@ -15,7 +15,7 @@ __all__ = ["failing_rows", "failing_values", "findings_of"]
 
 _Failure = TypeVar("_Failure")
 
-# Bisecting down to each invalid row is slow if all rows of a shard are invalid.
+# Maximum number of invalid rows to find by bisection, which is slow if all rows are invalid.
 MAX_NAMED_ROWS = 1000
 
 

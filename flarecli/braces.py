@@ -51,7 +51,7 @@ def expand_braces(address: str) -> list[str]:
         elif meaning == "}":
             open_.pop()
             open_[-1].append_each(words.all())
-        else:  # words.text ends with the text of a range, which is replaced with the range's words
+        else:  # `words.text` ends with a range, such as `{0..9`; replace it with the range's words
             words.text = words.text[: -len(meaning)]
             words.append_each(_range_words(meaning))
     words = open_[0]
@@ -62,8 +62,8 @@ def expand_braces(address: str) -> list[str]:
 def _meanings(address: str, marks: Sequence[re.Match[str]]) -> dict[int, str]:
     """Return the braces and commas that are part of an expansion, as index in `marks` -> meaning.
 
-    A brace or comma of a list of alternatives means itself. The closing brace of a range means `{`
-    and the text of the range.
+    The meaning of a mark in a list of alternatives is the mark itself: `{`, `,` or `}`. The meaning
+    of the closing brace of a range is the range without this brace, such as `{0..9`.
     """
     out = dict[int, str]()
     open_: list[list[int]] = []  # for each open brace, the indexes of the brace and its commas
@@ -97,7 +97,7 @@ class _Words:
         self._words, self.text = [""], ""
 
     def append_each(self, endings: list[str]) -> None:
-        """Append every ending to every word of the current alternative."""
+        """Replace each word of the current alternative with the word plus each of the endings."""
         if len(endings) == 1:
             self.text += endings[0]
             return

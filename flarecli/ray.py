@@ -255,7 +255,7 @@ def _put(writer: Writer, typed: ColumnConverter, batch: pa.RecordBatch, first: i
 
 
 def _batches(blocks: Iterable[Any]) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of Arrow and pandas blocks; no batch is empty."""
+    """Yield the rows of Arrow and pandas blocks as batches. Blocks without rows yield no batch."""
     for block in blocks:
         is_table = isinstance(block, pa.Table)
         table = block if is_table else pa.Table.from_pandas(block, preserve_index=False)

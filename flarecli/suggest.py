@@ -9,7 +9,7 @@ from flarecli.names import shell_quoted
 __all__ = ["choose", "nearest"]
 
 MAX_SHOWN = 60  # maximum number of names in a hint
-# Maximum number and length of the compared names, which may be data.
+# Limits on the names that are compared, because the names may come from data.
 _MAX_NAMES, _MAX_LENGTH = 5_000, 100
 
 

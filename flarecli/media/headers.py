@@ -260,7 +260,8 @@ def _matroska(data: bytes, header: MediaInfo) -> None:
                 break
         if not has_tracks:
             raise ValueFitError("no tracks before the first cluster")
-        if end < len(data):  # otherwise, the parser checks whether the segment is truncated
+        # At the end of the file, continue: the parser raises the error for a truncated segment.
+        if end < len(data):
             return
     if not has_segment:
         raise ValueFitError("no segment")
@@ -305,7 +306,8 @@ def _wav(data: bytes, header: MediaInfo) -> None:
                 raise ValueFitError("chunk 'data' precedes chunk 'fmt '")
             has_data = True
             header.duration = (end - begin) / byte_rate if byte_rate else None
-            if end < len(data):  # otherwise, the parser checks whether the chunk is truncated
+            # At the end of the file, continue: the parser raises the error for a truncated chunk.
+            if end < len(data):
                 break
     if fault or not has_data:
         raise ValueFitError(fault or "no chunk 'data'")
@@ -461,8 +463,8 @@ def _claimed_samples(data: bytes) -> int:
 def _count_packets(container: Any, info: MediaInfo) -> MediaInfo:
     """Add missing facts about the first video track; without video, about the first audio track.
 
-    The frame count is the number of packets. The duration is from the container. If the container
-    has no duration, it is the time from the first packet to the end of the last packet.
+    The frame count is the number of packets. The duration is the duration of the container, if
+    stored; otherwise, the time from the first packet to the end of the last packet.
     """
     streams = container.streams.video or container.streams.audio
     if not streams:

@@ -174,8 +174,8 @@ def mismatch(name: str, head: bytes) -> str | None:
     """Return a message such as `png, not jpeg` if the content of a file does not match its name.
 
     head    first bytes of the file; 512 bytes are sufficient
-    return  None if the content matches, or if a type is unknown; an empty file is not unknown if
-            the name is that of an image, video or audio file
+    return  None if the content matches the name, or if one of the two types is unknown. An empty
+            file does not match the name of an image, video or audio file
     """
     expected, found = kind_of(name), sniff(head)
     if not head and is_media(expected):

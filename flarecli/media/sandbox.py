@@ -25,7 +25,8 @@ __all__ = ["Sandbox"]
 MEMORY_BYTES = 1 << 30  # address space of a child, including Python and Pillow
 MAX_PIXELS = 1 << 27  # limit per frame, because a file of 17 kB can decode to 400 MB
 TIMEOUT_S = 30.0  # per image
-CPU_S, CPU_S_PER_BYTE = 8, 8e-6  # all images together may use CPU_S plus this time per byte
+# CPU limit for all images of a pool: CPU_S plus CPU_S_PER_BYTE for each byte of the image files.
+CPU_S, CPU_S_PER_BYTE = 8, 8e-6
 MAX_MESSAGE_BYTES = 1 << 12
 END_S = 0.2  # time for a child to end by itself after its pipes were closed; then it is killed
 

@@ -112,7 +112,7 @@ def batch_rows(
     # they accept integers that exceed int64.
     own_steps = np.array(range(rank, min(batch_steps, stop), ranks), np.int64)
     begin, stride = start + worker * batch_steps, workers * batch_steps
-    block = stride  # the first array has only one batch, so that the first batch is ready early
+    block = stride  # the first array contains one batch, so that this batch is ready early
     while begin < stop:
         firsts = np.arange(begin, min(begin + block, stop), min(stride, stop), dtype=np.int64)
         steps = (firsts[:, None] + own_steps).ravel()

@@ -128,7 +128,8 @@ class Dataset(Data):
                 kind = None
             if kind is not None or natural is not stored:
                 self._conversions[field.name] = natural, kind
-            # a field with a restored type names no encoding, because the encoding has another type
+            # A field with a type from the playlist names no encoding, because values of the
+            # encoding have a different type.
             fields.append(field if kind is None else pa.field(field.name, kind))
         self.schema = pa.schema(fields)
 
@@ -379,8 +380,8 @@ class Dataset(Data):
 
         ranges  column -> range of positions in the list, such as `range(32, 42)`; positions after
                 the end of the list are ignored
-        raises  UsageError for a column that is not a list and for a descending range; RowsError for
-                a row outside the data
+        raises  UsageError for a column that is not a list, and for a range that is descending or
+                starts below 0; RowsError for a row outside the data
         """
         if ranges is None or (isinstance(ranges, Mapping) and not ranges):
             return self[row]
@@ -410,7 +411,7 @@ class Dataset(Data):
             if not 0 <= items.start <= items.stop or items.step < 1:
                 raise UsageError(
                     f"invalid range {items.start}:{items.stop}:{items.step} of column {name!r}",
-                    hint="Pass an ascending range of positions from 0.",
+                    hint="Pass an ascending range that starts at 0 or above.",
                     column=name,
                 )
 
@@ -570,7 +571,7 @@ class Dataset(Data):
 
     @property
     def stream_checksums(self) -> dict[str, str]:
-        """Return the listing checksum of each stream, by its name."""
+        """Return stream name -> listing checksum, the checksum of the stream's list of shards."""
         return self._table.stream_checksums
 
     def is_compaction_of(self, checksum: str) -> bool:
@@ -786,7 +787,7 @@ class Dataset(Data):
 
     @property
     def shards(self) -> Shards:
-        """Return the shards of all streams, which callers prefetch and release."""
+        """Return the shards of all streams, so that the caller can prefetch and release them."""
         return Shards([(0, self._table)])
 
     @checked

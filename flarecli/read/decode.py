@@ -158,7 +158,7 @@ class Decoder:
             is_valid = len(joined) == size * len(data) and not set(map(len, data)) - {size}
             array = np.frombuffer(joined, dtype) if is_valid else None
         # if the size of a value is invalid, the caller decodes the values one by one to find it
-        if array is not None and self.kind is not None:  # the numbers represent booleans
+        if array is not None and self.kind is not None:  # `kind` is always bool for numbers
             return array.astype(bool)
         return None if array is None else array.reshape(len(data), *encoding.shape)
 

@@ -121,14 +121,13 @@ def _decode_audio(data: bytes, rate: int | None, seconds: float) -> Any:
             stream = file.streams.audio[0]
             rate = rate or stream.rate
             resampler = av.AudioResampler("fltp", rate=rate)
-            # `missing` is the number of samples per channel that may still be decoded
-            parts, missing = [], int(seconds * rate)
+            parts, remaining = [], int(seconds * rate)  # samples per channel left to decode
             # passing None flushes the resampler
             for frame in itertools.chain(file.decode(stream), [None]):
                 for resampled in resampler.resample(frame):
-                    parts.append(resampled.to_ndarray()[:, :missing])
-                    missing -= parts[-1].shape[1]
-                if missing <= 0:
+                    parts.append(resampled.to_ndarray()[:, :remaining])
+                    remaining -= parts[-1].shape[1]
+                if remaining <= 0:
                     break
             return np.concatenate(parts, axis=1)
     except (av.error.FFmpegError, IndexError, ValueError) as error:

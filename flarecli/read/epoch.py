@@ -44,7 +44,7 @@ def _start(seed: int, epoch: int, order: str, window: int, cursor: Cursor | None
     except TypeError:
         raise UsageError(
             f"invalid cursor: {shown(cursor)}",
-            hint="Pass integers: flare.Cursor(seed, epoch, step, order).",
+            hint="Use integers for seed, epoch and step: flare.Cursor(seed, epoch, step, order).",
         ) from None
     for name, value, default, saved in (
         ("seed", seed, 0, start.seed),

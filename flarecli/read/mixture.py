@@ -174,7 +174,7 @@ class Mix(Data):
 
     @property
     def shards(self) -> Shards:
-        """Return the shards of all datasets, which callers prefetch and release."""
+        """Return the shards of all datasets, so that the caller can prefetch and release them."""
         return Shards(
             [
                 (int(first), part._table)
@@ -236,7 +236,10 @@ class MixOrder:
             own_step = (epoch + 1) * rows
 
     def _own_step(self, k: int, step: int) -> int:
-        """Return the first own step of dataset `k` at or after `step` of this epoch."""
+        """Return the number of steps that read dataset `k` before `step` of this epoch.
+
+        Steps of earlier epochs are included.
+        """
         block, offset = divmod(self._first + step, BLOCK)
         in_block = np.count_nonzero(self._block(block)[0][:offset] == k)
         return block * int(self._mix.quotas[k]) + int(in_block)
@@ -247,7 +250,7 @@ class MixOrder:
         return block * BLOCK + int(np.flatnonzero(self._block(block)[0] == k)[which]) - self._first
 
     def _block(self, block: int) -> tuple[IntArray, IntArray]:
-        """Return the dataset of each step in a block, and its step there: int64 [BLOCK] each."""
+        """Return the dataset and the dataset's own step for each step in a block: int64 [BLOCK]."""
         ends = np.cumsum(self._mix.quotas)
         part = np.searchsorted(
             ends, positions(np.arange(BLOCK), BLOCK, self._seed, _FIRST_BLOCK_KEY + block), "right"
@@ -258,7 +261,7 @@ class MixOrder:
         return part, own_steps
 
     def _rows_of(self, k: int, own_steps: IntArray) -> IntArray:
-        """Convert steps of dataset `k` to row numbers of the mix: int64 [n] -> int64 [n]."""
+        """Convert own steps of dataset `k` to row numbers of the mix: int64 [n] -> int64 [n]."""
         rows = len(self._mix.parts[k])
         out = np.empty(len(own_steps), np.int64)
         epochs = own_steps // rows

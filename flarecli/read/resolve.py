@@ -233,7 +233,7 @@ def _is_folder(at: Location) -> bool:
 def read_list(at: Location, format: str | None = None) -> Playlist:
     """Read the playlist or the `index.json` at an address.
 
-    format  shard format for streams of a playlist that name no known format
+    format  shard format for streams whose format is missing or unknown
     raises  MissingError if the address does not exist; FormatError if the file is damaged
     """
     if at.name == INDEX:
@@ -443,9 +443,9 @@ def _has_files(at: Location) -> bool:
 def _formatted(playlist: Playlist, format: str | None) -> Playlist:
     """Return a playlist in which every stream has a format.
 
-    format  format for streams without a known format; None: a stream without a format gets the
-            format that belongs to the file name of its first shard
-    raises  FormatError if a format is unknown, or if no format belongs to the name
+    format  format for streams whose format is missing or unknown; None: a missing format is
+            detected from the file name of the stream's first shard
+    raises  FormatError if a format is unknown or cannot be detected
     """
     if format is not None:
         formats.find(format)
@@ -471,7 +471,7 @@ def _formatted(playlist: Playlist, format: str | None) -> Playlist:
 
 
 def _with_format(stream: Stream, playlist: Playlist) -> Stream:
-    """Return a stream with the format that belongs to the file name of its first shard."""
+    """Return a stream with the format that is detected from the file name of its first shard."""
     url = stream.urls[0]
     # the query of a URL, which may contain a signature, is not part of the file name
     format = formats.sniff(url.partition("?")[0] if is_url(url) else url)
@@ -505,7 +505,7 @@ def select_streams(found: Sequence[Playlist], names: Sequence[str] = ()) -> list
         for stream in streams:
             if playlist.requested_format not in ("", stream.format):
                 raise UsageError(
-                    f"stream {stream.name!r} is listed as {stream.format}, not {playlist.requested_format}",
+                    f"stream {stream.name!r} has the format {stream.format}, not {playlist.requested_format}",
                     where=playlist.at or "",
                     hint="Omit -f, which is only for data without a playlist or index.",
                 )
@@ -520,7 +520,7 @@ def select_streams(found: Sequence[Playlist], names: Sequence[str] = ()) -> list
     for playlist, own_streams in zip(found, by_name, strict=True):
         if own_streams.keys() != set(first):
             raise UsageError(
-                f"expected the streams of the first source: {', '.join(first)}",
+                f"expected the same streams as in the first source: {', '.join(first)}",
                 where=playlist.at or "",
                 hint="Choose the streams to read with --stream.",
             )
@@ -551,7 +551,7 @@ def refuse_repeats(found: Sequence[Playlist], selected: Sequence[Sequence[Stream
                         str(one.at or one.streams[0].at) for one in (other, playlist)
                     )
                     raise UsageError(
-                        f"listed by {lists}, so the shard would be read twice",
+                        f"the shard is listed by {lists}, so it would be read twice",
                         where=stream.chunk(i).at,
                         hint="Pass only the folder or only its playlist.",
                     )

@@ -82,9 +82,9 @@ class Prefetch:
             self._shards.release(start, stop)
 
     def _next(self) -> tuple[int, int, int] | None:
-        """Wait until another download may start; return None at the end.
+        """Wait until another download may start. Return None if there is nothing left to download.
 
-        return  the step at which the window ends, and the row range (start, stop) to download
+        return  (end, start, stop): the rows start..stop to download, and the end step of the window
         """
         with self._wake:
             while not self._closed:

@@ -241,7 +241,7 @@ class Series:
         with self._lock:
             expected = 0 if i in self._advised else self._expected
             self._advised.update((i,) if expected else ())
-        if expected:  # before `open_shard`, because reading the map would allocate small pages
+        if expected:  # before `open_shard`, which reads mapped bytes and thus allocates small pages
             with contextlib.suppress(FlareError):  # `open_shard` raises the same error
                 _advise(chunk, expected)
         keep_freed()
@@ -252,7 +252,7 @@ class Series:
         return shard
 
     def shard_facts(self, i: int) -> Mapping[str, int | str]:
-        """Return facts about a shard for `inspect`; empty if the formats store no Arrow types."""
+        """Return facts about a shard for `inspect`; empty for formats that store no Arrow types."""
         return _format(self.shard(i)).shard_facts(self.shard(i)) if self.is_typed else {}
 
     def large_values(self, i: int, max_bytes: int) -> list[LargeValue]:
@@ -389,7 +389,7 @@ class Series:
         return self._readers.setdefault(columns, {})
 
     def add_reader(self, i: int, columns: tuple[str, ...] | None) -> None:
-        """Add the fast row reader of a shard, if the shard is mapped."""
+        """Add the fast row reader of a shard to `row_readers(columns)`, if the shard is mapped."""
         shard = self.shard(i)
         if _is_mapped(shard):
             reader = _format(shard).row_reader(shard, columns)
@@ -425,7 +425,7 @@ class Series:
             is_mapped = _is_mapped(shard)
             if len(rows) > least and not is_mapped:
                 return self.gather(rows[:least], least, columns)
-            # at most one shard of a group is decompressed or downloaded in memory
+            # a group ends after a shard that is not mapped, because its bytes take memory
             if is_mapped and len(group) < max_shards and k < len(edges) - 1:
                 continue
             own_edges = edges[k - len(group) : k + 1]
@@ -552,7 +552,10 @@ class GatheredRows:
 
 
 def _in_order(parts: Sequence[Any], back: IntArray) -> Any:
-    """Return the values `back` of the concatenated parts of a column; see `GatheredColumns`."""
+    """Concatenate the parts of a column; return the values at the positions `back`, in this order.
+
+    parts  see `GatheredColumns`
+    """
     if all(isinstance(part, np.ndarray) for part in parts):
         return np.concatenate(parts)[back]
     if all(isinstance(part, pa.Array) for part in parts):

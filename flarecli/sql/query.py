@@ -69,7 +69,7 @@ _ROW_PRESERVING = {
     "EMPTY_RESULT",
 }
 _MAX_DIGITS = 38  # maximum number of digits of a decimal in DuckDB
-_POSITION = "position in its batch"  # column added for conditions; see `_unused_name`
+_POSITION = "position in its batch"  # name of a column that conditions add; see `_unused_name`
 _HINT = "Use a form such as \"aes > 4 and lang = 'en'\"."
 
 # DuckDB ends a forked child that closes a connection of its parent, so a child keeps all of them.
@@ -325,7 +325,9 @@ def _add_column(
 def _select_with_column(
     expression: str, schema: pa.Schema, name: str, steps: list[str]
 ) -> str | None:
-    """Return a SELECT whose result has one more column, or None if this column could change others.
+    """Return a SELECT whose result also has the column `name`.
+
+    Return None if the additional column could change other columns of the result.
 
     schema  schema of `dataframe` without the additional column, which is the last column
     steps   names of the operators in the plan of the query
@@ -458,7 +460,7 @@ def _filter(
 
 @contextlib.contextmanager
 def _closing(resource: Any) -> Iterator[Any]:
-    """Close a connection or a reader at the end, but not in a forked child, which keeps it."""
+    """Close a connection or a reader at the end of the block; in a forked child, keep it open."""
     process = os.getpid()
     try:
         yield resource

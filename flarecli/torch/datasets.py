@@ -225,7 +225,7 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
             raise UsageError(
                 f"state was saved after {given} samples of a batch; this dataset yields complete batches"
                 if self._collated
-                else f"state was saved after {given} samples of the batch at step {self._rows}, "
+                else f"state was saved after {given} samples of a batch, but its step {self._rows} is "
                 "the end of the epoch",
                 hint="Use the same options as when the state was saved.",
             )
@@ -233,7 +233,8 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
         self._resume = cursor.epoch, cursor.step, given, state["workers"]
 
     def __iter__(self) -> Iterator[Any]:
-        # Check the ranks here: in accelerate's dispatch mode, only process 0 runs the loop.
+        # In accelerate's dispatch mode, only process 0 runs the loop. Every process must raise the
+        # error for invalid ranks, so the ranks are checked before the loop.
         if self._given_ranks is not None:
             self._share(is_iterated=True)
         return self._loop()

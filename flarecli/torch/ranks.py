@@ -116,7 +116,7 @@ def _launched_share() -> Share:
 
 
 def _accelerate_processes() -> int:
-    """Return the number of processes that accelerate runs; 1 without an Accelerator."""
+    """Return the number of processes of the library accelerate; 1 if accelerate is not in use."""
     if "accelerate.state" not in sys.modules:
         return 1
     from accelerate.state import PartialState, is_initialized

@@ -1790,8 +1790,8 @@ def test_an_erasure_that_another_change_followed_is_completed(out, tmp_path, mon
         ('"../outside"', "the name '../outside' leaves the folder"),
         ('"/etc/x"', "the name '/etc/x' is not relative"),
         ('"a//b"', "the name 'a//b' has an empty part"),
-        ('"playlist.000002.yaml"', "'playlist.000002.yaml' is not a file with rows"),
-        ('"index.json"', "'index.json' is not a file with rows"),
+        ('"playlist.000002.yaml"', "'playlist.000002.yaml' must not be deleted"),
+        ('"index.json"', "'index.json' must not be deleted"),
         ("5", "expected a file name in quotes on each line"),
     ],
 )

@@ -276,7 +276,7 @@ def test_a_format_that_contradicts_the_list_is_refused(out, tmp_path):
     ):
         with pytest.raises(UsageError) as caught:
             commands.inspect(str(address), format="granular")
-        assert str(caught.value) == f"{out}/{at}: stream 'data' is listed as mds, not granular"
+        assert str(caught.value) == f"{out}/{at}: stream 'data' has the format mds, not granular"
         assert (caught.value.hint, caught.value.exit_code) == (hint, 2)
         assert commands.inspect(str(address), format="mds").format == "mds"
     for verb in (
@@ -290,7 +290,7 @@ def test_a_format_that_contradicts_the_list_is_refused(out, tmp_path):
             list(verb(str(out), format="granular"))
         assert (
             str(caught.value)
-            == f"{out}/playlist.yaml: stream 'data' is listed as mds, not granular"
+            == f"{out}/playlist.yaml: stream 'data' has the format mds, not granular"
         )
     assert not (tmp_path / "un").exists()
     assert commands.inspect(shards, format="mds").rows == commands.inspect(str(out)).rows
@@ -310,7 +310,7 @@ def test_a_format_that_contradicts_the_list_is_refused(out, tmp_path):
     )
     with pytest.raises(UsageError) as caught:
         commands.inspect(str(tmp_path / "half.yaml"), format="mds")
-    assert str(caught.value) == f"{tmp_path}/half.yaml: stream 'more' is listed as csv, not mds"
+    assert str(caught.value) == f"{tmp_path}/half.yaml: stream 'more' has the format csv, not mds"
 
 
 @pytest.fixture

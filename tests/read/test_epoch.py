@@ -148,7 +148,7 @@ OTHER = "Open the data with which the position was saved."
         (
             {"cursor": Cursor(1, 0, 1.5, "shuffle")},
             "invalid cursor: Cursor(seed=1, epoch=0, step=1.5, order='shuffle', rows=Non…",
-            "Pass integers: flare.Cursor(seed, epoch, step, order).",
+            "Use integers for seed, epoch and step: flare.Cursor(seed, epoch, step, order).",
         ),
         (
             {"rank": "0/8"},

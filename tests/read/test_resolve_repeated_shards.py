@@ -36,7 +36,7 @@ def two(tmp_path, in_tmp_path):
 def test_all_files_of_a_packed_folder_are_an_error_that_names_both_lists(command, capfd):
     names = sorted(f"d/{name}" for name in os.listdir("d"))
     assert main([command[0], *names, *command[1:]]) == 2
-    message = "error: d/shard.00000.mds: listed by d/index.json and by d/playlist.yaml, so the shard would be read twice\n"
+    message = "error: d/shard.00000.mds: the shard is listed by d/index.json and by d/playlist.yaml, so it would be read twice\n"
     assert capfd.readouterr() == ("", message + HINT)
     assert sorted(os.listdir()) == ["d", "e"]
 
@@ -52,12 +52,12 @@ def test_repeated_shards_of_every_format_are_refused(format, tmp_path, capfd):
         writer.write({column: b"a" if format == "ffrecord" else "a"})
     with pytest.raises(UsageError) as caught:
         flarecli.open([str(path) for path in sorted(Path("x").iterdir())])
-    assert caught.value.message.endswith(", so the shard would be read twice")
+    assert caught.value.message.endswith(", so it would be read twice")
 
 
 def test_a_shard_and_its_list_are_refused(capfd):
     assert main(["cat", "d", "./d/shard.00001.mds"]) == 2
-    message = "error: d/shard.00001.mds: listed by d/playlist.yaml and by d, so the shard would be read twice\n"
+    message = "error: d/shard.00001.mds: the shard is listed by d/playlist.yaml and by d, so it would be read twice\n"
     assert capfd.readouterr() == ("", message + HINT)
 
 
@@ -69,7 +69,7 @@ def test_a_folder_without_a_list_and_its_shard_are_refused(capfd):
     for sources in (["f", "f/b.ffr"], ["f/b.ffr", "f"]):
         with pytest.raises(
             UsageError,
-            match="^f/b.ffr: listed by f and by f, so the shard would be read twice(?m:$)",
+            match="^f/b.ffr: the shard is listed by f and by f, so it would be read twice(?m:$)",
         ):
             flarecli.open(sources)
     assert [row["data"] for row in flarecli.open(["f", "f"])] == [b"f/a.ffr", b"f/b.ffr"] * 2
@@ -101,7 +101,7 @@ def test_unselected_streams_may_share_shards():
         flarecli.open(["p.yaml", "q.yaml"], streams=["a"])
     assert (
         str(caught.value)
-        == "d/shard.00000.mds: listed by p.yaml and by q.yaml, so the shard would be read twice"
+        == "d/shard.00000.mds: the shard is listed by p.yaml and by q.yaml, so it would be read twice"
     )
 
 

@@ -78,7 +78,7 @@ class BagWriter(Closeable):
 
     @property
     def size(self) -> int:
-        """Size in bytes: the flushed records, and 8 bytes for each appended record."""
+        """Total bytes of the flushed records, plus 8 bytes for each appended record."""
         return self.offset + 8 * self.length
 
     def __len__(self) -> int:
@@ -133,9 +133,9 @@ class BagWriter(Closeable):
         self.closed = True
 
     def abort(self) -> None:
-        """Write the pending records and close the writer; ignore errors of the writer.
+        """Write the pending records and close the writer after an exception in the `with` block.
 
-        The program therefore receives the exception from the `with` block.
+        Errors of the writer are ignored, so that the program receives this exception.
         """
         with contextlib.suppress(FlareError):
             self.close()

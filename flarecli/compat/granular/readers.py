@@ -168,7 +168,10 @@ class _Reader(Closeable):
         return bytes(data) if decoder is None else decoder(bytes(data))
 
     def available(self, index: int) -> dict[str, Any]:
-        """Return the `keys` that select a complete datapoint: True, or a range for each list."""
+        """Return the argument `keys` that selects a complete datapoint.
+
+        It maps each key to True, or to the range of all items if the value is a list.
+        """
         row = rows_of(index, len(self), "datapoint").start
         i = bisect_right(self._starts, row) - 1
         (values,) = formats.find("granular").read_rows(self._shards[i], [row - self._starts[i]])

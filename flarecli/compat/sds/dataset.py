@@ -326,7 +326,7 @@ class StreamingDataset:
 
     @property
     def epoch(self) -> int:
-        """The current epoch; assignment keeps `sample_in_epoch`."""
+        """The current epoch. Setting it does not change `sample_in_epoch`."""
         return self.state_dict()["epoch"]
 
     @epoch.setter
@@ -335,7 +335,7 @@ class StreamingDataset:
 
     @property
     def sample_in_epoch(self) -> int:
-        """Number of samples that all ranks have yielded in the epoch; assignment keeps `epoch`."""
+        """Number of samples that all ranks have yielded. Setting it does not change `epoch`."""
         return self.state_dict()["sample_in_epoch"]
 
     @sample_in_epoch.setter

@@ -104,7 +104,7 @@ class ShardCache(Sequence[Any]):
 
     @cached_property
     def _owners(self) -> dict[str, dict[str, tuple[int, int]]]:
-        """The shard of each file, and the listed size of the file: folder -> file name -> both."""
+        """The files of all shards: folder -> file name -> (shard, listed size of the file)."""
         owners: dict[str, dict[str, tuple[int, int]]] = {}
         for shard in range(len(self)):
             for folder, name, size in self._files(shard):

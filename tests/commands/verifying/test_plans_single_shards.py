@@ -201,7 +201,7 @@ def test_a_format_that_the_list_contradicts_is_refused(tmp_path):
     with pytest.raises(UsageError) as caught:
         commands.verify(str(out / "shard.00001.mds"), format="webdataset")
     assert str(caught.value) == (
-        f"{out}/playlist.yaml: stream 'data' is listed as mds, not webdataset"
+        f"{out}/playlist.yaml: stream 'data' has the format mds, not webdataset"
     )
 
 

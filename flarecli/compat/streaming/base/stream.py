@@ -116,7 +116,7 @@ class Stream:
         self._derived = self._weights
 
     def apply_default(self, default: Mapping[str, Any]) -> None:
-        """Set the options that this stream does not set itself."""
+        """Set each option that was not passed to this stream to its value in `default`."""
         self.split = self.split or default.get("split") or ""
         for name in ("download_retry", "download_timeout", "validate_hash", "keep_zip"):
             if getattr(self, name) is None:
@@ -318,7 +318,7 @@ class Stream:
         return data
 
     def _fetch(self, stored: FileInfo) -> bytes:
-        """Read a remote file and check it."""
+        """Read a remote file, and check its size and hashes against the index."""
         if not self.is_copied:
             at = self._local_file(stored.basename)
             data = at.read(0, at.size())  # raises an error if the file is missing

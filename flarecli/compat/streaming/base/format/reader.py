@@ -1,4 +1,4 @@
-"""Reader, for the samples and files of a shard, and Shards, for the readers of an index."""
+"""Reader of one shard, and Shards, the sequence of the Readers of an index."""
 
 from __future__ import annotations
 
