@@ -68,7 +68,7 @@ __all__ = [
 
 LAYOUT = "flare-1"
 MANY_COPIES = 512  # listings are avoided above this number of copies
-BATCH_SHARE = 32  # with many copies, limit / BATCH_SHARE bytes are evicted at a time
+BATCH_SHARE = 32  # with many copies, limit / BATCH_SHARE bytes are evicted in addition
 _MAX_NAMES = 1 << 12  # for larger folders, a listing takes longer than a request for a version
 _LISTING_S = 0.25  # time for which a process reuses its listing if no other process uses the folder
 _MAX_DAMAGED = 2  # copies that were damaged this many times are not written again

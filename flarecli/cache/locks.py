@@ -42,7 +42,7 @@ NOTICE_AFTER_S = 10.0  # the user is notified of a longer wait for a lock
 _YOUNG_S = 5.0  # for a file that is not locked
 _OLD_S = 3600.0  # for a file system that does not support locks
 _HERE = "here"
-_ALONE_S = 0.25  # time for which the number of other processes is reused
+_ALONE_S = 0.25  # time for which the number of other processes is not counted again
 _number = itertools.count()
 
 

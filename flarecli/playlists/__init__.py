@@ -47,8 +47,8 @@ PLAYLIST = "playlist.yaml"
 # changed dataset has this header.
 VERSION = "version"
 MAX_VERSION = 10**12
-# Key in the header VERSION, which only compactions write. The value is a list with one mapping for
-# each earlier version that has the same rows in the same order: stream name -> listing checksum.
+# Key that only compactions add to the header VERSION. The value is a list with one mapping for each
+# earlier version that has the same rows in the same order: stream name -> listing checksum.
 SAME_ROWS = "same_rows"
 _PIN = re.compile(r"playlist\.([A-Za-z0-9_-][A-Za-z0-9._-]{0,99})\.yaml", re.ASCII)
 _NUMBERED = re.compile(r"playlist\.(\d{6}|[1-9]\d{6,12})\.yaml", re.ASCII)

@@ -124,7 +124,7 @@ def _block(value: Mapping[str, Any], depth: int) -> Iterator[str]:
 
 
 def _flow(value: Any) -> str:
-    # Strings and integers are checked first, because long lists contain only these types.
+    # Strings and integers are checked first, because long lists usually contain only these types.
     if isinstance(value, str):
         return f'"{value}"' if _HEX.fullmatch(value) else _text(value)
     if isinstance(value, int):

@@ -20,7 +20,7 @@ __all__ = [
 ]
 
 _HANDLES_SHARE = 4  # the maps of one store may use 1 / _HANDLES_SHARE of the process's file handles
-_GAP_BYTES = 16_384  # read-ahead of a few small pages costs less than another system call
+_GAP_BYTES = 16_384  # a gap up to this size is also read, which costs less than a system call
 _WILLNEED: int | None = mmap.MADV_WILLNEED if hasattr(mmap, "MADV_WILLNEED") else None
 _HUGEPAGE: int | None = mmap.MADV_HUGEPAGE if hasattr(mmap, "MADV_HUGEPAGE") else None
 _in_large_pages: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()

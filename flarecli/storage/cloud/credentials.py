@@ -181,7 +181,7 @@ def _keys(key: str, secret: str, token: str | None) -> dict[str, str]:
 def _profile(env: Mapping[str, str]) -> dict[str, str]:
     """Read the selected profile from the AWS config and credentials files.
 
-    return  setting -> value; the name of the profile is the value of the empty string
+    return  setting -> value; the empty string -> name of the profile
     """
     home = env.get("HOME") or os.path.expanduser("~")
     name = env.get("AWS_PROFILE") or env.get("AWS_DEFAULT_PROFILE") or "default"

@@ -23,7 +23,7 @@ from flarecli.storage.http.response import UNREACHABLE, Fault
 
 __all__ = ["FIRST_CONTACT_S", "OUTAGE_S", "HostQueues", "RetryQueue", "outage_delay"]
 
-MIN_PACE_S, MAX_PACE_S = 0.02, 5.0  # delay between two requests to an overloaded host
+MIN_PACE_S, MAX_PACE_S = 0.02, 5.0  # bounds of the delay between requests to an overloaded host
 PACE_FACTOR = 0.9  # each success multiplies the delay between requests by this factor
 MAX_HOSTS = 1 << 16  # maximum number of hosts whose state (reached, unreachable) is kept
 OVERLOAD_WINDOW_S = 1.0  # within this time after a pause, a refusal causes no further pause
@@ -34,8 +34,8 @@ MIN_RETRY_BUDGET, RETRY_BUDGET_SHARE = 100, 0.5
 BASE_DELAY_S, MAX_DELAY_S = 0.5, 20.0
 OVERLOAD_SHARE = 0.1  # factor of BASE_DELAY_S after an overload, because the host is also paused
 MAX_RETRY_AFTER_S = 60.0  # upper bound on a server's Retry-After
-OUTAGE_S = 90.0  # retry time for an unreachable host that has responded before
-FIRST_CONTACT_S = 8.0  # retry time for an unreachable host that has never responded
+OUTAGE_S = 90.0  # maximum time to retry an unreachable host that has responded before
+FIRST_CONTACT_S = 8.0  # maximum time to retry an unreachable host that has never responded
 _OUTAGE_DELAYS_S = (0.25, 5.0)  # shortest and longest delay between attempts during an outage
 
 # (order, request or batch, position in the batch)

@@ -1,4 +1,4 @@
-"""Handle of libcurl that runs one transfer at a time, and checks the response.
+"""A libcurl handle that runs one transfer at a time, and checks the response.
 
 A transfer ends when all needed bytes have arrived. libcurl is configured not to follow redirects,
 decode content encodings, or read cookie and password files. The IP address of each connection is
