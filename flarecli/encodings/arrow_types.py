@@ -104,10 +104,10 @@ NANOSECONDS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 def without_variants(kind: pa.DataType) -> pa.DataType:
     """Replace a type with the standard type that a playlist lists for it.
 
-    An extension type becomes its storage type, except for a tensor. Text becomes large_string,
-    bytes become large_binary, and list views become lists. The index of a dictionary has at least
-    32 bits. The types of nested fields are replaced too. These fields lose their metadata, and list
-    items lose their names.
+    An extension type becomes its storage type, except for a tensor. A run-end encoded type becomes
+    the type of its values. Text becomes large_string, bytes become large_binary, and list views
+    become lists. The index of a dictionary has at least 32 bits. The types of nested fields are
+    replaced too. These fields lose their metadata, and list items lose their names.
     """
     if isinstance(kind, pa.FixedShapeTensorType):
         return pa.fixed_shape_tensor(kind.value_type, kind.shape)

@@ -295,6 +295,6 @@ def large_list(array: pa.Array) -> pa.Array:
     target = pa.large_list(kind.value_type)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return array.cast(target)
-    # Other list types are converted as Python lists: list views may store their items in any order,
-    # and fixed-size lists have items in null rows.
+    # Other list types are converted to Python lists first, because list views may store their items
+    # in any order, and fixed-size lists have items in null rows.
     return pa.array(array.to_pylist(), target)

@@ -39,9 +39,9 @@ def infer_encoding(field: pa.Field, first: bytes | None = None, extension: str =
     first      bytes of the first value in a binary column. The content determines whether the
                column contains images or videos
     extension  extension of the file from which the first value was read, in lower case; empty if
-               unknown. A file with the extension `txt` or `json` becomes text if it is UTF-8. An
-               extension distinguishes audio from video; if it is unknown, the extension in the
-               name of the column is used
+               unknown. UTF-8 files with the extension `txt` or `text` become `str`, and UTF-8 files
+               with the extension `json` become `json`. An extension distinguishes audio from video;
+               if it is unknown, the extension in the name of the column is used
     raises     UsageError for a column that contains only nulls
     """
     kind = value_type(field.type)

@@ -192,7 +192,7 @@ class Granular(Format):
     ) -> pa.RecordBatch:
         """Read rows start..stop as typed columns, in the order of `columns`.
 
-        The values in mapped bags are not copied.
+        Values of consecutive records in mapped bags are not copied.
 
         raises  FormatError for a row whose records do not exist; ValueFitError for an invalid
                 record

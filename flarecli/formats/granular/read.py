@@ -336,7 +336,8 @@ def _column(
 
 
 def _typed(raw: pa.Array, encoding: Encoding) -> pa.Array:
-    """Return records as typed values. Numbers are views of the records.
+    """Return records as typed values. The bytes of numbers are not copied.
+
     raises  ValueFitError for a number of the wrong size
     """
     if encoding.size is None:

@@ -21,7 +21,7 @@ __all__ = ["gather_columns", "is_large", "large_values", "read_rows", "row_reade
 # Maximum size of a column that is unpacked with the lengths. It bounds the memory use, because a
 # hostile config may declare large columns.
 _MAX_HEAD_COLUMN_BYTES = 1 << 12
-_MAX_HEAD_BYTES = 64  # maximum size of the columns that are copied with the lengths: a cache line
+_MAX_HEAD_BYTES = 64  # limit for lengths and columns that are copied together: one cache line
 MAX_WHOLE_ROW_BYTES = 16 << 20  # for larger rows, only the requested columns are read
 
 

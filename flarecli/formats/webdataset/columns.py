@@ -5,12 +5,13 @@ determines the encoding; the encoding of an unknown extension is `bytes`.
 
 For listed columns, and when writing, the extension is the column's name if the last part of the
 name is an extension of the column's encoding. Otherwise the extension is NAME.EXTENSION, where
-EXTENSION is the first extension of the encoding. So the names `jpg` and `image.jpg` (jpeg) are
-extensions, `image` (jpeg) is stored in `KEY.image.jpg`, and `label` (str_int) in `KEY.label.cls`.
+EXTENSION is the first extension of the encoding, or the name of an encoding without extensions. So
+the names `jpg` and `image.jpg` (jpeg) are extensions, `image` (jpeg) is stored in `KEY.image.jpg`,
+`label` (str_int) in `KEY.label.cls`, and `data` (ndarray) in `KEY.data.ndarray`.
 The name of a `bytes` column is its extension. If the name is an extension of another encoding, the
 extension is NAME.bin.
 
-The decoder of webdataset decodes these extensions to the same values.
+For text, integers, floats and JSON, the decoder of webdataset returns the same values as flare.
 
 A column that was packed from files has the extension of the files, such as `jpg` for `image`
 (`Column.extension`). If the extension differs from row to row, an extension column such as

@@ -78,8 +78,8 @@ def write_shard(
     a changed dataset, the name starts with a digest. Without a key column, the keys are
     `SHARD-ROW`. A null has no member. The caller must check that the keys are unique.
 
-    raises  ValueFitError, before anything is written, for an invalid key, a row without members, or
-            a member of 8 GiB or more
+    raises  ValueFitError or UnsafeError, before anything is written, for an invalid key, a row
+            without members, or a member of 8 GiB or more
     """
     name, rows = f"{_prefix(at)}{number:05d}.tar", 0
     to, keys = at / name, []
