@@ -312,7 +312,8 @@ class CachedStore(Store):
         self, path: str, listed: int | None = None, passing: bool = False
     ) -> memoryview | None:
         prefix = name_prefix(self._address(path))
-        # Other processes do not wait for a copy in memory, because they cannot use it.
+        # An object that this process keeps in memory needs no lock between processes, because no
+        # other process can use the object.
         own = passing and time.monotonic() < self._full_until and self._folder.is_alone()
         with self._folder.turn(prefix, "w", lambda: self.version(path), own):
             first = self._first_pieces(path, prefix, listed, passing)

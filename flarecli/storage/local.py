@@ -664,8 +664,8 @@ class LocalStore(Store):
 class _OpenFolders:
     """The folder of the last file in a sequence of reads or writes, and the scratch folder.
 
-    They stay open, because consecutive files are usually in the same folder, and opening the folder
-    costs more than opening a file.
+    Both folders stay open, because consecutive files are usually in the same folder, and opening a
+    folder costs more than opening a file.
     """
 
     def __init__(self, store: LocalStore) -> None:

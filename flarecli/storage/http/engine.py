@@ -59,9 +59,9 @@ _MAX_IDLE = 64
 class Sockets:
     """The sockets for which the thread of the engine waits.
 
-    They are the sockets of all pools, and `wakeup`, which other threads use to end a wait. libcurl
-    removes the socket of a connection after each transfer, and adds it again for the next transfer.
-    With `poll`, neither step needs a system call.
+    These are the sockets of all pools, and `wakeup`. Other threads use `wakeup` to end a wait.
+    libcurl removes the socket of a connection after each transfer, and adds it again for the next
+    transfer. With `poll`, neither step needs a system call.
     """
 
     def __init__(self, wakeup: int) -> None:
@@ -281,7 +281,7 @@ class Engine:
     def take_over(self, request: Request, fault: Fault) -> None:
         """Redirect or retry a request after a failed attempt in `transfer_here`.
 
-        If this is not possible, the fault is delivered.
+        If neither is possible, the fault is delivered.
         """
         self._call(self._continue, (request, fault))
 
@@ -474,7 +474,7 @@ class Engine:
     def _requeue(self, request: Request, now: float) -> None:
         """Queue a started request again, because the host is at its limit.
 
-        This does not count as an attempt.
+        The second start does not count as another attempt.
         """
         request.attempts -= 1
         request.requeued_at = now
