@@ -27,7 +27,7 @@ from flarecli.model import (
     Shard,
     UInt32Array,
 )
-from flarecli.storage import Location, read_ahead
+from flarecli.storage import Location, join_near, read_ahead
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -192,7 +192,12 @@ def read(chunk: Chunk, ranges: Sequence[tuple[int, int]]) -> list[bytes | memory
         if len(ranges) > 1:
             read_ahead(view, ranges)
         return [view[start:stop] for start, stop in ranges]
-    return [memoryview(data) for data in chunk.at.read_many(ranges)]
+    pieces, piece_of = join_near(ranges)
+    data = [memoryview(piece) for piece in chunk.at.read_many(pieces)]
+    return [
+        data[k][start - pieces[k][0] : stop - pieces[k][0]] if start < stop else memoryview(b"")
+        for k, (start, stop) in zip(piece_of, ranges, strict=True)
+    ]
 
 
 class Source(Protocol):

@@ -16,6 +16,7 @@ from flarecli.storage.base import (
     Location,
     Store,
     Written,
+    join_near,
     read_each,
     short_read,
 )
@@ -56,6 +57,7 @@ __all__ = [
     "globbed",
     "is_stdin",
     "is_stream",
+    "join_near",
     "large_memory",
     "locate",
     "map_file",
