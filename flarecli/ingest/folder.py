@@ -14,11 +14,12 @@ extensions are separate columns. Any other extension, in lower case, is a column
 of the files in a column differ, even if only in letter case, an additional column such as
 `image_extension` contains the extension of each row.
 
-Every data file is part of a row. If a key has no file for a column, the value is null. A row
-without any values represents a failure, such as a file whose extension is not a column, a metadata
-row without a file, or a key that lacks a required metadata row (`folder_metadata.py`). `flare pack`
-reports these rows as failed. Hidden files, desktop files such as Thumbs.db, and README and LICENSE
-files in a media folder are not data; `notes` contains the number of skipped files.
+If the user selects columns, files of other columns are omitted. Otherwise, every data file is part
+of a row. If a key has no file for a column, the value is null. A row without any values represents
+a failure, such as a file whose extension is not a column, a metadata row without a file, or a key
+that lacks a required metadata row (`folder_metadata.py`). `flare pack` reports these rows as
+failed. Hidden files, desktop files such as Thumbs.db, and README and LICENSE files in a media
+folder are not data; `notes` contains the number of skipped files.
 
 Columns contain file names; a file is read when its row is needed. A first listing determines the
 columns and the number of rows. The folder is listed again to read the rows. If the checksums of the

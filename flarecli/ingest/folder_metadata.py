@@ -131,7 +131,7 @@ class Rows:
         self.problems: list[Problem] = []
         self._count = 0
         self._rows: dict[str, int] = {}  # file -> row in `table`
-        # first row in `table`, metadata file, row in the file
+        # (first row in `table`, metadata file, row in this file) of each batch
         self._places: list[tuple[int, str, int]] = []
 
     def add(self, metadata: str, first: int, names: Sequence[str | None]) -> None:

@@ -61,7 +61,7 @@ __all__ = [
 NAME, DATA = "name", "data"
 _ROWS = 8192
 MAX_ADDRESS_BYTES = 1 << 16
-_FILE = "stdin"  # name of the temporary file in its store
+_FILE = "stdin"  # name of the temporary file in a `_SpoolStore`
 _FIRST_LINES = 10
 _EMPTY_TAR_BYTES = 10240  # maximum size of an empty tar: two blocks of zeros, padded to a record
 _CONTROL = re.compile(rb"[\0-\x08\x0b\x0c\x0e-\x1f\x7f]")
@@ -92,7 +92,7 @@ def standard_input() -> IO[bytes]:
 def open_streams(
     addresses: Sequence[str], stdin: IO[bytes] | None = None, is_opaque: bool = False
 ) -> list[str | Spool]:
-    """Open each standard input or FIFO, and decompress it; return all other addresses unchanged.
+    """Open and decompress each stream (`-` or a FIFO); return all other addresses unchanged.
 
     addresses  addresses that the user typed; a FIFO that a wildcard matches is not a stream
     stdin      stream to read for `-`; None: standard input
@@ -262,7 +262,7 @@ class _SpoolStore(LocalStore):
     @contextlib.contextmanager
     def opened(self, path: str, flags: int = os.O_RDONLY) -> Iterator[int]:
         if path != _FILE:
-            with super().opened(path) as fd:  # raises MissingError, because the store has no files
+            with super().opened(path) as fd:  # raises MissingError: the store has no other file
                 yield fd
             return
         fd = self._spool.copied()
@@ -354,7 +354,7 @@ def _is_list(head: bytes) -> bool:
     """Return True if line 1 and at least half of the first _FIRST_LINES lines are addresses."""
     lines = [line.strip(b" \t\r") for line in head.split(b"\n")]
     if len(lines) > 1 and lines[-1]:
-        lines.pop()  # the line may be incomplete
+        lines.pop()  # the last line may be incomplete
     lines = [line for line in lines if line][:_FIRST_LINES]
     if lines and b"\0" in lines[0]:
         # the addresses end with NULs, although -0 is not set

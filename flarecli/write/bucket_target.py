@@ -89,7 +89,7 @@ class Lease:
         for number in range(_MAX_ATTEMPTS):
             current = snapshot(self._at)
             if current is not None and not self._is_dead(current, waits):
-                continue  # the lock was released
+                continue  # the owner has released the lock
             with contextlib.suppress(BusyError):
                 return swap(self._at, self._next(), current)
             time.sleep(0.01 * 2**number)
@@ -400,7 +400,7 @@ class BucketTarget(Target):
     def finish(self) -> None:
         try:
             if self.at is self._new:
-                self._check_replaceable()  # again: during the pack, objects may have been added
+                self._check_replaceable()  # objects may have been added since the first check
                 self._replace()
             self._clear()
         finally:

@@ -476,7 +476,7 @@ def check_columns(names: Sequence[str], expected: Sequence[str]) -> None:
 
 
 def address_columns(batch: pa.RecordBatch) -> list[str]:
-    """Return the text columns in which all of the first 16 values are URLs or nulls."""
+    """Return the text columns whose first 16 values are URLs or nulls, with at least one URL."""
     out = []
     for name in batch.schema.names:
         column = batch.column(name)

@@ -57,7 +57,7 @@ MAX_SHOWN_HINTS = 3  # maximum number of notes about private addresses
 _BATCH_BYTES = 4 << 20
 # minimum number of freed bytes to report to the engine, because each report wakes the engine
 _RELEASE_BYTES = 1 << 20
-CHECK_S = 0.2  # during a wait for a link, the interval between reports of progress
+CHECK_S = 0.2  # interval between progress reports while a link is awaited
 # The first wait for a link takes at most _FIRST_WAIT_S seconds. It ends early only when the link
 # _FIRST_WAIT_LINKS positions later arrives, because a wake-up for each response would be slower.
 _FIRST_WAIT_S, _FIRST_WAIT_LINKS = 0.003, 128
@@ -104,7 +104,7 @@ class Fetched:
         )
 
 
-_CONSUMED = LinkFailure("", "")  # replaces downloaded bytes after their row was taken
+_CONSUMED = LinkFailure("", "")  # replaces downloads that were added to the columns
 
 
 def fetch(
@@ -220,7 +220,7 @@ class _Fetcher:
         # the engine puts None into this queue when an awaited link arrives
         self._arrived = SimpleQueue[None]()
         self.slices = deque[_Slice]()
-        # rows of the first slice that no batch contains yet, and the bytes of each link column
+        # rows of the first slice that are in no batch yet, and the bytes of their links by column
         self._taken_rows: list[int] = []
         self._values: list[list[bytes]] = [[] for _ in links]
         self._yielded = deque[Fetched]()  # batches that may not have reached the Writer yet
@@ -349,7 +349,7 @@ class _Fetcher:
                 key = "" if keys is None else key_text(keys[row])
                 failures.append(_failure(part.first + row, key, *failed))
             self._report(self._finished_rows + stop, self._fetched_bytes)
-            # yield a failure before a wait for the links of the next row
+            # yield failures before this method waits for the links of the next row
             is_due = bool(failures) and None in part.outcomes[stop * width : (stop + 1) * width]
             is_full = self._fetched_bytes - bytes_before >= _BATCH_BYTES
             if is_due or is_full or stop == part.batch.num_rows:
@@ -495,7 +495,7 @@ class _Fetcher:
         self._report(rows, size)
 
     def _report(self, rows: int, size: int) -> None:
-        """Report the increase since the last report.
+        """Report the new rows and bytes since the last report to `progress`.
 
         rows, size  number of rows whose links have arrived, and size in bytes of all arrived links,
                     since the start
@@ -530,7 +530,7 @@ class _Fetcher:
         return None
 
     def _batch(self, part: _Slice, failures: list[Failure], until: int) -> Fetched:
-        """Return the taken rows as a batch, with the failures.
+        """Return the rows in `_taken_rows` as a batch, with the failures.
 
         until  row of the slice after the last processed row
         """

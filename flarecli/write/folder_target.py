@@ -86,7 +86,7 @@ class FolderTarget(Target):
         if overwrite:
             self.hint = f"Name another folder: --overwrite replaces only output of `flare {noun}`."
         final = Location(LocalStore(self.final, self.shown, maps=False))
-        is_begun = self._is_begun()  # unfinished output is removed after locking
+        is_begun = self._is_begun()  # unfinished output is removed in place, after locking
         self._replaces = (
             overwrite
             and not is_begun
@@ -251,7 +251,7 @@ class FolderTarget(Target):
         try:
             self.check()
             if self._replaces:
-                self._check_replaceable()  # again: during the pack, files may have been added
+                self._check_replaceable()  # files may have been added since the first check
                 self._replace()
             elif self._is_replaced:
                 shutil.rmtree(self._sibling("old"), ignore_errors=True)
@@ -269,7 +269,7 @@ class FolderTarget(Target):
         If an earlier call was interrupted, this call completes the replacement.
         """
         old = self._sibling("old")
-        # an interrupted call may have kept an old folder
+        # an interrupted call may not have removed the old folder
         if os.path.isdir(old) and os.path.isdir(self.final):
             shutil.rmtree(old)
         if os.path.isdir(self.final):
@@ -294,7 +294,7 @@ class FolderTarget(Target):
     def abandon(self, keep: bool) -> None:
         with contextlib.suppress(OSError, UsageError):
             if not keep:
-                self.check()  # if another folder is at this path, it must not be removed
+                self.check()  # another folder at this path must not be removed
                 if not self._replaces:
                     self._check_replaceable()
                 self.contents.remove_begun(self.at, self.folder, self.shown)

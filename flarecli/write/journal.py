@@ -1,7 +1,7 @@
 """The journal of a pack, with one JSON line per step. Each line is durable before the next step.
 
-    {"flare": VERSION, "format": …, "source": …, "options": …}     the first line, the head; for
-                                                                   `--part K/N`, `parts` is N
+    {"flare": VERSION, "format": …, "settings": …, "source": …, "options": …}
+        the first line, the head; for `--part K/N`, `parts` is N
     {"columns": [[name, encoding], …], "schema": {…}, "extensions": {…}}  when the columns are known
     {"shard": …, "rows": …, "next": …, "files": […], "failed": …}  for each durable shard
 

@@ -3,8 +3,8 @@
 Each distinct key has a record: the 64-bit hash of the key, its first row, and the position of its
 bytes in a log. A sorted run is a list of records in hash order. Each batch adds a small sorted run,
 and small runs are merged into larger runs, as in a merge sort. Large runs and the log are temporary
-files. A Bloom filter with 2 bytes per key recognizes almost all new keys, so few keys are searched
-in the runs. Keys with equal hashes are compared byte by byte.
+files. A Bloom filter with at least 2 bytes per key, but at most 1 GiB, recognizes almost all new
+keys, so few keys are searched in the runs. Keys with equal hashes are compared byte by byte.
 """
 
 from __future__ import annotations
@@ -162,8 +162,8 @@ def _merged(runs: Sequence[_Run], step: int) -> Iterator[Records]:
             if not len(unmerged[i]) and ends[i] < len(run):
                 unmerged[i] = run.read(ends[i], ends[i] + step)
                 ends[i] += len(unmerged[i])
-        # `limits` has the last hash that was read from each unfinished run. The unread records of a
-        # run have this hash or a higher hash.
+        # `limits` contains the last hash that was read from each unfinished run. The unread records
+        # of a run have this hash or a higher hash.
         limits = [
             one["hash"][-1]
             for one, end, run in zip(unmerged, ends, runs, strict=True)
@@ -368,7 +368,7 @@ class Keys:
         hashes, values = _hashed(keys)
         order = np.argsort(hashes)
         if len(order) and (np.diff(hashes[order]) == 0).any():
-            order = np.argsort(hashes, kind="stable")  # slower, so only if hashes are equal
+            order = np.argsort(hashes, kind="stable")  # slower; needed only for equal hashes
         hashes, at = hashes[order], at[order]
         values = None if values is None else values[order]
         firsts = _first_positions(hashes, values)

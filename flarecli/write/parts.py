@@ -49,7 +49,7 @@ class _Files(Mapping[str, File]):
         self._folders: list[str] = []
         self._name_indexes, self._folder_indexes = array("H"), array("q")
         self._sizes, self._sums = array("q"), bytearray()
-        self._others: dict[str, File] = {}  # files that do not fit in the arrays
+        self._others: dict[str, File] = {}  # files that the arrays cannot represent
 
     def add(self, folder: str, file: File) -> None:
         """Add a file of a part. `file.name` is relative to `folder`, the folder of the part."""
@@ -248,7 +248,7 @@ class _Failures:
         self.parts: list[tuple[str, int]] = []
 
     def add(self, name: str, part: Stream) -> None:
-        """Add a part, whose failed rows are listed in `failed.jsonl`."""
+        """Add a part. Its `failed.jsonl` lists its failed rows."""
         count = 0
         if FAILED in part.files:
             self.parts.append((name, self._before))

@@ -11,9 +11,10 @@ of the line and the data blocks in hexadecimal digits:
     {"kind": "links", "links": [[row, column, digest of the address, is a page, size], …]}
         downloads of later rows
 
-Each download is saved once. A spool file is deleted when its rows are in shards that the journal
-lists. A spool file is ignored if it is damaged, or if rows are missing between its rows and the
-earlier rows. The links of its rows are then downloaded again.
+A download is saved at most twice: alone, and later with its row. A spool file is deleted when its
+rows are in shards that the journal lists. A spool file is ignored if it is damaged, if the source
+was changed, or if rows are missing before its first row. The links of its rows are then downloaded
+again.
 """
 
 from __future__ import annotations

@@ -564,11 +564,14 @@ def _created(at: Location, new: Version, lock: CommitLock) -> bool:
 
 
 def _check_newest(at: Location, new: Version) -> None:
-    """Raise BusyError if the next version is not based on a version that was just created.
+    """Check that the next version, if there is one, is based on the version `new`.
 
     If a process is suspended between the lock check and the creation, it may lose the lock.
     Meanwhile, other processes may commit a version with the same number, commit later versions, and
     prune the version with this number. The creation then succeeds, although later versions exist.
+    In this case, the created playlist is deleted.
+
+    raises  BusyError if the next version is based on another version
     """
     later = [number for number in numbers(_fresh(at)) if number > new.number]
     if not later:
@@ -707,7 +710,10 @@ def moved(folder: str, stream: Stream) -> Stream:
 
 
 def concatenated(at: Location, streams: Sequence[Stream]) -> Stream:
-    """Concatenate the shards of streams. The result has the headers of the first stream."""
+    """Concatenate the shards of streams.
+
+    The result has the headers of the first stream, except `compression` if it differs.
+    """
     first = streams[0]
     names = sorted({name for one in streams for name in one.hashes})
     headers = dict(first.headers)
@@ -781,7 +787,7 @@ def fragment_files(name: str, at: Location, stream: Stream) -> Stream:
 
 
 def unfinished_fragments(at: Location, base: Version) -> list[str]:
-    """Return the names of the fragments that have a journal, and of which `base` lists no shard."""
+    """Return the names of the fragments that have a journal, but no shard in `base`."""
     listed = {url.partition("/")[0] for stream in base.streams for url in stream.urls}
     return [
         name

@@ -178,7 +178,7 @@ class Writer:
         self._dropped = weakref.finalize(
             self, _drop, os.getpid(), self.target, self.failed, self.journal
         )
-        self._dropped.atexit = False  # not needed, because the lock ends with the process
+        self._dropped.atexit = False  # no call at exit, because the lock ends with the process
 
     def _begin(self, head: dict[str, Any], source_checksum: SourceChecksum | None) -> None:
         self.journal = Journal(self.target.at, head, source_checksum)
@@ -534,7 +534,7 @@ class Writer:
                 while self.unrecorded and self.unrecorded[0][1][-1] < next:
                     self.unrecorded.popleft()
         except BaseException:
-            self._queue.close()  # no later shard is recorded without this shard
+            self._queue.close()  # later shards must not be recorded, because this shard is missing
             raise
 
     @property
@@ -685,8 +685,8 @@ class Writer:
     def abandon(self) -> None:
         """Stop without a playlist, and unlock the target.
 
-        Finished shards are kept, so that the pack can be resumed. Without a finished shard, the
-        output is removed.
+        Finished shards are kept, so that the pack can be resumed. If there are neither finished
+        shards nor saved downloads, the output is removed.
         """
         if self._ended:
             return
@@ -694,7 +694,7 @@ class Writer:
         self._dropped.detach()
         with contextlib.suppress(Exception):  # the caller is already handling another error
             self._record(self._queue.drain)
-        self._queue.close(wait=True)  # threads may still write shards
+        self._queue.close(wait=True)  # wait for threads that are still writing shards
         _release(self.target, self.failed, self.journal)
 
     def __reduce__(self) -> NoReturn:
