@@ -480,7 +480,7 @@ def _parse_documents(
 
 
 def _tensor_reader(kind: pa.FixedShapeTensorType) -> Callable[[Any], Any]:
-    """Return a function that flattens the values of a tensor: an array or nested lists."""
+    """Return a function that converts an array or nested lists to a flat array of a tensor."""
     dtype, shape = kind.value_type.to_pandas_dtype(), tuple(kind.shape)
 
     def flat(value: Any) -> Any:

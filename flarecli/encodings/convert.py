@@ -761,7 +761,7 @@ def _reader(source: Encoding | None, encoding: Encoding) -> Callable[[Any], Any]
         and source.arrow.equals(BINARY)
         and not name.startswith(("ndarray", *_DOCUMENTS))
     ):
-        return _same  # other values, such as an image file, become bytes in MessagePack
+        return _same  # MessagePack stores the bytes of a file, such as an image, without decoding
     if source.is_text:
         return lambda text: decode(source, text.encode())
     return lambda data: decode(source, data)

@@ -54,7 +54,7 @@ _LARGE_TEXT_BYTES = 1 << 20  # larger values are escaped in chunks of this size
 
 
 def _json_widths() -> ByteArray:
-    """Return the size of a character in JSON text, by its first UTF-8 byte: uint8 [256]."""
+    """Return the size in JSON text of a character, indexed by its first UTF-8 byte: uint8 [256]."""
     widths = np.full(256, 6, np.uint8)  # an escape such as \u00e9
     widths[32:127] = 1
     widths[list(b'"\\\b\f\n\r\t')] = 2

@@ -79,7 +79,10 @@ def packed_value(encoding: Encoding, kind: pa.DataType) -> Convert | None:
 
 
 def _converter(kind: pa.DataType, is_nested: bool) -> Convert | None:
-    """Return a function that converts a value of a type without children, or a tensor."""
+    """Return the conversion of a tensor, or of a value of a type without children.
+
+    The result is None if no conversion is needed.
+    """
     if pa.types.is_boolean(kind):
         return bool
     if pa.types.is_decimal(kind):

@@ -1,1 +1,1 @@
-"""Three generations of Granular, which stores one bag of records per column."""
+"""Granular: one bag of records per column, in the layouts of three generations."""

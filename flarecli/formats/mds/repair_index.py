@@ -98,7 +98,7 @@ def rebuild(at: Location, replace: bool = False) -> Stream:
 
 
 def _shards(at: Location) -> list[_ShardFiles]:
-    """Group the files in a folder by shard. Files that are not named like a shard are ignored."""
+    """Group the files in a folder by shard. Files whose names are not shard names are ignored."""
     shards: dict[int, _ShardFiles] = {}
     for listed in at.list():
         match = _NAME.fullmatch(listed.name)

@@ -93,7 +93,7 @@ from flarecli.storage import Location
 __all__ = ["WebDataset"]
 
 _MAX_STEP_ROWS, _MAX_STEP_BYTES = 8192, 64 << 20  # limits for the rows of a verification step
-_MAX_FINDINGS = 100  # maximum findings about keys, and maximum findings about padding, per tar
+_MAX_FINDINGS = 100  # limit per tar for findings about keys, and for findings about padding
 _SUSPECT_KEY = r"^/|^~|(^|/)[A-Za-z]:|//|(^|/)[. ]+(/|$)|[\x00-\x1f\x7f\\]"
 _NOT_REPORTED = ("folder", "label")  # types of skipped members that are never part of a sample
 _INDEX_HINT = "Pack the tar again to rebuild the index, or delete the index."

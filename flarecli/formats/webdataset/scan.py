@@ -334,8 +334,8 @@ def _batch(
                 f"unexpected extension .{name}: the columns do not include it",
                 where=where,
                 row=first + row,
-                hint="Specify the columns, or read the tar from a file, which allows flare to read "
-                "all headers first.",
+                hint="Specify the columns, or save the stream to a file; flare reads all headers of a "
+                "file first.",
             )
     for one, name in zip(columns, names, strict=True):
         raw = pa.array([sample.get(name) for sample in samples], encodings.BINARY)

@@ -317,8 +317,8 @@ def _records(data: bytes, where: str) -> Iterator[tuple[bytes, bytes]]:
 def _skipped(kind: bytes, size: int, where: object, pos: int) -> str:
     """Return the name of a member type that is skipped.
 
-    raises  FormatError for a sparse file, an unknown type, or a skipped member with data that is
-            not a label
+    raises  FormatError for a sparse file, an unknown type, or data in a skipped member other than a
+            label
     """
     if kind == b"\0":
         kind = b"5"
