@@ -43,7 +43,7 @@ __all__ = [
     "status_phrase",
 ]
 
-UNREACHABLE = frozenset({"connect", "dns", "timeout"})  # kinds of faults without a connection
+UNREACHABLE = frozenset({"connect", "dns", "timeout"})  # faults before a connection exists
 MAX_INFLATION = 100  # maximum ratio of decoded to encoded bytes of a body
 MIN_INFLATION_LIMIT = 16 << 20  # bodies up to this decoded size may exceed MAX_INFLATION
 _STEP_BYTES, _INFLATED_BYTES = 1 << 14, 1 << 20  # encoded bytes per step; decoded bytes per call
@@ -156,7 +156,7 @@ class Response:
             name, value = (
                 _field(line) if len(line) <= _MAX_CACHED_LINE else _field.__wrapped__(line)
             )
-            if name == "HTTP":  # an interim response, such as 100 Continue, may precede this line
+            if name == "HTTP":  # a status line, possibly after an interim response (100 Continue)
                 headers.clear()
                 self.version, _, code = value.partition(" ")
                 code = code[:3]
@@ -304,7 +304,7 @@ def header_values(lines: Sequence[bytes], name: str) -> list[str]:
     values: list[str] = []
     for line in lines:
         one, value = _field.__wrapped__(line)
-        if one == "HTTP":  # an interim response may precede this line
+        if one == "HTTP":  # a status line, possibly after an interim response
             values.clear()
         elif one == name:
             values.append(value)
