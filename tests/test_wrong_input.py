@@ -182,7 +182,7 @@ def test_duplicate_columns_are_reported(here, capfd):
         "pack two.csv out",
         4,
         "two.csv: duplicate column 'a'",
-        "Rename one of the columns, or use --csv header=no if the first line has values.",
+        "Rename one of the columns, or use --csv header=no if the first line contains values.",
     )
     pq.write_table(
         pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"]), "two.parquet"

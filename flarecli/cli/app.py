@@ -50,7 +50,7 @@ _SYNONYMS = {  # names of similar commands in other programs
     "read": "cat",
     "print": "cat",
 }
-_MIN_COLUMNS = 60  # on narrower terminals, Typer ignores the width and wraps at 50 columns
+_MIN_COLUMNS = 60  # narrower terminals need another layout, because Typer uses 50 columns or more
 _HELP = "Pack, unpack, inspect, verify, list and print sharded datasets, local or remote."
 HELP_END = """Example: flare pack photos.parquet out/ --fetch data_url --key data_id && flare verify out/
 
@@ -189,7 +189,7 @@ class _Commands(_Base, typer.core.TyperGroup):
             formatter.write_dl(list(COMMANDS.items()))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command that the arguments call. Raises UsageError for an unknown command."""
+        """Find the command by the first argument. Raises UsageError for an unknown command."""
         name = args[0]
         if name in COMMANDS or name.startswith("-"):
             return super().resolve_command(ctx, args)

@@ -47,7 +47,7 @@ def run(
         from flarecli.cli.app import execute
 
         code = execute(args)
-        if not stopped():  # after a signal, a flush could block, because no process reads the pipe
+        if not stopped():  # after a signal, a flush could block if no process reads the pipe
             printer.finish()
         return code if isinstance(code, int) else 0
     except SystemExit as end:  # completion
@@ -75,7 +75,7 @@ def _flare_error(error: BaseException, args: list[str]) -> FlareError:
         except MemoryError as exhausted:
             error = exhausted
     limit = _open_files_limit()
-    # libcurl does not report why it cannot start
+    # libcurl does not report why it cannot start, so assume a low limit on open files
     is_curl = isinstance(error, RuntimeError) and "curl" in str(error)
     is_too_low = limit is not None and limit < MIN_OPEN_FILES
     if isinstance(error, ExhaustedError) or (is_curl and is_too_low):

@@ -91,7 +91,7 @@ def callback(
 
     line       class of the command's options; environment variables set their defaults
     command    function that runs the command and returns the exit code; its docstring is the help
-    variables  function that returns the variables of the options of all commands
+    variables  function that returns the environment variables of the options of all commands
     """
 
     def run(**typed: Any) -> None:

@@ -96,9 +96,9 @@ def write(
     """Write batches to stdout.
 
     form    output format, one of FORMS
-    raw     column whose stored bytes are the only output, or None; replaces `form`
+    raw     column whose stored bytes are the only output, regardless of `form`; or None
     style   text form of bytes and pickles
-    raises  ValueFitError for invalid values of a `json` column
+    raises  ValueFitError for a value that is invalid or too large to print
     """
     if raw is not None:
         _write_raw(batches, raw)
@@ -328,7 +328,7 @@ def _check_parquet(batch: pa.RecordBatch) -> None:
 
 
 def _with_schema(batches: Iterable[pa.RecordBatch]) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    """Return the schema of the first of one or more batches, and an iterator over all batches."""
+    """Return the schema of the first batch, which must exist, and an iterator over all batches."""
     rest = iter(batches)
     first = next(rest)
     return first.schema, chain((first,), rest)

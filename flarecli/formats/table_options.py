@@ -36,7 +36,7 @@ class TableOptions(Options):
     )
 
     def source_format(self, format: str | None) -> str | None:
-        """Return the format of the source according to --format and --input, for reading commands.
+        """Return the format that --format or --input sets, for a command that reads datasets.
 
         The result is None if neither option is set.
 

@@ -141,7 +141,7 @@ class TFRecord(Format):
         )
 
     def open_shard(self, chunk: Chunk, columns: Columns | None = None) -> Shard:
-        """Locate the records, with a valid index or with the lengths of the records.
+        """Locate the records with the index, or with their lengths if there is no valid index.
 
         raises  FormatError for a record that exceeds the file, a row count that differs from the
                 listed count, or listed columns that features cannot store; IntegrityError for a

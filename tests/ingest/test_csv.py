@@ -22,7 +22,7 @@ from tests.properties import examples
 QUOTES = 'Put the whole field in quotes, and double each quote inside it: "5"" pipe".'
 UTF8 = "Save the file as UTF-8 text."
 ENCODING = f"{UTF8} Otherwise, set its encoding, such as --csv encoding=latin-1."
-HEADER = "Rename one of the columns, or use --csv header=no if the first line has values."
+HEADER = "Rename one of the columns, or use --csv header=no if the first line contains values."
 FIELD = st.text(st.sampled_from('a1",\t \r\né\U0001f600'), max_size=6)
 
 

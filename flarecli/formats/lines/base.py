@@ -293,7 +293,7 @@ class LineFormat(MosaicFormat):
                 str(shard.chunk.at),
                 FormatError.kind,
                 f"expected the header {header!r:.80}, got {bytes(data)!r:.80}",
-                "Fetch or pack it again.",
+                "Fetch or pack the shard again.",
             )
         yield from findings_of(
             runs_of_rows(shard), lambda start, stop: self.check_lines(shard, start, stop, values)

@@ -64,7 +64,9 @@ class Delimited(TextPart):
         self._file = source
         self.at, self._dialect, self._sep_line = detected(source, dialect, delimiter)
         self._names = self._header()
-        hint = "Rename one of the columns, or use --csv header=no if the first line has values."
+        hint = (
+            "Rename one of the columns, or use --csv header=no if the first line contains values."
+        )
         check_columns(self._names, source, hint)
         first = next(self._tables(self._names), None)
         self.rows = 0 if first is None else None

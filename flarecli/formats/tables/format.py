@@ -482,7 +482,7 @@ class ParquetFormat(TableFormat):
         """Return a note if the pages of the file have no checksums."""
         part = self._rows(shard).part
         has_sums = isinstance(part, Parquet) and part.has_sums
-        return "" if has_sums else "pages have no checksums; only their structure was checked"
+        return "" if has_sums else "pages have no checksums; only the values were checked"
 
     # -- writing
 

@@ -170,8 +170,8 @@ class Ipc(Part):
         source = open_native(file)  # keep the file open, because its path may be replaced
         options = pa.ipc.IpcReadOptions(use_threads=False)
         if names is not None and set(names) != set(self.schema.names):
-            # The option is not set if all fields are selected. Its only effect would be that Arrow
-            # uses a different memory pool.
+            # `included_fields` is not set for all fields, because its only effect would be that
+            # Arrow uses a different memory pool.
             all_names = self.schema.names
             options.included_fields = sorted(all_names.index(name) for name in names)
         open_source = pa.ipc.open_file if self._is_file else pa.ipc.open_stream

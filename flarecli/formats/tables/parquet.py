@@ -49,7 +49,7 @@ _MAGIC, _ENCRYPTED_MAGIC = b"PAR1", b"PARE"
 HEAD_BYTES = 64  # bytes read after the magic, to check the header of the first page
 # matches the start of a file whose first page header has a type and two sizes, but no CRC-32
 _WITHOUT_CRC = re.compile(rb"PAR1(?:\x15[\x80-\xff]*[\0-\x7f]){3}[^\x15]")
-# Arrow's buffers grow by doubling, so batches are slightly smaller than a power of two.
+# Arrow's buffers grow by doubling, so the limit in bytes is slightly less than a power of two.
 _ROWS, _BATCH_BYTES = 8192, 15 << 17
 # the buffer for remote files is larger, because each read is a request
 REMOTE_BUFFER_BYTES, LOCAL_BUFFER_BYTES = 1 << 20, 1 << 16
@@ -261,7 +261,7 @@ class Parquet(Part):
         return min(one.start for one in chosen), max(one.start + one.stored for one in chosen)
 
     def row_group_pages(self, number: int) -> RowGroupPages | None:
-        """Return the pages of a row group; None if the footer cannot be parsed."""
+        """Return the pages of a row group; None for an invalid footer or an encrypted column."""
         if number not in self._row_group_pages:
             first, stop = self.group_starts[number : number + 2]
             chunks = self._chunks[number] if number < len(self._chunks) else []

@@ -49,7 +49,7 @@ __all__ = [
 
 MAX_FOOTER_BYTES = 32 << 20  # larger footers are not checked, because parsing takes seconds
 MAX_DEPTH = 16  # nesting levels of structs and lists
-MAX_VALUES = 1 << 22  # values in a struct; each uses at least 1 byte on disk and 64 in memory
+MAX_VALUES = 1 << 22  # values per parser; each uses at least 1 byte on disk and 64 in memory
 # size of the first read of a page header; Arrow's maximum for a page header
 HEADER_BYTES, MAX_HEADER_BYTES = 1 << 8, 1 << 24
 INVALID_FOOTER = (ValueError, IndexError, KeyError, TypeError, AttributeError)

@@ -103,7 +103,7 @@ class TableRows:
         self.part, self.rows = part, rows
         self._number = next(_numbers)
         self._lock = threading.Lock()
-        self._starts: dict[Columns, list[int]] = {}  # first rows of decoded batches
+        self._starts: dict[Columns, list[int]] = {}  # columns -> first row of each decoded batch
         # columns -> next row and open reader; the most recently used reader is last
         self._ahead: dict[Columns, tuple[int, Iterator[tuple[int, pa.RecordBatch]]]] = {}
         weakref.finalize(self, _cache.ended.append, self._number).atexit = False

@@ -4,7 +4,7 @@ The common schema has the column order of the first file. The type of a column i
 its types in all files:
 
 null, T                  T
-integers                 the smallest type for both; none for uint64 and a signed type
+integers                 the smallest type that represents both; none for uint64 and a signed type
 floats                   the larger type
 integer, float           float64; reading a value beyond 2^53 is an error
 text or bytes            the large type if either type is large

@@ -413,7 +413,7 @@ def test_files_without_checksums_are_reported(tmp_path):
 
     assert unprotected("with.parquet") == []
     assert unprotected("without.parquet") == [
-        f"{tmp_path}/without.parquet: pages have no checksums; only their structure was checked"
+        f"{tmp_path}/without.parquet: pages have no checksums; only the values were checked"
     ]
     assert unprotected("t.csv") == [f"{tmp_path}/t.csv: no checksums; only the values were checked"]
 
