@@ -387,7 +387,7 @@ def test_a_wrong_input_option_is_named_in_the_hint(here, capfd, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"hello, world\nhello\n")))
     hint = (
         "Quote fields that contain a separator or a newline. "
-        "If the source is not csv, name its kind with --input."
+        "If the source is not csv, set its kind with --input."
     )
     check_error(capfd, "pack - out", 4, "-: line 2 has 1 field; the header has 2", hint)
 

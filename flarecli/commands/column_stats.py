@@ -196,7 +196,7 @@ def _image_stats(sizes: list[tuple[int, int]]) -> Mapping[str, Any]:
 def stats_table(stats: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
     """Format statistics as a table with one row per dataset column; return its header and its rows.
 
-    A statistic without a value in every row is omitted.
+    A statistic that has no value in any row is omitted.
 
     stats  return value of `statistics`
     """

@@ -26,7 +26,7 @@ __all__ = ["shuffled"]
 _MEMORY_BYTES = 32 << 20  # maximum size of rows sorted in memory
 # A part may use only 1/4 of the memory limit, because the caller also has a shard in memory.
 _PART_SHARE = 4
-_PART_BITS, _KEY_BITS = 6, 62  # bits that select the part; bits of a sort key
+_PART_BITS, _KEY_BITS = 6, 62  # number of bits that select a part; bits of a sort key
 _BATCH_ROWS = 8192
 _SORT_KEY = "place in the order"  # name of the last column, which contains the sort keys
 

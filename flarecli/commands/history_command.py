@@ -69,8 +69,8 @@ def log(options: LogOptions) -> tuple[VersionInfo, ...]:
     `restore` first creates a version with the shards of an earlier version. `pin` then copies the
     newest playlist to `playlist.PIN.yaml`.
 
-    raises  UsageError for an invalid name of a pin, for a name that pins another version, and for
-            an unknown version
+    raises  UsageError for an invalid pin name, for the name of a pin of another version, and for an
+            unknown version
     """
     out = address_text(options.out)
     changes = options.restore is not None or options.pin is not None

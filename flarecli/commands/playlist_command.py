@@ -151,7 +151,7 @@ def _grouped(
 
 
 class _Place:
-    """Location of the playlist, which determines the addresses that the playlist lists."""
+    """Location of a playlist. It determines the form of the addresses in the playlist."""
 
     def __init__(
         self, out: str | None, base: str | None, rebase: Sequence[tuple[str, str]], guard: Guard
@@ -228,7 +228,7 @@ class _Place:
 def _joined(
     name: str, parts: Sequence[Stream], place: _Place, headers: Mapping[str, Any]
 ) -> Stream:
-    """Concatenate the parts of a stream, with the addresses that the playlist lists."""
+    """Concatenate the parts of a stream, with their addresses as the playlist lists them."""
     first, hint = parts[0], "Name the streams differently: NAME=ADDRESS."
     for part in parts:
         if part.format != first.format:
@@ -285,7 +285,7 @@ def _joined(
 
 
 def _companions(chunk: Chunk, place: _Place) -> tuple[File, ...]:
-    """Return the companion files of a chunk, with the addresses that the playlist lists."""
+    """Return the companion files of a chunk, with their addresses as the playlist lists them."""
     return tuple(
         replace(file, name=place.address(at) or "")
         for file, at in zip(chunk.files[1:], chunk.companions, strict=True)

@@ -130,7 +130,7 @@ class SourceName:
         return self.text if name == "." else name
 
     def listed(self, failure: Failure) -> Failure:
-        """Return a failure whose file has the name that is used in outputs."""
+        """Return a copy of a failure, with the name of its file as in outputs."""
         if failure.file is None:
             return failure
         return replace(failure, file=self.of_file(failure.file))

@@ -119,7 +119,7 @@ def _changed(base: Version) -> BusyError:
 
 
 def _with_columns(stream: Stream, columns: Columns) -> Stream:
-    """Return a stream with these columns, and with types only for these columns."""
+    """Return a copy of a stream with the given columns; types of other columns are removed."""
     names = {column.name for column in columns}
     headers = dict(stream.headers)
     schema = headers.pop(SCHEMA, None)
@@ -312,7 +312,7 @@ def _write(writer: Writer, stream: Stream, groups: Sequence[Group], progress: Pr
 def _batches(
     chunk: Chunk, stream: Stream, rows: IntArray | None, names: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield rows of a shard as typed columns."""
+    """Yield the given rows of a shard, or all rows, as typed batches."""
     format = formats.find(chunk.format or "")
     shard = format.open_shard(chunk, stream.columns)
     size = sum(file.raw_size or file.size or 0 for file in chunk.files)

@@ -427,7 +427,7 @@ def _with_format(options: PackOptions, stream: Stream) -> PackOptions:
 def _checked_columns(plan: Plan, base: Version) -> dict[str, pa.DataType]:
     """Return the columns that the source lacks, if --allow-missing is set.
 
-    raises  FormatError unless the columns of the source fit into the columns of the dataset
+    raises  FormatError unless the columns of the source match the columns of the dataset
     """
     task = plan.task
     chosen, types = task.encodings or {}, task.types or {}

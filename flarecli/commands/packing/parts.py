@@ -87,8 +87,8 @@ _MAX_NOTES = 20  # maximum number of reported notes about parts
 class _Outcome:
     """Result of packing one part: `packed` or `error`, and the notes.
 
-    reported  rows, bytes and written rows that were already added to the progress of the pack
-    failed    failed rows that were already added to the progress of the pack
+    reported  numbers of rows, bytes and written rows that the progress of the pack already includes
+    failed    number of failed rows that the progress of the pack already includes
     """
 
     packed: Packed | None
@@ -384,7 +384,7 @@ def _packed_part(plan: Plan, task: PackTask, progress: Progress) -> Packed:
 
 
 def _part_number(options: PackOptions) -> tuple[int, int]:
-    """Return the number of the part, from 0, and the number of parts."""
+    """Return the part number, counted from 0, and the number of parts."""
     number, count = cast("tuple[int, int]", options.part)
     if not 0 <= number < count:
         raise UsageError(
@@ -583,7 +583,7 @@ def _common_task(
 
 
 class _PartTasks(Sequence[PackTask]):
-    """The task for each part, created on access because there may be millions of parts."""
+    """The tasks of all parts. A task is created on access, because there may be millions."""
 
     def __init__(self, common: PackTask, out: str, division: _Division) -> None:
         self._common, self._out, self.division = common, out.rstrip("/"), division

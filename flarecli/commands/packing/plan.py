@@ -350,17 +350,20 @@ class Plan:
 
     @property
     def row_name(self) -> str | None:
-        """Return the column that identifies rows in failures; None if downloads replace it."""
+        """Return the output name of the column that identifies rows, or None.
+
+        The result is None if the source has no such column, or if downloads replace the column.
+        """
         key = self._source_key
         return None if key is None else self.task.format.key_column or key
 
     def is_file_key(self, key: str, name: str) -> bool:
-        """Return whether a key is a file name, or the form of this name that the format stores."""
+        """Return whether `key` is the file name `name`, or `name` as the format stores it."""
         return key in (name, self.task.format.storable_keys(pa.array([name]))[0].as_py())
 
     @property
     def _source_key(self) -> str | None:
-        """Return the column of the source that identifies rows."""
+        """Return the source column that identifies rows; None if downloads replace the column."""
         key = self.key or (None if self.is_statement else self.source.key)
         return None if any(link.source == key for link in self.links) else key
 

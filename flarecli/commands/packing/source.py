@@ -460,7 +460,7 @@ def _hints_on_kind(kind: str | None, kinds: Collection[str]) -> Iterator[None]:
     except FormatError as error:
         if not kinds:
             raise
-        option = "change --input" if kind else "name its kind with --input"
+        option = "change --input" if kind else "set its kind with --input"
         hint = f"If the source is not {' or '.join(sorted(kinds))}, {option}."
         raise error.changed(hint=f"{error.hint} {hint}".lstrip()) from None
 

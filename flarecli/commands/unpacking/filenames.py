@@ -58,7 +58,7 @@ _TEXTS = {
 
 
 def default_key(schema: pa.Schema) -> str | None:
-    """Return the first column whose name is common for keys, such as `id`; None without a match."""
+    """Return the first column with a common key name, such as `id`; None without such a column."""
     for name in _KEYS:
         if name in schema.names:
             kind = schema.field(name).type
@@ -241,7 +241,7 @@ class NamePattern:
 
 
 def _fixed(schema: pa.Schema, name: str) -> str | None:
-    """Return the extension for the encoding of a column; None if it depends on the bytes."""
+    """Return the extension for the encoding of a column; None if the bytes determine it."""
     if name not in schema.names:
         return None
     field = schema.field(name)
@@ -290,7 +290,7 @@ class UsedNames:
         self._keys.close()
 
     def add(self, batch: pa.RecordBatch, where: Where) -> None:
-        """Add the names for a batch. Raises FormatError with the row if a name is already used."""
+        """Add the file names of a batch. Raises FormatError for the first row with a used name."""
         columns = self._pattern.names(batch, where, whole=False)
         names = [name for row in zip(*columns, strict=True) for name in row]
         keys = [collision_key(name) for name in names]
@@ -321,7 +321,7 @@ class UsedNames:
         return errors
 
     def _fault(self, name: str, key: str) -> str:
-        """Return why no file may have this name, such as `reserved by flare`; empty if valid.
+        """Return why a file name is invalid, such as `reserved by flare`; empty if it is valid.
 
         key  result of `collision_key` for the name
         """
@@ -339,7 +339,7 @@ class UsedNames:
         keys: Sequence[str],
         used: IntArray,
     ) -> None:
-        """Raise FormatError if a file has the name of another file's folder, in either order."""
+        """Raise FormatError if a file and a folder of another file would have the same name."""
         below: list[tuple[int, str]] = []
         for i, key in enumerate(keys):
             parts = key.split("/")

@@ -150,7 +150,7 @@ class Folder(Output):
         self._is_resumed, self._overwrites = resume, overwrite
 
     def _count_finished(self, index: str) -> None:
-        """Count rows and files of a finished folder."""
+        """Count the rows and the files of a finished folder."""
         folder = self._target.final
         self.index = f"{self.shown.rstrip('/')}/{index}"
         lines = sum(1 for _ in read_index_texts(os.path.join(folder, index)))

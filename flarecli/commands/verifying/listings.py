@@ -374,7 +374,7 @@ def read_other_lists(
     """Read the other lists of a stream's shards.
 
     files      name of a file in the list in use -> its location and the result of its check
-    depth      depth of the check; with `quick`, no list is read that needs a request
+    depth      depth of the check; with `quick`, lists that require a request are not read
     named      other lists of the same shards, named by the user
     is_folder  whether the shards are the files of a folder, without a list in use
     only       positions of the shards that are checked; None: all
@@ -486,7 +486,10 @@ def _have_same_columns(one: Stream, other: Stream) -> bool:
 def matching_list(
     against: Playlist, stream: Stream, streams: Sequence[Stream], address: str
 ) -> tuple[OtherList | None, list[Finding]]:
-    """Return the --against stream with the same name, or the only stream if both lists have one."""
+    """Return the stream in the --against list that corresponds to a stream, or a finding.
+
+    Two streams correspond if they have the same name, or if each list has only one stream.
+    """
     same = [one for one in against.streams if one.name == stream.name]
     if not same and len(against) == len(streams) == 1:
         same = [*against.streams]

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Choice", "Only", "Plan", "link_address", "notes_about_plain_shards", "plan_sources"]
 
-_LIST_NAMES = (PLAYLIST, INDEX, SHARD_INDEX)  # the first list that names a file is used
+_LIST_NAMES = (PLAYLIST, INDEX, SHARD_INDEX)  # lists that are searched for in each folder
 _MAX_SEARCHED_BYTES = 1 << 26  # bytes of a damaged list that are searched for a file name
 
 
@@ -199,7 +199,7 @@ def notes_about_plain_shards(plan: Plan) -> Iterator[str]:
         shards = [url for url in stream.urls if formats.of_suffix(url, tables=False) is not None]
         if shards:
             more = f" and {len(shards) - 1} more shards" if len(shards) > 1 else ""
-            yield f"{stream.at}: checked as plain files, {shards[0]}{more} were not opened; name each dataset in the folder"
+            yield f"{stream.at}: checked as plain files, without opening {shards[0]}{more}; specify each dataset in the folder instead"
 
 
 def _remove_listed_unreadable_files(
@@ -323,7 +323,7 @@ def _merge_lists(plans: Sequence[Plan]) -> tuple[dict[int, Plan], list[str]]:
 
 
 def _rank(plan: Plan) -> int:
-    """Return the sort key for lists of the same shards: playlist, index, folder without a list."""
+    """Return 0 for the plan of a playlist, 1 for an index, 2 for a folder without a list."""
     return 2 if plan.playlist is None or plan.playlist.at is None else int(is_index(plan.playlist))
 
 

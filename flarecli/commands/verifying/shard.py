@@ -300,7 +300,7 @@ def _check_structure(
 
 
 def _with_byte_range(finding: Finding, shard: Shard) -> Finding:
-    """Add the byte range of the row to a finding, and the address of the file that contains it."""
+    """Add the byte range of the row to a finding, and the address of the file with this range."""
     row = finding.row
     if (
         finding.start is not None
@@ -442,7 +442,7 @@ def _read(at: Location, size: int, sums: Sums) -> memoryview:
 def _decompress(
     chunk: Chunk, size: int, entries: Sequence[ListEntry], compression: str, sums: Sums
 ) -> bytearray:
-    """Read, hash and decompress a file, to at most its listed decompressed size."""
+    """Read, hash and decompress a file. The listed decompressed size limits the result."""
     raw_size = next(
         (entry.file.raw_size for entry in entries if entry.file.raw_size is not None), None
     )

@@ -30,7 +30,8 @@ __all__ = ["Task", "chunk_tasks", "file_tasks", "list_sizes", "run_local", "run_
 
 _READ_AHEAD_BYTES = 1 << 30  # maximum size of shards in memory, for any number of jobs
 
-Known: TypeAlias = Callable[["Task"], FileResult | None]  # result of an earlier run, or None
+# function that returns the result of an earlier run for a task, or None
+Known: TypeAlias = Callable[["Task"], FileResult | None]
 
 
 @dataclass(frozen=True)

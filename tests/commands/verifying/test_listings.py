@@ -322,7 +322,7 @@ def test_a_folder_of_datasets_that_is_checked_as_plain_files_is_noted(tmp_path):
     tars(tmp_path / "all" / "one")
     done = commands.verify(str(tmp_path / "all"))
     assert list(done) == []
-    messages = f"{tmp_path}/all: checked as plain files, one/00000.tar and 2 more shards were not opened; name each dataset in the folder"
+    messages = f"{tmp_path}/all: checked as plain files, without opening one/00000.tar and 2 more shards; specify each dataset in the folder instead"
     assert done.unprotected[0] == messages
 
 
