@@ -139,7 +139,7 @@ def decode(name: str, data: bytes) -> Any:
 
 
 def _open_image(name: str, data: bytes) -> Any:
-    """Open an image file with Pillow, as JPEG or PNG if possible."""
+    """Open an image file with Pillow. JPEG and PNG are tried before all other formats."""
     from PIL import Image, UnidentifiedImageError
 
     try:

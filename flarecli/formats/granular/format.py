@@ -83,7 +83,7 @@ class Granular(Format):
     suffixes: ClassVar[tuple[str, ...]] = (".bag",)
     index_files = ("spec.json", "000000/spec.json")
     is_multi_file = True
-    # A separate folder contains only the shards, because granular reads every subfolder as a shard.
+    # The shards have their own folder, because granular reads every entry of the folder as a shard.
     shards_in = "shards"
     sizes_are_exact = False  # `row_sizes` counts all files of a shard, not only the main file
     readers = "Granular readers"

@@ -11,7 +11,9 @@ the names `jpg` and `image.jpg` (jpeg) are extensions, `image` (jpeg) is stored 
 The name of a `bytes` column is its extension. If the name is an extension of another encoding, the
 extension is NAME.bin.
 
-For text, integers, floats and JSON, the decoder of webdataset returns the same values as flare.
+For text, integers, floats and JSON, the decoder of webdataset returns the same values as flare,
+except for the extension `count`: its values are integers according to the documentation of
+webdataset, but the decoder returns bytes.
 
 A column that was packed from files has the extension of the files, such as `jpg` for `image`
 (`Column.extension`). If the extension differs from row to row, an extension column such as

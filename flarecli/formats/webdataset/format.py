@@ -111,7 +111,7 @@ class WebDataset(Format):
     index_files = (SHARD_INDEX,)
     version_index = SHARD_INDEX
     key_column = KEY
-    holds_null = True  # a sample without a member for a column has a null
+    holds_null = True  # the value of a missing member is null
     is_listed = True
     has_shard_index = True
     readers = "WebDataset readers"
