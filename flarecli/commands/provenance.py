@@ -130,7 +130,7 @@ class SourceName:
         return self.text if name == "." else name
 
     def listed(self, failure: Failure) -> Failure:
-        """Return a copy of a failure, with the name of its file as in outputs."""
+        """Return a copy of a failure, with its file as returned by `of_file`."""
         if failure.file is None:
             return failure
         return replace(failure, file=self.of_file(failure.file))

@@ -572,7 +572,10 @@ def _unreadable_folder(at: Location) -> Finding | None:
 
 
 def _other_datasets(top: str, names: Sequence[str], listed: Collection[str]) -> Iterator[str]:
-    """Yield the topmost folders that contain a list but no listed file, with a final `/`."""
+    """Yield the names of the topmost folders that contain a list but no listed file.
+
+    Each name ends with `/`.
+    """
     above = {folder for name in listed for folder in folders_above(name)}
     previous = None
     lists = (name for name in names if name.endswith((f"/{INDEX}", f"/{PLAYLIST}")))

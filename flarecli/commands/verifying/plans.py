@@ -336,7 +336,7 @@ def _other_files(plan: Plan) -> Iterator[str]:
 
 
 def _without_files(plan: Plan, listed: Collection[str], tops: tuple[str, ...]) -> Plan | None:
-    """Omit the files of a plan that a list names, and plain files in the folder of a list.
+    """Return a plan without listed files, and without plain files in the folder of a list.
 
     The result is None if no files remain.
     """
