@@ -43,10 +43,10 @@ from flarecli.units import format_list
 __all__ = ["Index", "SourceChecksum", "open_folder", "open_index", "read_ahead"]
 
 JOINED_ROWS, JOINED_BYTES = 1 << 17, 32 << 20
-MAX_OPENERS = 16  # remote files that are opened concurrently
-READ_AHEAD_FILES = 4  # remote files that are read concurrently
+MAX_OPENERS = 16  # maximum number of remote files to open concurrently
+READ_AHEAD_FILES = 4  # maximum number of remote files to read concurrently
 _CHECKSUM_BLOCK_BYTES = 1 << 20  # bytes per read for a checksum
-MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 1 << 20, 8 << 20  # bytes that one call reads ahead
+MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 1 << 20, 8 << 20  # limits for the bytes that one call reads
 
 
 class NumberedBatch(NamedTuple):
@@ -435,8 +435,8 @@ def open_index(
 
     address         tables (parquet, CSV, TSV, JSON, JSON lines, Arrow; text files also as `.gz`,
                     `.bz2` and `.zst`), `.txt` files that list tables, and streams (`-` for
-                    standard input); all of them are concatenated. One list of other addresses, such
-                    as links, is also an index
+                    standard input), which are concatenated; or one list of other addresses, such as
+                    links
     text            columns of CSV and TSV files that are always text, such as keys and links
     allow_missing   fill columns that are missing in some files with nulls
     null_separated  whether addresses in a stream end with a NUL instead of a newline

@@ -36,8 +36,8 @@ from flarecli.storage import STDIN, Location
 
 __all__ = ["ListedFile", "expand_lists", "is_index"]
 
-MAX_DEPTH = 4  # levels of nested lists
-MAX_FILES = 1 << 20  # files in a list, including its nested lists
+MAX_DEPTH = 4  # maximum depth of nested lists
+MAX_FILES = 1 << 20  # maximum number of files in a list and its nested lists
 _LIST = ".txt"
 
 

@@ -1,4 +1,4 @@
-"""Rows of Python objects, saved as an Arrow stream that a pack reads like any other table.
+"""Rows of Python objects, saved as a temporary Arrow file, which a pack reads as its source.
 
     pandas and Polars DataFrames, DuckDB relations, pyarrow tables, flare datasets
                                           objects with `__arrow_c_stream__` or `__arrow_c_array__`

@@ -28,9 +28,9 @@ __all__ = ["Flaw", "binary_array", "contents", "filled"]
 
 SLICE_ROWS = 512  # maximum number of rows in a batch
 _BATCH_BYTES = 4 << 20
-GROUP_ROWS = 64  # number of rows in a first call, if all files are local
-SMALL_BYTES = 2 << 20  # maximum number of bytes that a first call reads
-MAX_CALLS = 32  # maximum number of first calls, and of second calls, with unused results
+GROUP_ROWS = 64  # rows per call that reads small local files
+SMALL_BYTES = 2 << 20  # maximum number of bytes per call that reads small files
+MAX_CALLS = 32  # maximum number of calls with unused results, for small and for other files
 MAX_READERS = 8  # more threads are not faster
 # The sizes of local files are multiplied by this factor before they are compared with the memory
 # limit. Local files need little read-ahead, and memory that is soon reused causes no page faults.
@@ -112,7 +112,7 @@ def contents(
                 could not be read, whose values are null
     """
     limits = limits or Limits()
-    small_bytes = limits.ahead_bytes // 4  # memory for the results of first calls
+    small_bytes = limits.ahead_bytes // 4  # memory for small files that are read in advance
     workers = min(MAX_READERS, limits.jobs)
     read = partial(_read, locate, limits.max_bytes)
     groups = ordered_map(
@@ -159,7 +159,7 @@ def _groups(
 
 
 def _pieces(groups: Iterable[_Group], width: int) -> Iterator[_Group]:
-    """Split each group, so that a second call reads about SMALL_BYTES of the remaining files."""
+    """Split each group, so that one call reads about SMALL_BYTES of its unread files."""
     for group in groups:
         rows, start, size = len(group.names) // width, 0, 0
         for row in range(rows):

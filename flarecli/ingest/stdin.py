@@ -344,7 +344,7 @@ def _is_tar(head: bytes) -> bool:
         return len(head) <= _EMPTY_TAR_BYTES and not head.strip(b"\0")
     if block[257:262] == b"ustar":
         return True
-    checksum = block[148:156].strip(b" \0")  # v7 has no magic number
+    checksum = block[148:156].strip(b" \0")  # v7 has only a checksum, and no magic number
     if not re.fullmatch(rb"[0-7]{1,7}", checksum):
         return False
     return sum(block) - sum(block[148:156]) + 8 * ord(" ") == int(checksum, 8)

@@ -116,7 +116,7 @@ def source_types(
             kept = types.get(name, kind)
             if _is_same_type(encodings.without_dictionaries(kept), kind):
                 kind = kept
-        else:  # a column of stored values from a dataset
+        else:  # values in the form in which a flare dataset stores them
             kind = types.get(name, _natural(encoding).arrow)
         out[name] = encodings.without_variants(kind)
     return out

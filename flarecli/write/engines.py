@@ -22,7 +22,7 @@ _LOCAL_CLUSTER = {
     "include_dashboard": False,
     "_node_ip_address": "127.0.0.1",
 }
-_RETRIES = 20  # maximum retries of a task whose worker or node was lost
+_RETRIES = 20  # maximum number of retries of a task whose worker or node was lost
 
 A = TypeVar("A")
 B = TypeVar("B")

@@ -66,7 +66,7 @@ class ErasedKeys:
     @classmethod
     def read(cls, at: Location) -> ErasedKeys:
         """Read the erased keys of a dataset. Raises FormatError if the file is invalid."""
-        # the file may have changed, but a store reads only the version that it read first
+        # use a new store, because a store that has read a file reads only this version of the file
         where = replace(at, store=copy.copy(at.store)) / ERASED
         try:
             data = where.read_whole(_MAX_BYTES)

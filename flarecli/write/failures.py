@@ -41,7 +41,7 @@ NULL_HINT = (
     "to omit such rows and list them in failed.jsonl."
 )
 LARGE_HINT = "Increase --max-object."
-_MAX_PENDING = 4096  # failures in memory; a failure uses about 1 kB
+_MAX_PENDING = 4096  # number of failures in memory that triggers a write; each uses about 1 kB
 SKIP_HINT = "Use --on-error skip to omit such rows and list them in failed.jsonl."
 
 

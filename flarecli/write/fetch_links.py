@@ -1,4 +1,4 @@
-"""Link downloads: download the links in a batch ahead of their rows, and yield rows in order.
+"""Link downloads: download links before their rows are needed, and yield the rows in order.
 
     batches -> slices of rows -> requests for the next slices -> engine -> rows in order -> Fetched
 

@@ -199,7 +199,7 @@ class FolderTarget(Target):
                 time.sleep(_POLL_S)
         except ReachError:
             for folder in created:
-                with contextlib.suppress(OSError):  # another process may use the folder
+                with contextlib.suppress(OSError):  # another process may have written to the folder
                     os.rmdir(folder)
             raise
         raise BusyError(

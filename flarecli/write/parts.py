@@ -182,7 +182,7 @@ class _Shards:
 
 
 def join(at: Location, names: Iterable[str], headers: Mapping[str, Any]) -> Stream:
-    """Join the parts in a folder: write their index, then their playlist; return the joined stream.
+    """Join the parts in a folder: write an index, then a playlist; return the joined stream.
 
     names   folder names of the parts, in row order
     raises  FormatError for an invalid playlist, or if parts have different columns; NoRowsError if

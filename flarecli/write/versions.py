@@ -354,7 +354,7 @@ def open_for_change(out: str, guard: Guard, dry_run: bool = False) -> tuple[Loca
             publish(at, base)
     for name in base.fragments:
         if (at / f"{name}/{SCRATCH}/journal").exists():
-            # after BusyError, the process that committed this fragment is still running
+            # BusyError means that the process that committed this fragment is still running
             with contextlib.suppress(BusyError):
                 target = claim(f"{out.rstrip('/')}/{name}", resume=True, guard=guard)
                 if not target.is_done:
