@@ -412,7 +412,7 @@ class Declared:
 
     @property
     def variable(self) -> str:
-        """Return the environment variable that sets the default."""
+        """Return the name of the environment variable that sets the default."""
         return "FLARE_" + self.flags[0].lstrip("-").upper().replace("-", "_")
 
     @property

@@ -23,10 +23,8 @@ __all__ = ["DEFAULT", "Sums", "digest", "known", "mix64"]
 
 DEFAULT = "xxh3_128"  # the hash in playlists: fast, and long enough to prevent chance collisions
 _XXHASH = ("xxh128", "xxh32", "xxh3_128", "xxh3_64", "xxh64")
-_AWSCRT = {
-    "crc32c": 8,
-    "crc64nvme": 16,
-}  # name of a checksum that S3 can store -> number of hex digits
+# name of a checksum that S3 can store -> number of hex digits
+_AWSCRT = {"crc32c": 8, "crc64nvme": 16}
 _HASHLIB = (  # listed here because hashlib is slow to import
     "blake2b",
     "blake2s",

@@ -35,8 +35,8 @@ class Progress:
         rows, bytes  totals; None: unknown
         done         number of rows that an earlier run finished
         unit         singular noun for the counted items; the default is a row
-        write_share  share of the work that `written` reports, from 0 to 1: rows are compressed and
-                     written as shards after they were received
+        write_share  share of the work that `written` reports, from 0 to 1; `advance` reports the
+                     rest
         """
 
     def advance(self, rows: int, bytes: int) -> None:

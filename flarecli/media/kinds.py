@@ -108,13 +108,14 @@ def sniff(head: bytes) -> str | None:
         return next((_BRANDS[brand] for brand in brands if brand in _BRANDS), "mp4")
     if head[:2] == b"BM" and head[6:10] == bytes(4) and head[14:18] in _BMP_HEADERS:
         return "bmp"
+    # the header of an MPEG audio frame, layer III
     if (
         len(head) > 2
         and head[0] == 0xFF
         and head[1] & 0xE6 == 0xE2
         and head[2] >> 4 != 15
         and head[2] & 12 != 12
-    ):  # an MPEG audio frame, layer III
+    ):
         return "mp3"
     return _markup(head)
 

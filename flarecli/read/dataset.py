@@ -543,8 +543,8 @@ class Dataset(Data):
         """Return the xxh3_128 of the columns, and of each shard's row count, size and checksums.
 
         If no checksums are listed, the names of the shards are used instead. The checksum does not
-        depend on addresses, on `select` or on decoders. Each selection of rows, such as `where`,
-        has its own checksum.
+        depend on addresses, on `select` or on decoders. Each selection of rows, such as the result
+        of `where`, has its own checksum.
         """
         return self._table.checksum
 
@@ -852,8 +852,8 @@ def open(
     csv           settings for CSV files, such as `["delimiter=;", "header=no"]`
     streams       names of the streams to read; streams of equal length are joined by column
     retries       maximum number of retries after transient errors, per object
-    timeout       maximum time that a transfer may stall (HTTP: less than 1 kB/s): seconds, or a
-                  string such as `30s`
+    timeout       maximum time that a transfer may stall: seconds, or a string such as `30s`; an
+                  HTTP transfer below 1 kB/s is stalled
     deadline      maximum time per object, including retries: seconds, or a string such as `10m`
     allow_private allow the data to refer to private and loopback addresses
     allow_local   allow the data to refer to file:// URLs, to paths outside the folder of the data,

@@ -180,7 +180,7 @@ class Epoch:
             # would begin if the rows of a window were not mixed.
             self._firsts = edges[:-1][self._chunks]
             self._starts = np.concatenate([[0], np.cumsum(np.diff(edges)[self._chunks])])
-            # the first step of each window
+            # the first step of each window, then the number of steps
             self._bounds = self._starts[[*range(0, chunks, window), chunks]]
 
     def windows(self, step: int) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:

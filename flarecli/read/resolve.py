@@ -443,13 +443,13 @@ def _has_files(at: Location) -> bool:
 def _formatted(playlist: Playlist, format: str | None) -> Playlist:
     """Return a playlist in which every stream has a format.
 
-    format  format for streams whose format is missing or unknown; None: a missing format is
-            detected from the file name of the stream's first shard
+    format  format of all streams; in a playlist or index, only of streams whose format is missing
+            or unknown. None: detect a missing format from the file name of the first shard
     raises  FormatError if a format is unknown or cannot be detected
     """
     if format is not None:
         formats.find(format)
-        is_listed = playlist.at is not None  # a format in a playlist or index overrides -f
+        is_listed = playlist.at is not None  # `format` does not replace a listed format
         streams = tuple(
             stream
             if is_listed and formats.is_known(stream.format)

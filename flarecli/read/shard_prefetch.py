@@ -1,7 +1,7 @@
 """Prefetch of remote shards: the current window of a run, then the next windows as space permits.
 
-Up to two windows are prefetched, because workers that prefetch batches may already read from the
-next window. If the windows are small, more than two are prefetched.
+Up to two of the next windows are prefetched, because workers that prefetch batches may already read
+from the next window. If the windows are small, more than two are prefetched.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Prefetch:
                 self._shards.release(start, stop)
 
     def _is_current(self, end: int) -> bool:
-        """Return whether the run has not yet reached step `end`, the end of a window."""
+        """Return whether the run is before step `end`, the end of a window."""
         return self._step < end
 
     def close(self) -> None:

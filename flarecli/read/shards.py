@@ -32,8 +32,8 @@ MAX_OPEN_SHARDS = 512  # limit per process, because each open shard keeps its ro
 _MAX_FILES = 1024  # maximum number of mapped files; lower if the limit on open files is low
 _BATCH_BYTES = 16 << 20  # approximate maximum bytes per batch in a scan
 _MIN_SHARD_ROWS = 8  # with fewer rows per shard, reading single rows is faster than reading columns
-# Approximate memory of the rows to gather in one call: _GATHER_BYTES, or the memory of
-# _GATHER_SHARD_ROWS rows per shard if it is larger, but at most _MAX_GATHER_BYTES.
+# Approximate memory of the rows to gather in one call: the larger of _GATHER_BYTES and the memory
+# of _GATHER_SHARD_ROWS rows per shard, but at most _MAX_GATHER_BYTES.
 _GATHER_BYTES, _MAX_GATHER_BYTES, _GATHER_SHARD_ROWS = 4 << 20, 16 << 20, 256
 _VALUE_BYTES = 100  # approximate memory of a value of variable size, in addition to its bytes
 _MAX_GATHERED_FILES = 256  # maximum number of mapped files in GatheredRows
@@ -303,8 +303,8 @@ class Series:
     ) -> None:
         """Download a chunk into the cache once. Skip a chunk that does not fit into the cache.
 
-        passing    True if a run reads the chunk in only one window. After the window, the run calls
-                   `release`
+        passing    True: keep a chunk that does not fit into the cache in memory, if possible. The
+                   caller must call `release` when it no longer needs the chunk
         is_needed  function that returns False if the run has already called `release`. The chunk
                    is then not downloaded again. None means that the chunk is always needed
         """

@@ -63,7 +63,7 @@ def _as_bytes(column: pa.Array) -> pa.Array:
     try:
         return column.cast(pa.large_string())
     except pa.ArrowNotImplementedError:
-        raise UsageError(f"{column.type} cannot be a key") from None
+        raise UsageError(f"values of type {column.type} cannot be keys") from None
 
 
 def part_rows(hashes: UInt64Array, fractions: Mapping[str, float]) -> dict[str, IntArray]:

@@ -72,7 +72,8 @@ _MAX_DIGITS = 38  # maximum number of digits of a decimal in DuckDB
 _POSITION = "position in its batch"  # name of a column that conditions add; see `_unused_name`
 _HINT = "Use a form such as \"aes > 4 and lang = 'en'\"."
 
-# DuckDB ends a forked child that closes a connection of its parent, so a child keeps all of them.
+# DuckDB ends a forked child that closes a connection of its parent. Therefore, the child keeps all
+# connections of its parent.
 _open: weakref.WeakSet[duckdb.DuckDBPyConnection] = weakref.WeakSet()
 _inherited: list[Any] = []
 lifetimes.after_fork(lambda: _inherited.extend(_open))

@@ -211,7 +211,7 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
         for key in ("seed", "order", "window", "rows", "batch", "ranks"):
             if state[key] != current[key]:
                 raise UsageError(
-                    f"state was saved with {key} {state[key]}; this dataset has {current[key]}",
+                    f"state was saved with {key} {state[key]}; this dataset has {key} {current[key]}",
                     hint="Use set_epoch(epoch, step) to resume with a different number of ranks.",
                 )
         cursor = Cursor(state["seed"], state["epoch"], state["step"], state["order"])

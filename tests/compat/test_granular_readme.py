@@ -423,8 +423,8 @@ def test_values_of_another_shape_or_dtype_are_rejected():
     for second in (np.zeros(3, np.int32), np.zeros(2, np.float64)):
         with granular_loader([{"n": np.zeros(2, np.int32)}, {"n": second}]) as loader:
             expected = (
-                f"^step 1: key 'n' is {second.dtype} \\({len(second)},\\); "
-                "the first datapoint has int32 \\(2,\\)$"
+                "^step 1: key 'n': expected dtype int32 and shape \\(2,\\) as in the first datapoint, "
+                f"got {second.dtype} and \\({len(second)},\\)$"
             )
             with pytest.raises(FormatError, match=expected):
                 next(loader)

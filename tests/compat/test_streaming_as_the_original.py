@@ -136,7 +136,8 @@ def test_weights_of_streams_are_derived(folders, how, size, wanted):
     streams[1].choose = 3  # changed by the user
     if how == [{}, {}]:
         with pytest.raises(
-            UsageError, match="expected a proportion for all streams or for no stream"
+            UsageError,
+            match="expected a proportion for all streams, at least one of them > 0, or for no stream",
         ):
             StreamingDataset(streams=streams)
 

@@ -167,8 +167,8 @@ def test_another_number_of_ranks_resumes_from_a_step(data):
 def test_states_of_another_dataset_are_refused(data):
     stream = IterableDataset(data, 8, seed=6)
     for change, message in (
-        ({"seed": 7}, "state was saved with seed 7; this dataset has 6"),
-        ({"ranks": 2}, "state was saved with ranks 2; this dataset has 1"),
+        ({"seed": 7}, "state was saved with seed 7; this dataset has seed 6"),
+        ({"ranks": 2}, "state was saved with ranks 2; this dataset has ranks 1"),
         ({"step": 999}, "step 999 is outside the epoch, which has 103 steps"),
         ({"more": 1}, "expected a state that an IterableDataset saved"),
     ):

@@ -126,8 +126,8 @@ def _make_batch(
             value, (dtype, shape) = np.asarray(item), spec[key]
             if value.shape != shape or not np.can_cast(value.dtype, dtype, "same_kind"):
                 raise FormatError(
-                    f"key {key!r} is {value.dtype} {value.shape}; "
-                    f"the first datapoint has {dtype} {shape}",
+                    f"key {key!r}: expected dtype {dtype} and shape {shape} as in the first "
+                    f"datapoint, got {value.dtype} and {value.shape}",
                     where=f"step {step}",
                 )
             out[key][i] = value

@@ -104,7 +104,7 @@ class _Writer(Closeable):
         return True
 
     def append(self, datapoint: Mapping[str, Any], flush: bool = True) -> int:
-        """Append one datapoint and return its number; `flush` writes the datapoint immediately.
+        """Append one datapoint and return its number. With `flush`, write it immediately.
 
         raises  UsageError for keys that differ from the spec, or after `close`; ValueFitError for
                 a value that is not bytes; IntegrityError if an interrupted write left bytes of a

@@ -34,8 +34,8 @@ def samples_per_stream(
     if any(share is not None for share in shares):
         if any(share is None for share in shares) or not sum(share or 0 for share in shares):
             raise UsageError(
-                "expected a proportion for all streams or for no stream",
-                hint="Omit repeat and choose.",
+                "expected a proportion for all streams, at least one of them > 0, or for no stream",
+                hint="Omit repeat and choose if you pass proportions.",
             )
         return _divide([share or 0 for share in shares], total)
     if epoch_size is not None and any(
@@ -196,7 +196,7 @@ class Batching:
             per_stream: each global batch has one stream; device_per_stream: each rank's batch has
             one stream
     counts  number of samples of each stream in an epoch; an incomplete last batch is dropped
-    raises  UsageError if a stream is too small to be in every batch
+    raises  UsageError for `stratified` if a stream is too small to be in every batch
     """
 
     def __init__(

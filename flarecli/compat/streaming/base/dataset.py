@@ -207,7 +207,7 @@ class StreamingDataset(Array):
     def _batching(self) -> Batching | None:
         """The assignment of batches to streams; None for random batches.
 
-        raises  UsageError if a stream is too small to be in every batch
+        raises  UsageError for `stratified` if a stream is too small to be in every batch
         """
         if self.batching_method != "random" and self._cached_batching is None:
             self._cached_batching = Batching(
@@ -241,7 +241,7 @@ class StreamingDataset(Array):
         return self.num_samples
 
     def __len__(self) -> int:
-        """Return the number of samples per epoch and rank, without padding."""
+        """Return the number of samples per epoch and rank, rounded up."""
         steps = self.epoch_size if self._batching is None else self._batching.steps
         return -(-steps // self._ranks()[1])
 

@@ -318,7 +318,10 @@ class Stream:
         return data
 
     def _fetch(self, stored: FileInfo) -> bytes:
-        """Read a remote file, and check its size and hashes against the index."""
+        """Read a file from `remote`, or from the folder if no remote copy exists.
+
+        raises  IntegrityError if the size or a hash differs from the index
+        """
         if not self.is_copied:
             at = self._local_file(stored.basename)
             data = at.read(0, at.size())  # raises an error if the file is missing
