@@ -237,7 +237,7 @@ def read_rows(
     name = shard.columns[0].name
     if columns is not None and name not in columns:
         return [{} for _ in rows]
-    # `ready` is not called if the state exists: the call takes 5 % of the time for small records.
+    # Check the memo first: for small records, a call of `ready` takes 5 % of the time.
     layout: Ready = shard.memo.get("ready") or ready(shard)
     table, sums, _, source = layout
     if source is None:

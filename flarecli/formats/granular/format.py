@@ -457,7 +457,7 @@ def _weights(columns: Columns, batch: pa.RecordBatch, format: str) -> IntArray:
 
 
 def _check_lengths(one: Column, lengths: IntArray, counts: IntArray | None, format: str) -> None:
-    """Raise ValueFitError for the first row with an empty record if the format rejects them."""
+    """Raise ValueFitError for the first row with an empty record if the format cannot store it."""
     empty = lengths == 0
     if format == "granular-refs" and empty.any():
         first = int(np.argmax(empty))

@@ -261,7 +261,7 @@ class Listed:
     raw_hashes: dict[str, list[str]] = field(default_factory=dict)
     parts: list[tuple[File, ...]] = field(default_factory=list)
     compressions: set[str | None] = field(default_factory=set)
-    last_config: tuple[Any, ...] = ()  # config of the last shard; an equal config is not parsed
+    last_config: tuple[Any, ...] = ()  # last parsed config; an equal config is not parsed again
 
     def add(self, shard: Mapping[str, Any], here: str, cached: frozenset[str]) -> None:
         """Check and add the entry of a shard.
