@@ -123,7 +123,9 @@ def _print_summary(printer: Printer, result: Verification, is_quick: bool) -> No
         more = len(result.unprotected) - MAX_NOTES
         printer.note(f"and {format_count(more, 'more note')}; --json lists all notes")
     for name in result.extra:
-        printer.note(f"{name}: not checked, because no list names this file", verbose=True)
+        printer.note(
+            f"{name}: not checked, because no playlist or index lists this file", verbose=True
+        )
     parts = [
         format_count(result.files, "file"),
         format_count(result.shards, "shard"),

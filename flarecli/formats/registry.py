@@ -54,7 +54,7 @@ __all__ = [
 
 DEFAULT = "mds"  # the format that `pack` writes by default
 FALLBACK = "files"  # the format for files that no other format recognizes
-STREAMED = "webdataset"  # the format of a tar, which is also read from standard input
+STREAMED = "webdataset"  # the format of tar files; it is also read from standard input
 LIST_INPUT = "lines"  # value of --input for a list of addresses
 # value of --input -> format of the source; None for a list of addresses
 INPUTS = {

@@ -1,4 +1,4 @@
-"""Options for sources that are tables, which `flare.open` and the commands share."""
+"""Options of `flare.open` and the commands for sources that are tables."""
 
 from __future__ import annotations
 

@@ -38,8 +38,8 @@ class Part(ABC):
     schema            columns and their types
     rows              number of rows; None if unknown until the rows are read
     dictionaries      column -> dictionary type in the file; `schema` has the type of the values
-    encodings         column -> encoding name in the file's metadata, which may be invalid; empty
-                      for most files
+    encodings         column -> encoding name from the file's metadata; the name may be invalid.
+                      Empty for most files
     readable_as_text  whether every column can be read as text, exactly as stored in the file
     group_name        name of a group of rows in the file, such as `row group`; empty if the file
                       has no groups
@@ -259,8 +259,8 @@ def value_sizes(batch: pa.RecordBatch) -> npt.NDArray[np.float64]:
     """Return the decoded size of each row in Arrow's memory in bytes, without null bitmaps.
 
     The sizes depend only on the values, not on the batch; the sizes of unions are upper bounds.
-    Values of dictionary, view and run-end encoded types may share bytes, which count once for each
-    value.
+    Values of dictionary, view and run-end encoded types may share bytes. Shared bytes count once
+    for each value.
 
     return  float64 [rows], because the sizes that hostile data declares may exceed int64
     """

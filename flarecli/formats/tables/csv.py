@@ -58,7 +58,7 @@ class Delimited(TextPart):
     ) -> None:
         """Read the header and infer the column types.
 
-        delimiter  default delimiter for the file suffix, which the dialect may override
+        delimiter  default delimiter for the file suffix; the dialect may override it
         text       columns that are always read as text
         """
         self._file = source

@@ -230,7 +230,7 @@ def without_quoted(record: bytes, quote: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Recoded:
-    """A text file in an encoding other than UTF-8, which is converted to UTF-8 during reading."""
+    """A text file in an encoding other than UTF-8. Reading the file converts its text to UTF-8."""
 
     source: Blocks
     encoding: str

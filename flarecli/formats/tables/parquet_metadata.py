@@ -379,7 +379,7 @@ class _Writer:
         self._number = 0
 
     def raw(self, field: _Span, data: bytes) -> _Writer:
-        """Copy a field of another struct, which is encoded in `data`."""
+        """Copy a field of another struct. `data` contains the bytes of that struct."""
         number, kind, start, stop = field
         return self._field(number, kind, data[start:stop])
 

@@ -82,7 +82,7 @@ def parquet_parts(
 
 
 def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Yield the rows as row groups, which do not depend on how the rows are split into batches."""
+    """Yield the rows as row groups. The sizes of batches do not affect the row groups."""
     parts, rows, size = list[pa.RecordBatch](), 0, 0
     for batch in batches:
         start = 0

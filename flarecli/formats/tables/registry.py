@@ -46,7 +46,7 @@ _TABLES: dict[str, Callable[[Location], Part]] = {
     ".feather": Ipc,
     ".arrows": Ipc,
 }
-# suffix -> default CSV delimiter, which the dialect may override
+# suffix -> default delimiter; the dialect may override it
 _DELIMITERS = {".csv": ",", ".tsv": "\t", ".tab": "\t", ".psv": "|"}
 _JSON = (".json", ".jsonl", ".ndjson")
 TEXTS = (*_DELIMITERS, *_JSON)

@@ -183,8 +183,8 @@ def convert(array: pa.Array, kind: pa.DataType) -> pa.Array:
         return _without_list_views(array, kind)
     try:
         if contains_type(array.type, kinds.is_dictionary):
-            # A cast of a slice of lists decodes the items of all earlier rows too, which may be far
-            # larger than the slice. The copy contains only the items of the slice.
+            # A cast of a slice of lists also decodes the items of all earlier rows, and these items
+            # may be far larger than the slice. The copy contains only the items of the slice.
             array = array.take(pa.array(np.arange(len(array))))
         return array.cast(kind)
     except pa.ArrowNotImplementedError:
