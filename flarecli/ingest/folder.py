@@ -441,8 +441,8 @@ class FolderOptions(NamedTuple):
     columns        columns to read; None: each column for which at least half of the keys have a
                    file, counting only keys with a file for the main column
     folder_column  name of a column with the first folder of each file; empty: no such column
-    allow_missing  whether incomplete rows are valid, with nulls for missing files; every extension
-                   is then a column
+    allow_missing  whether incomplete rows are valid, with nulls for missing files; by default, all
+                   columns are then read
     by_extension   whether each extension is a column, instead of each category of files
     used           columns that are used besides `columns`, such as the key
     where          condition on the rows; its columns are used, too

@@ -237,9 +237,9 @@ class Index:
 class SourceChecksum:
     """The xxh3_128 of concatenated files, up to the last byte that was read for rows.
 
-    A pack detects with this checksum whether the source was changed before a resume: for each
-    shard, the journal lists how many bytes were read, and their checksum. To compute the checksum,
-    the bytes are read again, usually from the page cache.
+    With this checksum, a resumed pack detects whether the source was changed. For each shard, the
+    journal lists how many bytes were read, and their checksum. To compute the checksum, the bytes
+    are read again, usually from the page cache.
 
     files   the files in order
     header  checksum of the file sizes and footers, which is compared before any row is read
@@ -504,7 +504,7 @@ def _base_folder(files: Sequence[ListedFile | Spool], guard: Guard) -> Location:
 
 
 def _open_list(shown: str, file: ListedFile | Spool, guard: Guard, null_separated: bool) -> Index:
-    """Open a list of addresses. Each row is one address, and refers to the file at this address."""
+    """Open a list of addresses. Each address is a row that refers to the file at this address."""
     blocks = file if isinstance(file, Spool) else text_file(file.at)
     addresses, at = Addresses(blocks, null_separated), _base_folder([file], guard)
     return Index(shown, at, addresses.schema, None, (addresses,), (DATA,), NAME, is_list=True)

@@ -41,7 +41,7 @@ _CHANGED = "another source, or before the source was changed"
 class Journal:
     """The journal of one target.
 
-    head      source and options; they must equal the head of an existing journal
+    head      format, settings, source and options; they must equal the head of an existing journal
     checksum  checksum of the source that is computed while the source is read; None if `head`
               contains the checksum of the complete source
     columns   (name, encoding) of each column; None if unknown

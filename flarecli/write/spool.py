@@ -169,8 +169,8 @@ class Spool:
     def save(self, now: bool = False) -> None:
         """Save the rows and downloads that are in no spool file and in no durable shard.
 
-        now  False: do nothing if the last save was less than SAVE_S seconds ago, and if few rows
-             failed since then
+        Nothing is saved if no link is remote, or if `now` is False and the last save was less than
+        SAVE_S seconds ago. But if _MAX_FAILURES failures are in memory, everything is saved.
         """
         is_due = self.is_remote and (now or time.monotonic() >= self._due)
         has_many_failures = len(self._writer.failed.unrecorded) >= _MAX_FAILURES

@@ -189,8 +189,8 @@ class Change(ABC):
     fragments  names of the folders with the new rows; empty if the change adds no rows
     source     description of the source of the new rows, for the playlist; None without a source
     erases     names of the files to delete after the commit
-    copied     number of rows in the new shards that were copied from removed shards; None: the
-               smaller of the numbers of rows in the new and in the removed shards
+    copied     number of rows in the new shards that were copied from removed shards; None: all rows
+               of the new or of the removed shards, whichever are fewer
     keeps_rows True if all rows and their order remain the same
     """
 
