@@ -70,6 +70,7 @@ _ROW_PRESERVING = {
 }
 _MAX_DIGITS = 38  # maximum number of digits of a decimal in DuckDB
 _POSITION = "position in its batch"  # name of a column that conditions add; see `_unused_name`
+_SELECT_HINT = "Write SELECT … FROM dataframe …, or a condition."
 _HINT = "Use a form such as \"aes > 4 and lang = 'en'\"."
 
 # DuckDB ends a forked child that closes a connection of its parent. Therefore, the child keeps all
@@ -270,7 +271,7 @@ def _check_steps(steps: Sequence[str]) -> None:
     if reads == 0 and "EMPTY_RESULT" not in steps:
         raise UsageError(
             "--where: the query does not read the table `dataframe`",
-            hint="Write SELECT … FROM dataframe …, or a condition.",
+            hint=_SELECT_HINT,
         )
 
 
@@ -568,6 +569,8 @@ def _query_error(error: Exception, names: Sequence[str], expression: str) -> Usa
     if match := re.search(r'[Rr]eferenced column "(.+?)"', line):
         name = match[1]
         hint = choose(name, names, "Choose from")
+        if is_statement(expression) and not re.search(r"(?i)\bfrom\b", expression):
+            hint = _SELECT_HINT
         # A name on the right side of a comparison may be text that lacks single quotes.
         if re.search(rf"""[=<>]\s*"?{re.escape(name)}(?!\w)""", expression):
             hint = f"{hint} For text, use single quotes: '{name}'."

@@ -242,6 +242,11 @@ def test_an_interrupt_in_the_source_is_an_interrupt():
             "--where: Table with name rows does not exist!",
             "The table is named dataframe: SELECT … FROM dataframe …",
         ),
+        (
+            "SELECT n AS x",
+            "--where: no column 'n'",
+            "Write SELECT … FROM dataframe …, or a condition.",
+        ),
         ("SELECT * FROM dataframe WHER n", '--where: syntax error at or near "n"', CONDITION),
         (
             "SELECT 1; SELECT * FROM dataframe",
