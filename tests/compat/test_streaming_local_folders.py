@@ -157,12 +157,13 @@ def test_fetching_a_shard_does_not_check_the_others(tmp_path):
     index = os.path.getsize(near / "index.json")
     limit = index + 600 * size
     data = StreamingDataset(remote=far, local=str(near), cache_limit=limit)
-    looks = []
+    looks, listings = [], 0
     for shard in range(560, 640):
         calls = 0
 
         def count(frame, event, arg):
-            nonlocal calls
+            nonlocal calls, listings
+            listings += event == "c_call" and arg is os.listdir
             calls += event == "c_call" and arg in (os.stat, os.listdir, os.scandir)
 
         sys.setprofile(count)
@@ -175,6 +176,7 @@ def test_fetching_a_shard_does_not_check_the_others(tmp_path):
     names = os.listdir(near)
     assert sum(name.endswith(".mds") for name in names) * size + index == data.cache_usage
     assert max(looks[:40]) < 40  # without eviction: only its own files
+    assert listings <= 5  # one before the first fetch, and at most one for each eviction
     assert sum(look > 40 for look in looks) <= 3  # one eviction makes room for many
     assert "shard.00639.mds" in names and "shard.00000.mds" not in names
 
@@ -192,8 +194,10 @@ def test_two_datasets_with_one_folder_share_the_limit(tmp_path):
     usage = pair[0].cache_usage
     assert usage == pair[1].cache_usage <= limit
     (tmp_path / "near" / "other.mds").write_bytes(bytes(size))  # not listed in the index
+    os.utime(tmp_path / "near", (1, 1))  # two changes within 4 ms may have the same time
     assert pair[0].cache_usage == usage
     (tmp_path / "near" / "shard.00059.mds").unlink()
+    os.utime(tmp_path / "near", (2, 2))
     assert pair[0].cache_usage == usage - size
 
 

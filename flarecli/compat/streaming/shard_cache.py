@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
@@ -75,7 +75,8 @@ class ShardCache(Sequence[Any]):
                 if not stream.is_present(reader):
                     if self.limit:
                         self._make_room(shard)
-                    stream.prepare(reader)
+                    with self._changing(shard):
+                        stream.prepare(reader)
         if self.limit:
             for raw, _ in reader.file_pairs:
                 with suppress(FileNotFoundError):  # another process has evicted the file
@@ -89,8 +90,9 @@ class ShardCache(Sequence[Any]):
         stream, reader = self.of(shard)
         if not stream.is_copied:
             return 0
-        stream.forget(reader)
-        return reader.evict()
+        with self._changing(shard):
+            stream.forget(reader)
+            return reader.evict()
 
     def evict_coldest(self) -> None:
         """Remove the least recently used shard that has another copy."""
@@ -100,16 +102,16 @@ class ShardCache(Sequence[Any]):
 
     def used(self) -> int:
         """Return the size of shards and indexes in the local folders, in bytes."""
-        return self._index_bytes + sum(size for _, _, size in self._local_files())
+        return self._index_bytes + sum(folder.used() for folder in self._folders.values())
 
     @cached_property
-    def _owners(self) -> dict[str, dict[str, tuple[int, int]]]:
-        """The files of all shards: folder -> file name -> (shard, listed size of the file)."""
-        owners: dict[str, dict[str, tuple[int, int]]] = {}
+    def _folders(self) -> dict[str, _Folder]:
+        """The local folders of all shards."""
+        files: dict[str, dict[str, tuple[int, int]]] = {}
         for shard in range(len(self)):
             for folder, name, size in self._files(shard):
-                owners.setdefault(folder, {})[name] = shard, size
-        return owners
+                files.setdefault(folder, {})[name] = shard, size
+        return {folder: _Folder(folder, listed) for folder, listed in files.items()}
 
     def _files(self, shard: int) -> Iterator[tuple[str, str, int]]:
         """Yield the folder, name and size of each file of a shard, including compressed files."""
@@ -118,22 +120,26 @@ class ShardCache(Sequence[Any]):
             folder, name = os.path.split(os.path.join(self._streams[k].folder, name))
             yield folder, name, size
 
-    def _local_files(self) -> Iterator[tuple[str, int, int]]:
-        """Yield the path, shard and listed size of each file of a shard in the local folders."""
-        for folder, owners in self._owners.items():
-            names: list[str] = []
-            with suppress(FileNotFoundError):
-                names = os.listdir(folder)
-            for name in names:
-                if name in owners:
-                    yield os.path.join(folder, name), *owners[name]
+    @contextmanager
+    def _changing(self, shard: int) -> Iterator[None]:
+        """Update the used sizes after the `with` block, which adds or removes the files of a shard.
+
+        No folder is listed.
+        """
+        with ExitStack() as stack:
+            if "_folders" in self.__dict__:
+                names: dict[str, list[str]] = {}
+                for folder, name, _ in self._files(shard):
+                    names.setdefault(folder, []).append(name)
+                for folder, changed in names.items():
+                    stack.enter_context(self._folders[folder].changing(changed))
+            yield
 
     def _by_use(self) -> list[tuple[float, int, int]]:
         """Return (time of use, shard, bytes) for each local shard, least recently used first."""
         uses: dict[int, tuple[float, int, int]] = {}
-        for path, shard, size in self._local_files():
-            with suppress(FileNotFoundError):
-                used = os.lstat(path).st_mtime
+        for folder in self._folders.values():
+            for used, shard, size in folder.uses():
                 known = uses.get(shard, (0.0, shard, 0))
                 uses[shard] = max(used, known[0]), shard, size + known[2]
         return least_recently_used_first(uses.values())
@@ -159,3 +165,56 @@ class ShardCache(Sequence[Any]):
                 return
             if shard != new:
                 excess -= self.evict(shard)
+
+
+class _Folder:
+    """A folder with files of shards.
+
+    After a change by this process, the folder is not listed again, because a listing of 10,000
+    files takes 15 ms. Its modification time shows a change by another process.
+
+    files  file name -> (shard, listed size); all other files are ignored
+    """
+
+    def __init__(self, path: str, files: Mapping[str, tuple[int, int]]) -> None:
+        self._path, self._files = path, files
+        self._used, self._changed = 0, -1
+
+    def used(self) -> int:
+        """Return the total listed size of the files in the folder."""
+        changed = self._mtime_ns()
+        if changed != self._changed:
+            self._used, self._changed = self._size(self._names()), changed
+        return self._used
+
+    @contextmanager
+    def changing(self, names: Sequence[str]) -> Iterator[None]:
+        """Update the used size after the `with` block, which adds or removes files."""
+        rest = self.used() - self._size(self._present(names))
+        yield
+        self._used, self._changed = rest + self._size(self._present(names)), self._mtime_ns()
+
+    def uses(self) -> Iterator[tuple[float, int, int]]:
+        """Yield (time of use, shard, listed size) for each file in the folder."""
+        for name in self._names():
+            if name in self._files:
+                with suppress(FileNotFoundError):
+                    yield os.lstat(os.path.join(self._path, name)).st_mtime, *self._files[name]
+
+    def _names(self) -> list[str]:
+        with suppress(FileNotFoundError):
+            return os.listdir(self._path)
+        return []
+
+    def _present(self, names: Iterable[str]) -> Iterator[str]:
+        return (name for name in names if os.path.exists(os.path.join(self._path, name)))
+
+    def _size(self, names: Iterable[str]) -> int:
+        return sum(self._files[name][1] for name in names if name in self._files)
+
+    def _mtime_ns(self) -> int:
+        """Return the modification time of the folder in nanoseconds; 0 if it does not exist."""
+        try:
+            return os.stat(self._path).st_mtime_ns
+        except FileNotFoundError:
+            return 0
