@@ -140,7 +140,7 @@ def _write_stderr(text: str) -> None:
 
 
 def _is_set(args: Sequence[str], name: str) -> bool:
-    """Return whether `--NAME` or `FLARE_NAME` sets a switch. The option parser is not imported."""
+    """Return whether `--NAME` or `FLARE_NAME` sets a switch, without importing the option parser."""
     return f"--{name}" in args or os.environ.get(f"FLARE_{name.upper()}", "").lower() in (
         "1",
         "true",
@@ -265,7 +265,7 @@ def entry() -> NoReturn:
     try:
         signals.install()
         sys.meta_path.insert(0, _NoPandas)
-        # open the null device for a closed standard stream, so that no file gets its descriptor
+        # open the null device for a closed standard stream, so that no file receives its descriptor
         for fd in range(3):
             try:
                 os.fstat(fd)

@@ -1,8 +1,8 @@
 """Closing of open state: one object in a `with` block, or all shared state of the process.
 
-Shared state is connections, threads, open files and cached versions. Each module with such state
-registers a function that closes the state; `flare.close()` calls all of these functions. The next
-use opens the state again. Each module also calls `after_fork`, so that a forked child starts
+Shared state consists of connections, threads, open files and cached versions. Each module with such
+state registers a function that closes the state; `flare.close()` calls all of these functions. The
+next use opens the state again. Each module also calls `after_fork`, so that a forked child starts
 without open state.
 """
 

@@ -170,8 +170,8 @@ class Stream:
 
     at          base for relative URLs
     urls        URL of each chunk, absolute or relative to `at`
-    rows        number of rows in each chunk, int64 [chunks]; None if not listed
-    sizes       size of each stored file in bytes, int64 [chunks]; None if not listed
+    rows        number of rows in each chunk, int64 [chunks], -1 if unknown; None if not listed
+    sizes       size of each main file in bytes, int64 [chunks], -1 if unknown; None if not listed
     hashes      name of the hash -> hex digest of each chunk; empty if unknown
     raw_sizes   decompressed size of each file in bytes, int64 [chunks], -1 for a file that is not
                 compressed; None if not listed

@@ -70,9 +70,9 @@ _DEVICES = {
 def check_name(name: str, where: object = "") -> str:
     """Return a name from data if it is one plain relative path, such as `a/shard.00000.mds`.
 
-    raises  UnsafeError for `..`, an absolute path, a drive in any part, a backslash, `~`, a part
-            that is empty or has only dots and spaces, a control character, or a name that is
-            longer than file systems allow
+    raises  UnsafeError for `..`, an absolute path, a URL, a drive in any part, a backslash, a
+            leading `~`, a part that is empty or has only dots and spaces, a control character, a
+            lone surrogate, or a name that is longer than file systems allow
     """
     reason = name_fault(name)
     if reason:

@@ -338,7 +338,8 @@ _XING = re.compile(b"Xing|Info|VBRI")  # a first frame with one of these tags co
 def _mp3(data: bytes, header: MediaInfo) -> None:
     """Set the duration to the sum of the durations of all frames.
 
-    raises  ValueFitError if the Xing or Info tag states more frames than the file contains
+    raises  ValueFitError if the file contains no complete frame, or if the Xing or Info tag states
+            more frames than the file contains
     """
     frames, duration, stated = 0, 0.0, None
     for number, (begin, end, seconds) in enumerate(mp3_frames(data)):

@@ -179,7 +179,7 @@ class Loader(Closable):
             raise UsageError(
                 f"state was saved after {skip} samples of a row; without transforms, each row is one sample"
                 if not self._transforms
-                else f"state was saved after {skip} samples of a row, but its step {rows} is the end of the epoch",
+                else f"state was saved after {skip} samples of a row, but the epoch has no row at step {rows}",
                 hint="Use the same transforms as when the state was saved.",
             )
         self._cursor, self._window, self._skip = cursor, window, skip

@@ -275,7 +275,7 @@ class MixOrder:
         if len(self._orders) > 4 * len(self._mix.parts):
             self._orders.clear()
         order = self._orders.get((k, epoch))
-        if order is None:  # several threads may get here; the orders that they create are equal
+        if order is None:  # several threads may create the order; their orders are equal
             order = self._mix.parts[k].order(self._seed + k, epoch, *self._options)
             self._orders[k, epoch] = order
         return order

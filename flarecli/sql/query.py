@@ -9,7 +9,7 @@ without read-ahead. Any other SELECT, such as a SELECT that sorts, groups or cou
 all batches. DuckDB then keeps rows or groups in memory.
 
 The result of a SELECT can include a hidden column of the batches, which contains the number of each
-source row. This requires a SELECT that reads only `dataframe`, and that returns its rows without
+source row. For this purpose, the SELECT must read only `dataframe`, and return its rows without
 grouping or DISTINCT. No expression may use all columns, because the hidden column would change the
 value of such an expression.
 """

@@ -225,8 +225,8 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
             raise UsageError(
                 f"state was saved after {given} samples of a batch; this dataset yields complete batches"
                 if self._collated
-                else f"state was saved after {given} samples of a batch, but its step {self._rows} is "
-                "the end of the epoch",
+                else f"state was saved after {given} samples of a batch, but the epoch has no row at "
+                f"step {self._rows}",
                 hint="Use the same options as when the state was saved.",
             )
         self._at = cursor, given

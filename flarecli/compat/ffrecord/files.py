@@ -222,7 +222,7 @@ def pack_folder(
 
     verbose  ignored; accepted for compatibility
     raises   UsageError for a name that does not end in `.ffr`, or for a link cycle; MissingError
-             for a dangling link
+             for a dangling link, or for a special file such as a FIFO
     """
     root, name = os.fspath(folder), os.fspath(out_file)
     if not name.endswith(".ffr"):

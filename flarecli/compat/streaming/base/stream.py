@@ -240,8 +240,8 @@ class Stream:
     def is_present(self, shard: Reader) -> bool:
         """Return whether the shard can be read from the folder.
 
-        This requires that the raw files have the listed sizes. If `validate_hash` is set, this
-        process must also have verified the files.
+        The raw files must have the listed sizes. If `validate_hash` is set, this process must also
+        have verified the files.
         """
         return all(
             self._has(raw) and (not self.validate_hash or raw.basename in self._verified)

@@ -151,7 +151,7 @@ class Writer(Closeable):
             _copy(locate(f"{self.local}/"), locate(f"{self.remote.rstrip('/')}/"), self.keep_local)
 
     def close(self) -> None:
-        """Finish the dataset at the end of the `with` block. After an error, call `abort`."""
+        """Finish the dataset. If this fails, call `abort`, and raise the error."""
         try:
             self.finish()
         except BaseException:
