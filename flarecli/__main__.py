@@ -140,7 +140,7 @@ def _write_stderr(text: str) -> None:
 
 
 def _is_set(args: Sequence[str], name: str) -> bool:
-    """Return whether `--NAME` or `FLARE_NAME` sets a switch, without importing the option parser."""
+    """Return whether `--NAME` or `FLARE_NAME` sets a switch. The option parser is not needed."""
     return f"--{name}" in args or os.environ.get(f"FLARE_{name.upper()}", "").lower() in (
         "1",
         "true",

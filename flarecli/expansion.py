@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 MAX_COLUMNS = 10_000
-# Each line limits the decoded data. The larger of the two limits applies: the first number, or the
+# Each of the next three lines sets a limit on decoded data: the larger of the first number, and the
 # second number multiplied by the stored bytes.
 FREE_BYTES, MAX_RATIO = 256_000_000, 256
 FREE_ROWS, ROWS_PER_BYTE = 1 << 22, 4
