@@ -254,7 +254,7 @@ def execute(args: list[str]) -> Any:
 def _usage_error(error: Any, args: list[str]) -> UsageError:
     """Convert a Typer error to a UsageError.
 
-    Classes are compared by name, because Typer bundles Click and exports few of its classes.
+    Error classes are compared by name, because Typer bundles Click and exports few of its classes.
     """
     command = f"flare {args[0]}" if args and args[0] in COMMANDS else "flare"
     hint = f"Run `{command} --help`."

@@ -22,11 +22,12 @@ from flarecli.suggest import nearest
 
 __all__ = ["run"]
 
-MIN_OPEN_FILES = 64  # every command works if this number of files may be open
+MIN_OPEN_FILES = 64  # number of open files that is sufficient for every command
 _BUG = "This is a bug in flare, not in your data. Please report it with the output of --debug."
 _GLOB_SIGNS = re.compile(r"[*?\[{]")
 _ONE_SLASH = re.compile(r"(https?|s3|gs|az|hf):/*(?=[^/])")
-_MAX_SHOWN, _MAX_NAMES = 3, 2_000  # maximum number of names: in a hint; to read from a folder
+_MAX_SHOWN = 3  # maximum number of names in a hint
+_MAX_NAMES = 2_000  # maximum number of names read from a folder
 
 
 def run(

@@ -20,12 +20,12 @@ __all__ = ["OUT", "SOURCES", "Argument", "ChangeLine", "CommandLine", "callback"
 L = TypeVar("L", bound="CommandLine")
 _TRUE, _FALSE = ("1", "true", "t", "yes", "y", "on"), ("0", "false", "f", "no", "n", "off")
 _PREFIX = "FLARE_"
-_LISTS = ("rows", "columns")  # options that accept several values in one text
+_LISTS = ("rows", "columns")  # options that accept several values, separated by commas
 
 
 @dataclass(frozen=True)
 class Argument:
-    """A positional argument, with its placeholder and its text for the help."""
+    """A positional argument, with its placeholder and its help text."""
 
     metavar: str
     help: str

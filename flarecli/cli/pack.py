@@ -77,8 +77,8 @@ def _replaced(packed: Packed) -> str:
 def _release_freed_memory() -> None:
     """Use jemalloc for Arrow, because Arrow's default allocator keeps freed memory.
 
-    By default, jemalloc also keeps freed memory, but only for a second. In a second, a fast pack
-    may free the rows of several shards, so a shorter delay is set.
+    By default, jemalloc also keeps freed memory, but only for a second. A fast pack may free the
+    rows of several shards within a second, so a shorter delay is set.
     """
     import pyarrow as pa
 

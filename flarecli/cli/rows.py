@@ -125,7 +125,7 @@ def _parts(batch: pa.RecordBatch, style: ValueStyle) -> Iterator[pa.RecordBatch]
     raises  ValueFitError for a value that is too large
     """
     if not batch.num_rows:
-        yield batch  # CSV without rows has a header
+        yield batch  # CSV output has a header even if there are no rows
         return
     sizes = np.zeros(batch.num_rows)
     for field, array in zip(batch.schema, batch.columns, strict=True):
@@ -135,7 +135,7 @@ def _parts(batch: pa.RecordBatch, style: ValueStyle) -> Iterator[pa.RecordBatch]
         encoding = (field.metadata or {}).get(ENCODING, b"").decode()
         is_document = encoding.removesuffix("[]") in _DOCUMENTS
         if not is_document and not style.as_base64 and encodings.is_binary(array.type):
-            continue  # bytes are printed as a checksum
+            continue  # only the size and the checksum of these bytes are printed
         limit = MAX_DECODED_VALUE if is_document else MAX_TEXT_VALUE
         if (largest := int(lengths.max(initial=0))) > limit:
             message = f"value is {largest} bytes; at most {limit} are printed as text"
@@ -515,5 +515,5 @@ def _text(value: Any) -> str:
     if isinstance(value, str):
         return value
     if type(value) is int or (isinstance(value, float) and not math.isfinite(value)):
-        return str(value)  # an int, or a number that JSON cannot store
+        return str(value)  # an int, or NaN or infinity, which JSON cannot store
     return json_text(value)

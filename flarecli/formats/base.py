@@ -233,7 +233,7 @@ class Format:
         return streams
 
     def types(self, shard: Shard) -> Mapping[str, pa.DataType]:
-        """Return the Arrow type of each column that `read_batch` returns, for a typed format."""
+        """For a typed format, return the Arrow type of each column that `read_batch` returns."""
         return {}
 
     def shard_facts(self, shard: Shard) -> Mapping[str, int | str]:

@@ -398,7 +398,7 @@ def _halves(values: IntArray) -> tuple[IntArray, IntArray]:
 def gathered(
     shards: Sequence[ShardMemory], edges: Sequence[int], starts: IntArray, lengths: IntArray
 ) -> pa.Array | list[ValueRange]:
-    """Return values in several shards: small values as a large_binary array, large values by range.
+    """Return values in several shards: small values as large_binary, large values as ranges.
 
     Arrow copies small values faster than Python does. Large values are returned as ranges, so that
     each value is copied only once, by `sliced`.

@@ -255,7 +255,7 @@ def of_suffix(name: str, tables: bool = True) -> str | None:
     """
     lower = name.lower()
     lines = _lines_with_suffix(lower.partition(".")[2])
-    if not lines:  # true for most names in a folder of files
+    if not lines:  # most names in a folder of files have no known suffix
         return None
     is_table = tables and not NOT_TABLES.fullmatch(lower)
     return next(

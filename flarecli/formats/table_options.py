@@ -63,7 +63,7 @@ class TableOptions(Options):
         if self.input is not None:
             headers["input"] = self.input
         if self.csv:
-            from flarecli.formats.tables.dialect import Dialect  # imported only here: loads numpy
+            from flarecli.formats.tables.dialect import Dialect  # slow: imports numpy
 
             Dialect.parse(self.csv)
             headers["csv"] = list(self.csv)

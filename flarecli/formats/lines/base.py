@@ -97,7 +97,7 @@ class LineFormat(MosaicFormat):
     """Base class for formats with one line of text per row, and a `.meta` file per data file."""
 
     is_multi_file = True
-    sizes_are_exact = False  # as in MosaicML Streaming, headers and `.meta` files are not counted
+    sizes_are_exact = False  # the sizes omit headers, because MosaicML Streaming omits them
 
     def parse_layout(
         self, columns: Columns, config: Mapping[str, Any], where: object
@@ -335,7 +335,7 @@ def _data_size(chunk: Chunk) -> int:
         return byte_ranges.stored_size(chunk)
     listed = chunk.files[0].raw_size if chunk.files else None
     if listed is not None:
-        return listed  # decompression compares the data with the listed size
+        return listed  # this size is checked when the data is decompressed
     view = byte_ranges.whole(chunk)
     return 0 if view is None else len(view)
 

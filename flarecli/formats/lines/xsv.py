@@ -176,7 +176,7 @@ def _cuts(
     if len(separator) > _MAX_SEARCH_BYTES:
         return None
     at = lines.find_all(data, separator)
-    if len(at) != rows * each:  # a newline may contain the separator
+    if len(at) != rows * each:  # separators inside newlines do not count
         row = np.searchsorted(starts, at, "right") - 1
         at = at[at + len(separator) <= ends[row]]
         if len(at) != rows * each:

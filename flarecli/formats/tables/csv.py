@@ -135,7 +135,7 @@ class Delimited(TextPart):
             raise FormatError("file has no header with column names", where=self.at)
         first = piece.data[: self._first_record(piece)]
         header = first.strip(b"\r\n") + b"\n"
-        # count the columns before parsing, because the parser uses 9 kB for each column
+        # count the columns before parsing, because the parser uses 9 kB of memory per column
         delimiter = self._dialect.delimiter.encode()
         if header.count(delimiter) >= expansion.MAX_COLUMNS:
             separators = without_quoted(header, self._dialect.quote).count(delimiter)

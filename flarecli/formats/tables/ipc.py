@@ -46,7 +46,7 @@ _MAGIC, _FEATHER_1 = b"ARROW1", b"FEA1"
 _CONTINUATION = b"\xff\xff\xff\xff"
 _DICTIONARY, _BATCH = 2, 3  # message types
 _MAX_METADATA_BYTES = 1 << 26
-_INVALID = (struct.error, IndexError, OverflowError)  # errors of invalid messages
+_INVALID = (struct.error, IndexError, OverflowError)  # errors that invalid messages cause
 _ROWS, _BATCH_BYTES = 8192, 16 << 20
 
 
@@ -170,8 +170,8 @@ class Ipc(Part):
         source = open_native(file)  # keep the file open, because its path may be replaced
         options = pa.ipc.IpcReadOptions(use_threads=False)
         if names is not None and set(names) != set(self.schema.names):
-            # `included_fields` is not set for all fields, because its only effect would be that
-            # Arrow uses a different memory pool.
+            # If all fields are selected, `included_fields` is not set, because its only effect
+            # would be that Arrow uses a different memory pool.
             all_names = self.schema.names
             options.included_fields = sorted(all_names.index(name) for name in names)
         open_source = pa.ipc.open_file if self._is_file else pa.ipc.open_stream

@@ -50,13 +50,13 @@ __all__ = [
 MAX_FOOTER_BYTES = 32 << 20  # larger footers are not checked, because parsing takes seconds
 MAX_DEPTH = 16  # nesting levels of structs and lists
 MAX_VALUES = 1 << 22  # values per parser; each uses at least 1 byte on disk and 64 in memory
-# size of the first read of a page header; Arrow's maximum for a page header
+# bytes of the first read of a page header; maximum size of a page header in Arrow
 HEADER_BYTES, MAX_HEADER_BYTES = 1 << 8, 1 << 24
 INVALID_FOOTER = (ValueError, IndexError, KeyError, TypeError, AttributeError)
 # type -> size of a value in bytes: BOOLEAN, INT32, INT64, INT96, FLOAT, DOUBLE
 _SIZES = {0: 1, 1: 4, 2: 8, 3: 12, 4: 4, 5: 8}
 _BYTE_ARRAY, _FIXED_LEN_BYTE_ARRAY = 6, 7  # types
-_DICTIONARY_PAGE, _DELTA_BYTE_ARRAY = 2, 7  # page type, encoding
+_DICTIONARY_PAGE, _DELTA_BYTE_ARRAY = 2, 7  # number of a page type; number of an encoding
 
 
 class ColumnChunk(NamedTuple):

@@ -92,7 +92,7 @@ def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
             stop = int(np.searchsorted(ends, before + GROUP_BYTES - size, "right"))
             stop = min(max(stop, start), start + GROUP_ROWS - rows, batch.num_rows)
             if stop == start and not rows:
-                stop = start + 1  # a row that is larger than a row group
+                stop = start + 1  # a single row may be larger than GROUP_BYTES
             if stop > start:
                 parts.append(batch.slice(start, stop - start))
                 rows, size = rows + stop - start, size + int(ends[stop - 1]) - before

@@ -25,8 +25,8 @@ from flarecli.formats.tables.base import Part
 __all__ = ["TableRows"]
 
 MAX_CACHED_BYTES = 128 << 20  # maximum total size of decoded batches in the process
-# maximum number of rows that are decoded only to reach a requested row; for a greater distance, the
-# pages of the requested row are read
+# Maximum number of rows that are decoded only to reach a requested row. If more rows would have to
+# be decoded, the pages of the requested row are read instead.
 NEAR_ROWS = 8192
 MAX_OPEN_READERS = 2  # maximum number of open readers per table; each reads different columns
 Columns = tuple[str, ...]
