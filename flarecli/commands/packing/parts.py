@@ -52,8 +52,9 @@ from flarecli.commands.packing.run import (
     source_record,
     write_share,
 )
-from flarecli.commands.packing.source import Source
+from flarecli.commands.packing.source import RowRequest, Source
 from flarecli.commands.provenance import PLACE
+from flarecli.commands.row_order import first_rows
 from flarecli.errors import (
     BusyError,
     FlareError,
@@ -682,6 +683,12 @@ def _check_source_rows(plan: Plan) -> None:
 
 def _count(plan: Plan, where: str | None) -> int:
     """Return the number of rows to divide, including rows with duplicate keys."""
+    if where is None and plan.known_rows is None:
+        # one column is enough; `count_selected` would also read and compare all keys
+        batches = plan.source.batches(RowRequest(plan.source.schema.names[:1]))
+        if plan.options.limit is not None:
+            batches = first_rows(batches, plan.options.limit)
+        return sum(batch.num_rows for batch in batches)
     options = replace(plan.options, where=where, on_duplicate="keep", shuffle=None)
     return count_selected(Plan(replace(plan.task, options=options), plan.source, Progress()))
 
