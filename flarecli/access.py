@@ -52,7 +52,7 @@ class NetworkOptions(Options):
             takes_text=True,
             minimum=0,
             shown="30s",
-            help="Maximum time that a transfer may stall; an HTTP transfer below 1 kB/s is stalled.",
+            help="Maximum time that a transfer may stall; an HTTP transfer below 1 kB/s counts as stalled.",
         ),
     )
     deadline: float | str = option(

@@ -135,8 +135,8 @@ def test_a_list_of_tables_instead_of_a_dataset_is_reported(here, capfd):
         assert main(args) == 0
         err = capfd.readouterr().err
         assert (
-            err.splitlines()[0]
-            == "list.txt: reading the table as one file; `flare pack` reads its rows"
+            err.splitlines()[0] == "list.txt: reading this table as a single file; "
+            "to read its rows, pack it with `flare pack`"
         )
         for more in (["--json"], ["-f", "files"]):
             assert main([*args, *more]) == 0

@@ -179,7 +179,7 @@ def _selected(options: DropOptions, base: Version) -> _Selection | None:
     ]
     if len(chosen) != 1:
         raise UsageError(
-            "expected one of --where, --rows, --keys and --drop-column"
+            "expected exactly one of --where, --rows, --keys and --drop-column"
             + (f", got {' and '.join(chosen)}" if chosen else ""),
             hint="Select the rows or the column to remove.",
         )
@@ -285,8 +285,8 @@ def _planned_erasure(
     erased = ErasedKeys.read(at).added(name, keys)
     if options.key is None and failed and selection is not None and selection.rows:
         progress.note(
-            "failed.jsonl may contain keys of the erased rows; name the key column with --key COL to "
-            "remove these lines"
+            "failed.jsonl may contain keys of the erased rows; to remove the lines with these keys, "
+            "name the key column with --key COL"
         )
     lines = failures_without(at, failed, erased)
     replaced = set(lines)

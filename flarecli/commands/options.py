@@ -1035,7 +1035,7 @@ class DropOptions(_ChangeOptions):
             group="Rows",
             metavar="COLUMN",
             takes_columns=True,
-            help="Column to compare with the keys in --keys; with --erase, column whose erased keys cannot be appended again.",
+            help="Column to compare with the keys in --keys. With --erase, keys that are erased from this column cannot be appended again.",
             is_everyday=True,
         ),
     )

@@ -136,7 +136,8 @@ def note_sources(playlists: Sequence[Playlist], progress: Progress) -> None:
                 and _is_index(stream.urls[0])
             ):
                 progress.note(
-                    f"{stream.chunk(0).at}: reading the table as one file; `flare pack` reads its rows"
+                    f"{stream.chunk(0).at}: reading this table as a single file; "
+                    "to read its rows, pack it with `flare pack`"
                 )
             rows = (
                 "rows not listed"

@@ -119,7 +119,8 @@ def _check_empty(shape: Sequence[int]) -> None:
     lists = math.prod(itertools.takewhile(bool, shape))
     if 0 in shape and lists > MAX_EMPTY_LISTS:
         raise ValueFitError(
-            f"an array of shape {tuple(shape)} has no values but {lists} empty lists"
+            f"an array of shape {tuple(shape)} consists of {lists} empty lists;"
+            f" the maximum is {MAX_EMPTY_LISTS}"
         )
 
 

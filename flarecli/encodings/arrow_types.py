@@ -452,7 +452,7 @@ def _parse_documents(
             data = document.as_buffer()
             if data is not None and max_bytes is not None and data.size > max_bytes:
                 raise ValueFitError(
-                    f"document has {data.size} bytes; at most {max_bytes} are decoded",
+                    f"document has {data.size} bytes; the maximum is {max_bytes}",
                     hint="Read the column as it is stored, with exact=True.",
                 )
             try:

@@ -119,7 +119,7 @@ def split(name: str, data: bytes) -> list[bytes]:
     sizes = struct.unpack_from(f"<{count}I", data, start + 4)
     if at + sum(sizes) != len(data):
         raise ValueFitError(
-            f"{count} images with {sum(sizes)} bytes in total do not match {format_size(len(data))}"
+            f"the sizes of {count} images add up to {sum(sizes)} bytes; expected {len(data) - at}"
         )
     parts = []
     for size in sizes:

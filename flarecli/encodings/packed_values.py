@@ -44,14 +44,12 @@ def python_values(array: pa.Array) -> list[Any]:
     except errors:
         row, error = next(failing_values(array, lambda part: part.to_pylist(), errors))
         pandas = (
-            "Install pandas, which represents nanoseconds, or read"
-            if "pandas" in str(error)
-            else "Read"
+            ", or install pandas, which represents nanoseconds" if "pandas" in str(error) else ""
         )
         raise ValueFitError(
             f"Python cannot represent this value of type {array.type}",
             row=row,
-            hint=f"{pandas} the column as an Arrow batch.",
+            hint=f"Read the column as an Arrow batch{pandas}.",
         ) from None
     return values
 

@@ -296,7 +296,7 @@ def decoder(encoding: Encoding, allow_pickle: bool = False) -> Callable[[Any], A
 def _unpickle(data: bytes, allow_pickle: bool) -> Any:
     if not allow_pickle:
         hint = "Reading a pickle runs code. Pass allow_pickle=True if you trust its source."
-        raise UnsafeError(f"a pickle ({format_size(len(data))}) is not decoded", hint=hint)
+        raise UnsafeError(f"refusing to decode a pickle ({format_size(len(data))})", hint=hint)
     import pickle
 
     return pickle.loads(data)

@@ -199,7 +199,7 @@ def _dict_batches(rows: Iterator[Mapping[str, Any]]) -> Iterator[pa.RecordBatch]
             if unknown := [name for name in row if name not in names]:
                 raise UsageError(
                     f"column {unknown[0]!r} is not in the first {_ROWS} rows",
-                    hint="Return all columns in the first row, with None for a missing value.",
+                    hint="Include every column in the first row, with None for each missing value.",
                     row=first + number,
                     column=unknown[0],
                 )

@@ -178,7 +178,7 @@ def _opened_image(data: bytes, info: MediaInfo, max_pixels: int) -> Iterator[Ima
 
     def check_pixels(width: int, height: int) -> None:
         if width * height > max_pixels:
-            raise ValueFitError(f"{width}×{height} pixels; at most {max_pixels} are decoded")
+            raise ValueFitError(f"{width}×{height} pixels; the maximum is {max_pixels}")
 
     check_pixels(info.width or 0, info.height or 0)
     from PIL import Image

@@ -176,7 +176,7 @@ class Sandbox:
                 little memory to decode images
         """
         if len(data) > self.memory:
-            return f"{len(data)} bytes; at most {self.memory} are decoded"
+            return f"{len(data)} bytes; the maximum is {self.memory}"
         with self._lock:
             self._bytes += len(data)
             cpu_s = CPU_S + CPU_S_PER_BYTE * self._bytes - self._cpu_s

@@ -60,7 +60,7 @@ def decode(data: bytes, max_pixels: int) -> tuple[int, str]:
             while True:
                 width, height = image.size
                 if width * height > max_pixels:
-                    return DAMAGED, f"{width}×{height} pixels; at most {max_pixels} are decoded"
+                    return DAMAGED, f"{width}×{height} pixels; the maximum is {max_pixels}"
                 image.load()
                 frame += 1
                 if not _seek(image, frame):

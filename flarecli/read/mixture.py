@@ -192,7 +192,7 @@ class MixOrder:
 
     def __init__(self, mix: Mix, seed: int, epoch: int, order: str, window: int) -> None:
         if (epoch + 1) * mix.rows > _MAX_STEPS:
-            raise UsageError(f"epoch {epoch} of {mix.rows} rows ends after step 2^62")
+            raise UsageError(f"epoch: expected less than {_MAX_STEPS // mix.rows}, got {epoch}")
         self.rows, self.parallel_windows = mix.rows, len(mix.parts)
         self._mix, self._seed, self._options = mix, seed, (order, window)
         self._first = epoch * mix.rows  # number of steps in the preceding epochs

@@ -176,6 +176,8 @@ def files_to_remove(at: Location) -> list[str]:
                 "expected a file name in quotes on each line", where=where, hint=_REPAIR
             )
         if is_protected(check_name(name, where=where)):
-            raise UnsafeError(f"{name!r} must not be deleted", where=where, hint=_REPAIR)
+            raise UnsafeError(
+                f"the list contains {name!r}, which must not be deleted", where=where, hint=_REPAIR
+            )
         names.append(name)
     return names

@@ -233,8 +233,8 @@ def files_with_keys(
     for url, version in unknown.items():
         if url not in searched:
             raise FormatError(
-                f"the keys of the rows in {url} are unknown, because the playlist lacks the column "
-                f"{name!r} or the row counts",
+                f"the keys of the rows in {url} are unknown, because the playlist does not list "
+                f"the column {name!r} or the numbers of rows",
                 where=version.at,
                 hint="Delete the earlier versions with `flare prune`, and run the command again.",
             )
@@ -285,7 +285,7 @@ class KeysToErase:
                 found.append(read_version(at, number))
         if files_with_keys(at, found, self.name, self.erased, self.known):
             raise BusyError(
-                "another process has added a row with a key to erase",
+                "another process has added a row whose key is being erased",
                 where=at,
                 hint="Run the same command again.",
             )

@@ -71,7 +71,7 @@ class FolderTarget(Target):
             raise UsageError(
                 "cannot write to this address: expected a local folder",
                 where=redact(out),
-                hint="Name a folder; `flare pack` also writes to buckets.",
+                hint="Name a local folder. To write to a bucket, use `flare pack`.",
             )
         if not local_path(out):  # an empty shell variable must not select the root folder
             raise UsageError("the name of the output folder is empty", hint="Name a folder.")

@@ -221,7 +221,7 @@ class Writer:
                 if self.is_done or not self._is_abandoned
                 else "the Writer was abandoned",
                 where=self.target.shown,
-                hint="Check `is_done` and `rows`, or use overwrite=True."
+                hint="Write rows only if `is_done` is False, or pass overwrite=True to replace the dataset."
                 if self.is_done
                 else "Open another Writer.",
             )

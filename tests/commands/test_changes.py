@@ -654,7 +654,7 @@ def test_the_key_and_the_text_of_a_dropped_row_are_erased_in_all_streams(tmp_pat
         flare.drop(unknown, keys=tmp_path / "keys.txt", key="id", erase=True)
     assert str(caught.value) == (
         f"{unknown}/playlist.000001.yaml: the keys of the rows in shard.00000.mds are unknown, "
-        "because the playlist lacks the column 'id' or the row counts"
+        "because the playlist does not list the column 'id' or the numbers of rows"
     )
 
 
@@ -712,7 +712,7 @@ def test_a_row_with_a_key_that_is_being_erased_stops_the_erasure(out, tmp_path, 
     monkeypatch.setattr(versions, "commit", commit)
     with pytest.raises(BusyError) as caught:
         flare.drop(out, where="id = 3", key="id", erase=True)
-    assert str(caught.value) == f"{out}: another process has added a row with a key to erase"
+    assert str(caught.value) == f"{out}: another process has added a row whose key is being erased"
     assert not (out / ".flare-erased").exists()
     assert flare.drop(out, where="id = 3", key="id", erase=True).rows == 2
 
@@ -1790,8 +1790,11 @@ def test_an_erasure_that_another_change_followed_is_completed(out, tmp_path, mon
         ('"../outside"', "the name '../outside' leaves the folder"),
         ('"/etc/x"', "the name '/etc/x' is not relative"),
         ('"a//b"', "the name 'a//b' has an empty part"),
-        ('"playlist.000002.yaml"', "'playlist.000002.yaml' must not be deleted"),
-        ('"index.json"', "'index.json' must not be deleted"),
+        (
+            '"playlist.000002.yaml"',
+            "the list contains 'playlist.000002.yaml', which must not be deleted",
+        ),
+        ('"index.json"', "the list contains 'index.json', which must not be deleted"),
         ("5", "expected a file name in quotes on each line"),
     ],
 )

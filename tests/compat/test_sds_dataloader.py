@@ -221,7 +221,7 @@ def test_a_group_derives_the_ratios_of_its_used_streams():
 @pytest.mark.parametrize(
     ("configs", "strategy", "message"),
     [
-        ([{"ratio": 1}, {}], "no_mixing", "expected a ratio for all streams or for no stream"),
+        ([{"ratio": 1}, {}], "no_mixing", "expected a ratio for every stream or for no stream"),
         ([{"ratio": -1}, {"ratio": 2}], "no_mixing", "ratios: expected numbers >= 0"),
         ([{"ratio": 0}], "no_mixing", "ratios: expected numbers >= 0, at least one of them > 0"),
         ([{"ratio": float("nan")}], "no_mixing", "ratios: expected numbers >= 0"),

@@ -244,7 +244,7 @@ def test_a_document_that_is_too_large_is_not_decoded():
         restore(array, pa.list_(pa.bool_()), lookup("json"))
     assert (caught.value.row, caught.value.message, caught.value.hint) == (
         1,
-        "document has 16777218 bytes; at most 16777216 are decoded",
+        "document has 16777218 bytes; the maximum is 16777216",
         "Read the column as it is stored, with exact=True.",
     )
 

@@ -65,7 +65,7 @@ def test_one_child_decodes_all_intact_images(decoders):
         (picture()[:-30], "image file is truncated (8 bytes not processed)"),
         (
             empty_png(60_000, 60_000),
-            "60000×60000 pixels; at most 134217728 are decoded",
+            "60000×60000 pixels; the maximum is 134217728",
         ),
     ],
 )
@@ -189,5 +189,5 @@ def test_the_worker_imports_nothing_of_the_package():
 
 def test_an_image_larger_than_the_memory_limit_is_not_decoded():
     decoders = Sandbox(memory=1000)
-    assert decoders.check(bytes(1001)) == "1001 bytes; at most 1000 are decoded"
+    assert decoders.check(bytes(1001)) == "1001 bytes; the maximum is 1000"
     assert decoders.started == 0

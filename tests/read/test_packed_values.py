@@ -221,7 +221,7 @@ def test_the_class_of_nanoseconds_without_pandas_depends_only_on_the_column(tmp_
     env = os.environ | {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
     argv = [sys.executable, "-c", code, str(tmp_path / "t.parquet"), str(tmp_path / "packed")]
     done = subprocess.run(argv, capture_output=True, text=True, check=True, env=env)
-    hint = "Install pandas, which represents nanoseconds, or read the column as an Arrow batch."
+    hint = "Read the column as an Arrow batch, or install pandas, which represents nanoseconds."
     instant, zoned = "1970-01-01 00:00:00.000001+00:00", "timestamp[ns, tz=UTC]"
     expected = []
     for box in (f"struct<at: {zoned}>", zoned):  # a packed struct is decoded value by value

@@ -143,7 +143,7 @@ def _fault(encoding: Encoding, data: bytes, named_kind: str | None, decoder: San
         if name == "bytes":
             return _bytes_fault(data, named_kind, decoder)
         if name in _DOCUMENTS and len(data) > MAX_DECODED_VALUE:
-            return f"{name} value is {len(data)} bytes; at most {MAX_DECODED_VALUE} are decoded"
+            return f"{name} value is {len(data)} bytes; the maximum is {MAX_DECODED_VALUE}"
         encodings.decode(encoding, data)
     except FlareError as error:
         return error.message

@@ -228,7 +228,7 @@ def _normalized(ratios: Sequence[float | None]) -> list[float]:
     if not numbers:
         return [1.0 / len(ratios)] * len(ratios) if ratios else []
     if len(numbers) < len(ratios):
-        raise UsageError("expected a ratio for all streams or for no stream")
+        raise UsageError("expected a ratio for every stream or for no stream")
     if not all(number >= 0 for number in numbers) or not 0 < sum(numbers) < math.inf:
         raise UsageError(f"ratios: expected numbers >= 0, at least one of them > 0, got {numbers}")
     return [number / sum(numbers) for number in numbers]

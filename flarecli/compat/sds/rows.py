@@ -421,7 +421,9 @@ def _first(src: str, count: int | None) -> str | list[str]:
         return src
     if count < 1 or src.endswith(".txt"):
         raise UsageError(
-            f"max_index_files_to_use: expected at least 1, and a wildcard as src, got {count}",
+            f"max_index_files_to_use: expected at least 1, got {count}"
+            if count < 1
+            else "max_index_files_to_use cannot be combined with a list of addresses",
             where=src,
         )
     return expand(src)[:count]

@@ -34,7 +34,9 @@ def samples_per_stream(
     if any(share is not None for share in shares):
         if any(share is None for share in shares) or not sum(share or 0 for share in shares):
             raise UsageError(
-                "expected a proportion for all streams, at least one of them > 0, or for no stream",
+                "expected a proportion for every stream or for no stream"
+                if None in shares
+                else "expected at least one proportion > 0",
                 hint="Omit repeat and choose if you pass proportions.",
             )
         return _divide([share or 0 for share in shares], total)

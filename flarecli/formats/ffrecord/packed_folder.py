@@ -67,7 +67,7 @@ def directory(shard: Shard) -> Folder:
     size = int(shard.layout["offsets"][-1] - shard.layout["offsets"][-2])
     if size > _MAX_LIST_BYTES:
         raise FormatError(
-            f"list of files is {size} bytes; at most {_MAX_LIST_BYTES} are read", where=where
+            f"list of files is {size} bytes; the maximum is {_MAX_LIST_BYTES}", where=where
         )
     (data,) = read_views(shard, [shard.rows - 1])
     return parse(bytes(data), shard.rows - 1, where)

@@ -217,7 +217,7 @@ class _Shard:
                 raise IntegrityError(
                     "the stored record of an incomplete row differs from the new record",
                     where=f"{self._at / one.name}.bag[{self.rows + differing}]",
-                    hint="Append the same rows again, or pass replay=False to discard the record.",
+                    hint="Append the same rows again, or pass replay=False to remove the incomplete rows.",
                 )
         parts, ends = bags.body([array.slice(same)])
         return parts, ends + int(known[-1])

@@ -201,7 +201,7 @@ def columns_of(at: Location, size: int | None = None) -> dict[str, str]:
     """Read a spec.json; return column -> type. Raises FormatError if it is invalid or too large."""
     size = at.size() if size is None else size
     if size > MAX_SPEC_BYTES:
-        raise FormatError(f"file is {size} bytes; at most {MAX_SPEC_BYTES} are read", where=at)
+        raise FormatError(f"file is {size} bytes; the maximum is {MAX_SPEC_BYTES}", where=at)
     return parse(at.read(0, size), at)
 
 

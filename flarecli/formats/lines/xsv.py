@@ -39,8 +39,8 @@ from flarecli.model import (
 __all__ = ["CSV", "TSV", "XSV"]
 
 _HINT = (
-    "Use -f json or -f mds, whose values may contain any text, or choose another --separator or "
-    "--newline with -f xsv."
+    "Use -f json or -f mds, which can store any text, or use -f xsv with another --separator or "
+    "--newline."
 )
 # Maximum length of a separator or newline that numpy searches for. The search compares one byte at
 # a time at all candidate offsets, so it is slow for long text.

@@ -300,9 +300,7 @@ def read_starts(data: memoryview, rows: int, *, copy: bool) -> UInt32Array:
 def check_config_size(size: int, where: Location) -> None:
     """Raise FormatError if a config is larger than MAX_CONFIG_BYTES."""
     if size > MAX_CONFIG_BYTES:
-        raise FormatError(
-            f"config is {size} bytes; at most {MAX_CONFIG_BYTES} are read", where=where
-        )
+        raise FormatError(f"config is {size} bytes; the maximum is {MAX_CONFIG_BYTES}", where=where)
 
 
 def check_shard_size(size: int, form: str, where: Location) -> None:

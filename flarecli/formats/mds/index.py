@@ -97,7 +97,7 @@ def read_shards(where: Location) -> tuple[list[dict[str, Any]], int]:
     """
     size = where.size()
     if size > _MAX_INDEX_BYTES:
-        raise FormatError(f"file is {size} bytes; at most {_MAX_INDEX_BYTES} are read", where=where)
+        raise FormatError(f"file is {size} bytes; the maximum is {_MAX_INDEX_BYTES}", where=where)
     try:
         index = parse_json(where.read(0, size), where) if size else None
     except FormatError as error:
@@ -360,7 +360,7 @@ def _add(table: dict[str, list[str]], hashes: Mapping[str, str], i: int, here: s
     for name, value in hashes.items():
         if name not in table and len(table) == _MAX_HASH_KINDS:
             raise FormatError(
-                f"more than {_MAX_HASH_KINDS} hash types: {name!r:.60} exceeds the limit",
+                f"hash type {name!r:.60}: the maximum is {_MAX_HASH_KINDS} hash types",
                 where=here,
             )
         values = table.setdefault(name, [])
@@ -420,7 +420,7 @@ def _file(value: Any, where: str) -> File:
     )
     if size > _MAX_FILE_BYTES:
         raise FormatError(
-            f"listed size is {size} bytes; at most {_MAX_FILE_BYTES} are read", where=where
+            f"listed size is {size} bytes; the maximum is {_MAX_FILE_BYTES}", where=where
         )
     return File(name, size, hashes)
 

@@ -280,7 +280,7 @@ class WebDataset(Format):
             if len(extension.encode()) > MAX_EXTENSION_BYTES:
                 raise UsageError(
                     f"column {one.name!r}: the extension is {len(extension.encode())} bytes;"
-                    f" at most {MAX_EXTENSION_BYTES} are allowed",
+                    f" the maximum is {MAX_EXTENSION_BYTES}",
                     column=one.name,
                 )
             if extension in seen:

@@ -200,7 +200,7 @@ def read_shards(at: Location) -> Stream:
     size = at.size()
     if size > _MAX_SHARD_INDEX_BYTES:
         raise FormatError(
-            f"file is {size} bytes; at most {_MAX_SHARD_INDEX_BYTES} are read", where=at
+            f"file is {size} bytes; the maximum is {_MAX_SHARD_INDEX_BYTES}", where=at
         )
     try:
         return _stream(at, parse_json(at.read(0, size), at))

@@ -190,7 +190,7 @@ def members(
             if size > _MAX_META_BYTES:
                 raise FormatError(
                     f"the PAX or GNU header at byte {start - BLOCK} is {size} bytes;"
-                    f" at most {_MAX_META_BYTES} are read",
+                    f" the maximum is {_MAX_META_BYTES}",
                     where=where,
                 )
             if begin - base > len(view):

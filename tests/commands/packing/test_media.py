@@ -140,7 +140,7 @@ def test_rejected_images_are_failed_rows_with_a_reason(images, tmp_path):
     )
     assert (done.rows, done.failed, done.reasons) == (25, 5, {"value": 5})
     reasons = {
-        3: "11700×11700 pixels; at most 67108864 are decoded",
+        3: "11700×11700 pixels; the maximum is 67108864",
         5: "not an image in a supported format",
         8: "90×20 pixels; the shorter side must be at least 32",
         11: "300×64 pixels; the aspect ratio must be at most 3",

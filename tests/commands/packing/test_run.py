@@ -562,8 +562,8 @@ def test_a_dry_run_and_parts_treat_rows_that_a_format_cannot_store_like_a_pack(t
     )
     assert str(caught.value).removeprefix("part 00000: ") == error
     assert hint == (
-        "Use -f json or -f mds, whose values may contain any text, or choose another --separator "
-        "or --newline with -f xsv, or use --on-error skip to omit such rows."
+        "Use -f json or -f mds, which can store any text, or use -f xsv with another --separator "
+        "or --newline, or use --on-error skip to omit such rows."
     )
     packed = commands.pack(source, str(tmp_path / "skip"), on_error="skip", **fixed)
     assert packed.failed == 2

@@ -269,7 +269,7 @@ def test_a_list_that_is_too_large_is_not_read(monkeypatch):
     monkeypatch.setattr(packed_folder, "_MAX_LIST_BYTES", 40)
     with pytest.raises(FormatError) as caught:
         packed_folder.directory(with_list(b"x" * 32))
-    assert str(caught.value) == "p.ffr[2]: list of files is 41 bytes; at most 40 are read"
+    assert str(caught.value) == "p.ffr[2]: list of files is 41 bytes; the maximum is 40"
 
 
 def test_a_damaged_list_is_reported():

@@ -246,7 +246,7 @@ def test_a_spec_above_the_maximum_size_is_not_read(monkeypatch):
     monkeypatch.setattr(granular_spec, "MAX_SPEC_BYTES", 10)
     with pytest.raises(FormatError) as caught:
         opened(new())
-    assert str(caught.value) == "spec.json: file is 25 bytes; at most 10 are read"
+    assert str(caught.value) == "spec.json: file is 25 bytes; the maximum is 10"
 
 
 def test_an_invalid_record_is_reported_with_row_and_column():

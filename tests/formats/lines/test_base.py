@@ -112,7 +112,7 @@ def test_a_config_of_the_maximum_size_is_read(monkeypatch):
     monkeypatch.setattr(mds_format, "MAX_CONFIG_BYTES", size - 1)
     assert (
         refusal(lambda: opened("csv", csv("a"), [b"1\n"]))
-        == f"s.csv.meta: config is {size} bytes; at most {size - 1} are read"
+        == f"s.csv.meta: config is {size} bytes; the maximum is {size - 1}"
     )
     wanted = f"s.csv.meta: listed size is {12 + size} bytes, too large for a table of 0 samples"
     monkeypatch.setattr(lines, "MAX_CONFIG_BYTES", size + 3)

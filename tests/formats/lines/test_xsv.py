@@ -254,8 +254,8 @@ def test_a_value_that_a_line_cannot_store_is_reported_before_writing(form, how, 
         form.row_sizes(columns, batch, how)
     assert str(caught.value) == message
     assert caught.value.hint == (
-        "Use -f json or -f mds, whose values may contain any text, or choose another --separator "
-        "or --newline with -f xsv."
+        "Use -f json or -f mds, which can store any text, or use -f xsv with another --separator "
+        "or --newline."
     )
 
 
@@ -397,7 +397,7 @@ def test_a_meta_too_large_for_its_rows_is_refused_before_it_is_read(monkeypatch)
     chunk, _ = write_rows(find("csv"), {"a": "str"}, [{"a": b"1"}])
     monkeypatch.setattr(mds_format, "MAX_CONFIG_BYTES", 10)
     with pytest.raises(
-        FormatError, match=r"^shard.00000.csv.meta: config is \d+ bytes; at most 10 are read$"
+        FormatError, match=r"^shard.00000.csv.meta: config is \d+ bytes; the maximum is 10$"
     ):
         find("csv").open_shard(Chunk(chunk.at))
 

@@ -114,8 +114,7 @@ def test_a_config_of_the_maximum_size_is_read(monkeypatch):
     assert opened(data).rows == 1
     monkeypatch.setattr("flarecli.formats.mds.format.MAX_CONFIG_BYTES", size - 1)
     assert (
-        message(lambda: opened(data))
-        == f"s.mds: config is {size} bytes; at most {size - 1} are read"
+        message(lambda: opened(data)) == f"s.mds: config is {size} bytes; the maximum is {size - 1}"
     )
 
 

@@ -265,7 +265,7 @@ def test_a_sample_count_that_differs_from_the_listing_is_an_error(shard_bytes):
 
 def test_a_config_above_the_maximum_size_is_not_read(shard_bytes, monkeypatch):
     monkeypatch.setattr("flarecli.formats.mds.format.MAX_CONFIG_BYTES", 10)
-    with pytest.raises(FormatError, match=r"^s.mds: config is \d+ bytes; at most 10 are read$"):
+    with pytest.raises(FormatError, match=r"^s.mds: config is \d+ bytes; the maximum is 10$"):
         opened(shard_bytes)
 
 
@@ -468,7 +468,7 @@ def test_a_pickle_is_copied_and_not_decoded():
     )
     with pytest.raises(UnsafeError) as caught:
         data[0]
-    assert str(caught.value) == "row 0: column 'p': a pickle (21 B) is not decoded"
+    assert str(caught.value) == "row 0: column 'p': refusing to decode a pickle (21 B)"
     assert (
         caught.value.hint
         == "Reading a pickle runs code. Pass allow_pickle=True if you trust its source."

@@ -166,7 +166,7 @@ def test_an_index_of_the_maximum_size_is_read(monkeypatch):
     monkeypatch.setattr(mds_index, "_MAX_INDEX_BYTES", size - 1)
     assert (
         refusal(lambda: stream_of(listed()))
-        == f"index.json: file is {size} bytes; at most {size - 1} are read"
+        == f"index.json: file is {size} bytes; the maximum is {size - 1}"
     )
 
 
@@ -182,11 +182,11 @@ def zip_of(name="shard.00000.mds.gz", **more):
         (listed(size=19, rows=3), ": 19 bytes are too few for 3 samples"),
         (
             listed(size=(1 << 40) + 1),
-            ".raw_data: listed size is 1099511627777 bytes; at most 1099511627776 are read",
+            ".raw_data: listed size is 1099511627777 bytes; the maximum is 1099511627776",
         ),
         (
             listed(compression="gz", zipped=zip_of(bytes=1 << 62)),
-            f".zip_data: listed size is {1 << 62} bytes; at most 1099511627776 are read",
+            f".zip_data: listed size is {1 << 62} bytes; the maximum is 1099511627776",
         ),
         (
             listed(raw_data=zip_of("a.mds", hashes={"sha1": 7})),
@@ -254,7 +254,7 @@ def test_the_number_of_hash_kinds_is_bounded():
     try:
         assert (
             refusal(lambda: stream_of(*shards))
-            == "index.json: shards[100]: more than 100 hash types: 'h100' exceeds the limit"
+            == "index.json: shards[100]: hash type 'h100': the maximum is 100 hash types"
         )
         assert tracemalloc.get_traced_memory()[1] < 16 << 20
     finally:

@@ -87,7 +87,7 @@ def test_columns_are_arranged_with_encodings_that_a_member_stores():
         ),
         (
             [Column("é" * 128, "bytes")],
-            f"column {'é' * 128!r}: the extension is 256 bytes; at most 255 are allowed",
+            f"column {'é' * 128!r}: the extension is 256 bytes; the maximum is 255",
         ),
     ],
 )
@@ -151,7 +151,7 @@ def test_the_limit_of_an_extension_is_in_bytes():
     for name, size in (("é" * 128, 256), ("n" * 256, 256)):
         with pytest.raises(
             ValueError,
-            match=f"^column '{name}': the extension is {size} bytes; at most 255 are allowed$",
+            match=f"^column '{name}': the extension is {size} bytes; the maximum is 255$",
         ):
             webdataset.arrange([encodings.column(name, "bytes")])
 

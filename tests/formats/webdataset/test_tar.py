@@ -349,7 +349,7 @@ def test_a_pax_size_is_used_and_compared_with_the_file():
 
 def test_pax_records_above_the_maximum_size_are_not_read():
     data = made([(info("a", 1, pax_headers={"comment": "x" * (1 << 20)}), b"1")])
-    assert message(data).endswith("bytes; at most 1048576 are read")
+    assert message(data).endswith("bytes; the maximum is 1048576")
 
 
 def test_pax_records_without_a_member_are_refused():

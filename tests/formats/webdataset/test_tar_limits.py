@@ -121,7 +121,7 @@ def test_pax_records_of_the_maximum_size_are_read(kind):
         else:
             assert (
                 message(data, kind)
-                == f"t.tar: the PAX or GNU header at byte 0 is {size} bytes; at most 1048576 are read"
+                == f"t.tar: the PAX or GNU header at byte 0 is {size} bytes; the maximum is 1048576"
             )
 
 
