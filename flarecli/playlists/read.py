@@ -420,6 +420,10 @@ def lift(text: str) -> tuple[str, _Lifted]:
 
 def _parse_block(body: str, head: str) -> list[Any]:
     items = body[len(head) : -1].split(f"\n{head}")
+    if items[0].isdigit():  # PyYAML writes counts in this style
+        counts = _parse_counts(",".join([*items, ""]))
+        if counts is not None:
+            return counts
     return [item[1:-1] if item[0] == '"' else _plain(item) for item in items]
 
 
