@@ -389,9 +389,13 @@ class Format:
 
         By default, this is the given order.
 
-        raises  UsageError for columns that the format cannot store, if there are no columns, or for
-                duplicate names
+        raises  UsageError for columns that the format cannot store, if there are no columns, for
+                duplicate names, or if the format is read-only
         """
+        if not self.writable:
+            raise UsageError(
+                f"the format `{self.name}` is read-only", hint="Choose another --format."
+            )
         out = tuple(map(self.stored_column, columns))
         check_names(out, f"{self.name} needs at least one column")
         return out

@@ -127,6 +127,11 @@ def run_line(place, monkeypatch, capfd):
             "Add the number of versions to keep, such as --keep 10.",
         ),
         (
+            "pack first.parquet new -f arrow",
+            "the format `arrow` is read-only",
+            "Use -f mds or -f json, or choose another --format.",
+        ),
+        (
             "pack first.parquet new -z gzip",
             "unknown compression 'gzip'",
             "Did you mean gz? Choose one of br, bz2, gz, snappy, zstd, or NAME:LEVEL.",
