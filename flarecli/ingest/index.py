@@ -484,7 +484,7 @@ def _kind(
     found = sniff(file, dialect, null_separated)
     if found not in INDEX_INPUTS:
         raise UsageError(
-            f"the stream is a {found}, not a table",
+            f"expected a table, got a stream of kind {found}",
             where=file,
             hint="Write the stream to a file, and pass the name of the file.",
         )

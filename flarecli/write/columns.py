@@ -471,8 +471,8 @@ def check_columns(names: Sequence[str], expected: Sequence[str]) -> None:
                 f"column {name!r} occurs {names.count(name)} times in the batch", column=name
             )
     for name in sorted(set(names) ^ set(expected)):
-        problem = "unknown" if name in names else "missing"
-        raise UsageError(f"column {name!r} is {problem} in the batch", column=name)
+        problem = "an unknown" if name in names else "no"
+        raise UsageError(f"the batch has {problem} column {name!r}", column=name)
 
 
 def address_columns(batch: pa.RecordBatch) -> list[str]:

@@ -107,7 +107,7 @@ def refuse_pins(at: Location, files: Collection[str], newest: int) -> None:
     _, pins = lists_of(at, files, newest)
     if pins:
         raise UsageError(
-            f"the pin {pins[0]} lists files to erase",
+            f"the pin {pins[0]} lists files that would be erased",
             where=at,
             hint="Delete the pin, or use --break-pins.",
         )

@@ -770,8 +770,8 @@ class _SampleBuffer:
             raise UsageError(f"sample: expected a mapping, got {kind}") from None
         if keys != {column.name for column in columns}:
             names = sorted(set(sample) ^ {column.name for column in columns})
-            problem = "unknown" if names[0] in sample else "missing"
-            raise UsageError(f"column {names[0]!r} is {problem} in the sample", column=names[0])
+            problem = "an unknown" if names[0] in sample else "no"
+            raise UsageError(f"the sample has {problem} column {names[0]!r}", column=names[0])
         row = {}
         for column in columns:
             try:

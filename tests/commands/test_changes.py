@@ -284,7 +284,9 @@ def test_erased_rows_are_in_no_byte_of_the_folder(out, tmp_path, capsys):
     flare.log(out, pin="before")
     with pytest.raises(UsageError) as caught:
         flare.drop(out, where="id = 10", erase=True)
-    assert str(caught.value) == f"{out}: the pin playlist.before.yaml lists files to erase"
+    assert (
+        str(caught.value) == f"{out}: the pin playlist.before.yaml lists files that would be erased"
+    )
     assert caught.value.hint == "Delete the pin, or use --break-pins."
     assert any(secret.encode() in data for data in files_of(out).values())
     assert main(["drop", str(out), "--where", "id = 10", "--erase", "--break-pins"]) == 0
@@ -358,7 +360,9 @@ def test_a_pin_that_lists_failed_rows_with_an_erased_key_is_refused(out, tmp_pat
     (tmp_path / "keys.txt").write_text("8317\n")
     with pytest.raises(UsageError) as caught:
         flare.drop(out, keys=tmp_path / "keys.txt", key="id", erase=True)
-    assert str(caught.value) == f"{out}: the pin playlist.before.yaml lists files to erase"
+    assert (
+        str(caught.value) == f"{out}: the pin playlist.before.yaml lists files that would be erased"
+    )
     assert not (out / ".flare-erased").exists()
     flare.drop(out, keys=tmp_path / "keys.txt", key="id", erase=True, break_pins=True)
     assert failed_rows(out) == ["8318"]
@@ -632,7 +636,9 @@ def test_a_pin_of_a_version_with_an_erased_key_is_refused_or_deleted(tmp_path):
     options = {"keys": tmp_path / "keys.txt", "key": "id", "erase": True}
     with pytest.raises(UsageError) as caught:
         flare.drop(out, **options)
-    assert str(caught.value) == f"{out}: the pin playlist.first.yaml lists files to erase"
+    assert (
+        str(caught.value) == f"{out}: the pin playlist.first.yaml lists files that would be erased"
+    )
     assert has_secret(out) and not (out / ".flare-erased").exists()
     flare.drop(out, **options, break_pins=True)
     assert not has_secret(out) and not (out / "playlist.first.yaml").exists()
@@ -1706,7 +1712,7 @@ def test_a_pin_that_is_created_during_an_erase_is_named(out, monkeypatch):
     monkeypatch.setattr(versions, "commit", commit)
     with pytest.raises(UsageError) as caught:
         flare.drop(out, where="id = 3", erase=True)
-    assert str(caught.value) == f"{out}: the pin playlist.run.yaml lists files to erase"
+    assert str(caught.value) == f"{out}: the pin playlist.run.yaml lists files that would be erased"
     assert len(content(out)) == 9 and len(content(out / "playlist.run.yaml")) == 10
     flare.drop(out, where="id = 3", erase=True, break_pins=True)
     assert not any(b"text 3" in data for data in files_of(out).values())

@@ -271,12 +271,11 @@ def test_rounds_that_are_too_long_are_rejected():
     [
         (
             {"batch_gpu": 0},
-            "stream 'a': expected batches of at least 1 sample and at least 1 round, got 0 and 1",
+            "stream 'a': expected a batch size of at least 1, got 0",
         ),
         (
             {"num_accum_rounds": 0},
-            "stream 'a': expected batches of at least 1 sample and at least 1 round, "
-            "got None and 0",
+            "stream 'a': num_accum_rounds: expected at least 1, got 0",
         ),
         (
             {"batch_gpu": 2, "dataloader_kwargs": {"batch_size": 3}},

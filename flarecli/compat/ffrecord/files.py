@@ -39,7 +39,9 @@ class FileWriter(Closeable):
         self.fname, self.n = os.fspath(fname), n
         if not self.fname.endswith(".ffr") or n < 0:
             raise UsageError(
-                f"expected a name that ends in .ffr, and n of at least 0, got n={n}",
+                f"n: expected at least 0, got {n}"
+                if n < 0
+                else "expected a file name that ends in .ffr",
                 where=self.fname,
             )
         folder, name = os.path.split(self.fname)

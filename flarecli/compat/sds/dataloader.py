@@ -312,8 +312,8 @@ class MultiStreamDataLoader:
             and self.meta_iteration_size > MAX_ROUND_BATCHES
         ):
             raise UsageError(
-                f"a round of these ratios has {self.meta_iteration_size} batches; at most "
-                f"{MAX_ROUND_BATCHES} are supported",
+                f"a round of these ratios has {self.meta_iteration_size} batches; "
+                f"the maximum is {MAX_ROUND_BATCHES}",
                 hint="Lower counts_precision, or use schedule='random'.",
             )
         self._yielded = 0
@@ -401,8 +401,9 @@ def _batch_size(opts: StreamOptions) -> int | None:
     where = f"stream {opts.name!r:.60}"
     if size == 0 or opts.num_accum_rounds < 1:
         raise UsageError(
-            f"expected batches of at least 1 sample and at least 1 round, got {size} and "
-            f"{opts.num_accum_rounds}",
+            "expected a batch size of at least 1, got 0"
+            if size == 0
+            else f"num_accum_rounds: expected at least 1, got {opts.num_accum_rounds}",
             where=where,
             hint="Pass ratio=0 to skip the stream.",
         )

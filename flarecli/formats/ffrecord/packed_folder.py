@@ -176,7 +176,7 @@ class _Machine:
     def result(self) -> Folder:
         """Return the only object on the stack."""
         if len(self._stack) != 1 or not isinstance(self._stack[0], dict) or self._marks:
-            raise ValueError("the pickle is not a single folder")
+            raise ValueError("the pickle does not contain exactly one folder")
         return self._stack[0]
 
     def _pop(self) -> Any:
