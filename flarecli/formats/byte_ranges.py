@@ -93,8 +93,13 @@ def _forked() -> None:
     _lock = threading.Lock()
 
 
+def _close() -> None:
+    with _lock:
+        _cache.clear()
+
+
 lifetimes.after_fork(_forked)
-lifetimes.register("decompressed shards", _cache.clear)
+lifetimes.register("decompressed shards", _close)
 
 
 class ShardMemory(NamedTuple):

@@ -1,6 +1,7 @@
 """Byte ranges of shards: sources, caching, and Arrow arrays up to the limit of views."""
 
 import gzip
+import threading
 
 import numpy as np
 import pyarrow as pa
@@ -167,6 +168,17 @@ def test_close_releases_decompressed_shards(tmp_path):
     byte_ranges.whole(chunk_of(tmp_path, gzip.compress(b"123456"), None, "x.gz"))
     assert byte_ranges._cache
     flare.close()
+    assert not byte_ranges._cache
+
+
+def test_close_waits_while_another_thread_uses_the_cache(tmp_path):
+    byte_ranges.whole(chunk_of(tmp_path, gzip.compress(b"123456"), None, "x.gz"))
+    closer = threading.Thread(target=flare.close)
+    with byte_ranges._lock:
+        closer.start()
+        closer.join(0.1)  # without the lock, this is enough time to clear the cache
+        assert byte_ranges._cache
+    closer.join()
     assert not byte_ranges._cache
 
 
