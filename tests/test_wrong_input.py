@@ -513,7 +513,7 @@ def test_a_truncated_shard_is_reported(here, capfd):
     shard = here / "d" / "shard.00001.mds"
     size = shard.stat().st_size
     os.truncate(shard, size - 10)
-    error = f"d/shard.00001.mds: file is {size - 10} bytes; {size} are listed"
+    error = f"d/shard.00001.mds: file is {size - 10} bytes; the listed size is {size}"
     assert main(["cat", "d", "-q"]) == 4
     assert (
         capfd.readouterr().err
@@ -590,7 +590,7 @@ def test_a_pack_cannot_write_to_stdout(here, capfd):
 
 def test_options_without_effect_are_refused(here, capfd):
     for option in ("--resize 8", "--quality 9", "--min-size 1", "--max-aspect 2", "--media-info"):
-        hint = "Fetch a column of links with --fetch."
+        hint = "Use --fetch to download the links of a column."
         check_error(
             capfd,
             f"pack ok.csv out {option}",
@@ -636,7 +636,7 @@ def test_an_unknown_name_lists_the_known_names(here, capfd):
 
 def test_duplicate_keys_are_reported(here, capfd):
     (here / "dup.csv").write_text("k,n\na,1\nb,2\na,3\n")
-    hint = "Use --on-duplicate first to keep only the first row of each key, or keep to keep all."
+    hint = "Use `--on-duplicate first` to keep only the first row of each key, or `--on-duplicate keep` to keep all rows."
     check_error(capfd, "pack dup.csv out --key k", 4, "dup.csv[2]: key 'a' was used in row 0", hint)
     assert main(["pack", "dup.csv", "out", "--key", "k", "--on-duplicate", "first", "-q"]) == 0
     assert main(["cat", "out", "-c", "n"]) == 0

@@ -23,8 +23,8 @@ class Line(CatOptions, CommandLine):
     """Command line of `flare cat`."""
 
     conflicts = (
-        Conflict("raw", "columns", "--raw prints the bytes of one column", "Remove --columns."),
-        Conflict("raw", "to", "--raw prints the bytes of one column", "Remove --to."),
+        Conflict("raw", "columns", "--raw prints the bytes of one column", "Omit --columns."),
+        Conflict("raw", "to", "--raw prints the bytes of one column", "Omit --to."),
     )
 
     to: str = option(

@@ -35,15 +35,15 @@ class Line(InspectOptions, CommandLine):
     arguments: ClassVar[Mapping[str, Argument]] = {
         "sources": replace(
             SOURCES,
-            help=f"{SOURCES.help} Without SOURCE, list the files in --cache.",
+            help=f"{SOURCES.help} Without SOURCE, list the files in the cache (--cache).",
             is_required=False,
         )
     }
     conflicts = (
-        Conflict("html", "field", hint="Remove --html or --field."),
+        Conflict("html", "field", hint="Omit --html or --field."),
         *(
             # with --json, --urls adds the addresses to the other output
-            Conflict("urls", name, hint=f"Remove --urls or --{name}.", unless="as_json")
+            Conflict("urls", name, hint=f"Omit --urls or --{name}.", unless="as_json")
             for name in (
                 *("field", "html", "shards", "stats", "sample"),
                 *("columns", "rows", "where", "limit"),

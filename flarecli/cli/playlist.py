@@ -71,14 +71,14 @@ def command(line: Line) -> int:
     if modes and unused:
         raise UsageError(
             f"{modes[0]} does not write a playlist; {unused[0]} has no effect",
-            hint=f"Remove {unused[0]}.",
+            hint=f"Omit {unused[0]}.",
         )
     if line.check is not None:
         if sources:
             raise UsageError("--check accepts one playlist", hint="Remove the other addresses.")
         return _check(printer, line, line.check)
     if not sources:
-        raise UsageError("missing argument: SOURCE", hint="Run `flare playlist --help`.")
+        raise UsageError("missing argument 'SOURCE...'", hint="Run `flare playlist --help`.")
     if line.reindex:
         for source in sources:
             index = commands.reindex(source, allow_local=line.allow_local)
@@ -89,7 +89,9 @@ def command(line: Line) -> int:
         return 0
     if line.diff is not None:
         if len(sources) != 1:
-            raise UsageError("--diff compares one playlist with OTHER", hint="Specify one SOURCE.")
+            raise UsageError(
+                f"--diff: expected one SOURCE, got {len(sources)}", hint="Specify one SOURCE."
+            )
         return _print_diff(printer, line, sources[0], line.diff)
     out = None if line.out == "-" else line.out
     options = {**line.keywords(PlaylistOptions), "out": out}

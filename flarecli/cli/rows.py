@@ -435,7 +435,7 @@ def _unpickled(data: bytes) -> Any:
             reason = error.message
         raise ValueFitError(
             f"cannot decode a pickle: {reason}",
-            hint="Remove --allow-pickle to print only the size of the pickle.",
+            hint="Omit --allow-pickle to print only the size of the pickle.",
         ) from None
 
 

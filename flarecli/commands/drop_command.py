@@ -188,7 +188,7 @@ def _selected(options: DropOptions, base: Version) -> _Selection | None:
     erases_rows = options.erase and options.drop_column is None
     if options.key is not None and options.keys is None and not erases_rows:
         raise UsageError(
-            "--key needs --keys, or --erase to erase rows",
+            "--key needs --keys, or --erase without --drop-column",
             hint="Use --keys FILE --key COLUMN, or omit --key.",
         )
     if options.drop_column is not None:

@@ -628,7 +628,7 @@ class PackOptions(_DownloadOptions, TableOptions, _WriteOptions, _StreamOptions)
         Option(
             group="Run",
             metavar="NAME",
-            help="Add a column of SOURCE to the dataset in OUT, in row order or matched by --key.",
+            help="Add a column of SOURCE to the dataset in OUT; match rows by position, or by --key.",
         ),
     )
     replace: bool = option(
@@ -643,7 +643,7 @@ class PackOptions(_DownloadOptions, TableOptions, _WriteOptions, _StreamOptions)
         Option(
             group="Run",
             flags=("-n",),
-            help="Show what would be packed, and try the first links; write nothing.",
+            help="Show what would be packed, and download the first links as a test; write nothing.",
             is_everyday=True,
         ),
     )
@@ -679,7 +679,7 @@ class UnpackOptions(_DownloadOptions, TableOptions, _WriteOptions, _FormatOption
         Option(
             group="Output",
             choices=("jsonl", "csv", "parquet", "none"),
-            help="Format of the index, which lists file names and the other columns.",
+            help="Format of the index, which contains the file names and the columns that are not written as files.",
             is_everyday=True,
         ),
     )

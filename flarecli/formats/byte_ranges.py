@@ -155,7 +155,7 @@ def stored_size(chunk: Chunk) -> int:
             else "The file was replaced after it was packed; fetch or pack it again."
         )
         raise IntegrityError(
-            f"file is {size} bytes; {listed} are listed", where=chunk.at, hint=hint
+            f"file is {size} bytes; the listed size is {listed}", where=chunk.at, hint=hint
         )
     return size
 

@@ -124,7 +124,7 @@ def _data(shard: Shard) -> bytes:
     data = at.read(0, None)
     if listed is not None and listed != len(data):
         raise IntegrityError(
-            f"file is {len(data)} bytes; {listed} are listed",
+            f"file is {len(data)} bytes; the listed size is {listed}",
             where=at,
             hint="The file was changed after its size was listed; "
             "if the size is from a playlist, write the playlist again.",

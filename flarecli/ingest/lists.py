@@ -105,7 +105,7 @@ def expand_lists(
             for expanded in expand_lists(listed, dialect, (*parents, at)):
                 count += 1
                 if count > MAX_FILES:
-                    raise FormatError(f"more than {MAX_FILES} files in lists", where=at)
+                    raise FormatError(f"the lists contain more than {MAX_FILES} files", where=at)
                 yield expanded
     except FlareError as error:
         raise file.with_source(error) from None
@@ -159,7 +159,7 @@ def _expand_address(folder: Location, address: str) -> Iterator[Location]:
             yield folder.join(expanded)
         elif is_web:
             raise UsageError(
-                "an HTTP address cannot be listed",
+                "files on a web server cannot be listed",
                 hint="Pass the address of each file, or use braces such as {00000..00127}.",
             )
         else:

@@ -126,7 +126,7 @@ def rows_of(source: Any) -> tuple[PythonRows | None, Any]:
     if first is not None and not isinstance(first, (str, os.PathLike)):
         raise UsageError(
             f"{name} contains values of type {type(first).__name__}; expected dicts",
-            hint='Return each row as a dict, such as {"image": image, "label": label}.',
+            hint='Use a dict for each row, such as {"image": image, "label": label}.',
         )
     return None, list(items)
 

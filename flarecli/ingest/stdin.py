@@ -109,7 +109,7 @@ def open_streams(
         shown = STDIN if is_stdin(address) else address
         if shown in names:
             raise UsageError(
-                "a stream can be read only once", where=shown, hint="Name the stream only once."
+                "a stream can be read only once", where=shown, hint="Pass the stream only once."
             )
         names.add(shown)
         opened.append(_open_stream(shown, stdin, is_opaque))
@@ -316,13 +316,13 @@ def _unknown_kind(spool: Blocks, found: str | None, is_text: bool) -> FormatErro
     elif is_text:
         message = f"unknown kind of stream; expected {_EXPECTED}"
         hint = (
-            "Set the kind with --input, such as csv for a table with one column, "
+            "Set the kind of the stream with --input, such as csv for a table with one column, "
             "or lines for a list of addresses."
         )
     else:
         begin = f"the stream contains {found}" if found else "unknown kind of stream"
         message = f"{begin}; expected {_EXPECTED}"
-        hint = "Set the kind with --input; use --input files to read the stream as one row."
+        hint = "Set the kind of the stream with --input; use --input files to read the stream as one row."
     return FormatError(message, where=spool, hint=hint)
 
 

@@ -64,7 +64,7 @@ class Resize:
             )
         if self.box is None and self.mode != "fit":
             raise UsageError(
-                f"--resize-mode {self.mode} needs a size",
+                f"--resize-mode {self.mode} needs --resize",
                 hint="Add --resize, or omit --resize-mode.",
             )
         if self.box is not None and not all(0 < side <= MAX_SIDE for side in self.box):

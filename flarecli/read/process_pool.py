@@ -60,7 +60,9 @@ class Process:
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             self._pipe.close()
             hint = "Define the function at the top level of a module, or use threads."
-            raise UsageError(f"cannot send to another process: {error}", hint=hint) from error
+            raise UsageError(
+                f"cannot send the function to another process: {error}", hint=hint
+            ) from error
         except OSError as error:
             self._pipe.close()
             hint = (

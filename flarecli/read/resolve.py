@@ -80,7 +80,7 @@ def _expanded(address: str, guard: Guard | None) -> list[tuple[str, bool]]:
             out += [(name, True) for name in globbed(text, guard)]
         else:
             raise UsageError(
-                "an HTTP address cannot be listed",
+                "files on a web server cannot be listed",
                 where=redact(text),
                 hint="Pass the address of each file, or use braces such as {00000..00127}.",
             )
@@ -173,7 +173,7 @@ def _of_stream(spool: Spool, format: str | None, table: Mapping[str, Any]) -> Pl
         raise UsageError(
             "the stream is a list of addresses, not a table or a tar",
             where=spool,
-            hint="Set the kind with --input, or pack the list with `flare pack`.",
+            hint="Set the kind of the stream with --input, or pack the list with `flare pack`.",
         )
     if format not in (None, found):
         raise UsageError(

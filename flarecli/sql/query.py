@@ -265,7 +265,7 @@ def _check_steps(steps: Sequence[str]) -> None:
     reads = sum(step.endswith("ARROW_SCAN") for step in steps)
     if reads > 1:
         raise UsageError(
-            "--where reads the rows more than once",
+            "--where: the query reads the table `dataframe` more than once",
             hint="Start with WITH d AS MATERIALIZED (SELECT * FROM dataframe), and read from d.",
         )
     if reads == 0 and "EMPTY_RESULT" not in steps:

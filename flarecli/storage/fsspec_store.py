@@ -148,7 +148,7 @@ class FsspecStore(Store):
             raise MissingLibraryError(
                 f"the library for {self.scheme}:// is not installed",
                 where=redact(self.address),
-                hint=f"pip install {packages}",
+                hint=f"Run `pip install {packages}`.",
             ) from None
 
     def _file_system(self) -> Any:
@@ -208,7 +208,7 @@ class FsspecStore(Store):
             raise MissingLibraryError(
                 f"the library for {self.scheme}:// is incomplete",
                 where=self.show(path),
-                hint=f"pip install {LIBRARIES[self.scheme]}",
+                hint=f"Run `pip install {LIBRARIES[self.scheme]}`.",
             ) from None
         except Exception as error:
             raise self._converted(error, path) from None

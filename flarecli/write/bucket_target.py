@@ -186,7 +186,7 @@ class Lease:
             except UsageError as error:
                 raise error.changed(address=str(named)) from None
         raise ReachError(
-            "the store created a file that already exists",
+            "the store accepted a conditional write (If-None-Match) of an existing file",
             where=named,
             hint="Use a store with conditional writes (If-None-Match), or a local folder.",
         )

@@ -81,7 +81,7 @@ class ErasedKeys:
             return cls(_checked_key(bytes.fromhex(found["key"])), hashes)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise FormatError(
-                "expected a JSON object with a key and hashes of erased keys",
+                "expected a JSON object with the fields 'key' and 'columns'",
                 where=where,
                 hint="Restore this file from a backup. If you delete it, erased rows can be appended again.",
             ) from None

@@ -213,7 +213,7 @@ class Writer:
         if self._is_inconsistent and not self._ended:
             raise UsageError(
                 "an earlier shard could not be written, so later rows are refused",
-                hint="Open another Writer with resume=True, and continue after its `rows`.",
+                hint="Open another Writer with resume=True, and skip the rows that it already contains (`writer.rows`).",
             )
         if self._ended:
             raise UsageError(

@@ -169,33 +169,33 @@ def test_an_error_without_place_or_hint_is_one_line(flare):
         (
             ["cat", "a", "--raw", "x", "-c", "y"],
             "--raw and --columns cannot be combined, because --raw prints the bytes of one column",
-            "Remove --columns.",
+            "Omit --columns.",
         ),
         (
             ["cat", "a", "--raw", "x", "--to", "csv"],
             "--raw and --to cannot be combined, because --raw prints the bytes of one column",
-            "Remove --to.",
+            "Omit --to.",
         ),
-        (["playlist"], "missing argument: SOURCE", "Run `flare playlist --help`."),
+        (["playlist"], "missing argument 'SOURCE...'", "Run `flare playlist --help`."),
         (
             ["playlist", "a", "b", "--diff", "c"],
-            "--diff compares one playlist with OTHER",
+            "--diff: expected one SOURCE, got 2",
             "Specify one SOURCE.",
         ),
         (
             ["playlist", "a", "--diff", "b", "--base", "c"],
             "--diff does not write a playlist; --base has no effect",
-            "Remove --base.",
+            "Omit --base.",
         ),
         (
             ["playlist", "a", "--reindex", "--hash", "sha1"],
             "--reindex does not write a playlist; --hash has no effect",
-            "Remove --hash.",
+            "Omit --hash.",
         ),
         (
             ["inspect", "a", "--html", "b", "--field", "rows"],
             "--html and --field cannot be combined",
-            "Remove --html or --field.",
+            "Omit --html or --field.",
         ),
         (
             ["playlist", "a", "--check", "b"],
@@ -205,12 +205,12 @@ def test_an_error_without_place_or_hint_is_one_line(flare):
         (
             ["playlist", "a", "--diff", "b", "--out", "c"],
             "--diff does not write a playlist; --out has no effect",
-            "Remove --out.",
+            "Omit --out.",
         ),
         (
             ["playlist", "--reindex", "a", "--check", "b"],
             "--check does not write a playlist; --reindex has no effect",
-            "Remove --reindex.",
+            "Omit --reindex.",
         ),
     ],
 )

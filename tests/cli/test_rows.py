@@ -417,7 +417,7 @@ def test_pickles_are_decoded_only_with_allow_pickle(flare):
     assert (told.code, told.out, told.err) == (
         4,
         "",
-        f"error: {error}\nhint: Remove --allow-pickle to print only the size of the pickle.\n",
+        f"error: {error}\nhint: Omit --allow-pickle to print only the size of the pickle.\n",
     )
 
 

@@ -528,7 +528,7 @@ def test_a_damaged_list_of_erased_keys_is_reported(out, tmp_path):
         with pytest.raises(FormatError) as caught:
             flare.pack(more, out, append=True)
         assert str(caught.value) == (
-            f"{out}/.flare-erased: expected a JSON object with a key and hashes of erased keys"
+            f"{out}/.flare-erased: expected a JSON object with the fields 'key' and 'columns'"
         )
 
 
@@ -536,10 +536,10 @@ def test_a_damaged_list_of_erased_keys_is_reported(out, tmp_path):
     ("options", "message"),
     [
         ({"keys": "keys.txt"}, "--keys needs --key"),
-        ({"where": "id = 1", "key": "id"}, "--key needs --keys, or --erase to erase rows"),
+        ({"where": "id = 1", "key": "id"}, "--key needs --keys, or --erase without --drop-column"),
         (
             {"drop_column": "text", "key": "id", "erase": True},
-            "--key needs --keys, or --erase to erase rows",
+            "--key needs --keys, or --erase without --drop-column",
         ),
         ({"where": "id = 1", "key": "x", "erase": True}, "--key: no column 'x'"),
     ],
@@ -825,8 +825,8 @@ def test_keys_of_the_dataset_count_as_earlier_rows(out, tmp_path):
         flare.pack(more, out, append=True, key="id")
     assert str(caught.value) == f"{more}[0]: key '8' is already in the dataset, in row 8"
     assert caught.value.hint == (
-        "Use --on-duplicate first to skip rows with existing keys, or replace to remove the "
-        "existing rows."
+        "Use `--on-duplicate first` to skip rows with existing keys, or "
+        "`--on-duplicate replace` to remove the existing rows."
     )
     packed = flare.pack(more, out, append=True, key="id", on_duplicate="first")
     assert (packed.rows, packed.duplicates) == (3, 2)
@@ -943,12 +943,12 @@ def test_a_key_that_the_source_repeats_is_an_error_if_rows_are_replaced(out, tmp
     [
         (
             {"key": "id"},
-            "--on-duplicate replace needs --append",
-            "Use --on-duplicate first to keep only the first row of each key.",
+            "`--on-duplicate replace` needs --append",
+            "Use `--on-duplicate first` to keep only the first row of each key.",
         ),
         (
             {"append": True},
-            "--on-duplicate replace needs --key",
+            "`--on-duplicate replace` needs --key",
             "Name the key column with --key.",
         ),
     ],
@@ -2035,7 +2035,7 @@ def test_keys_of_appended_parts_are_compared_with_the_dataset(out, tmp_path):
     assert str(caught.value) == f"{more}[0]: key '8' is already in the dataset, in row 8"
     with pytest.raises(UsageError) as usage:
         flare.pack(more, out, append=True, key="id", part_rows=2, on_duplicate="first")
-    assert str(usage.value) == "--on-duplicate first needs the keys of all parts"
+    assert str(usage.value) == "`--on-duplicate first` needs the keys of all parts"
     packed = flare.pack(more, out, append=True, key="id", part_rows=2, on_duplicate="replace")
     assert (packed.rows, packed.replaced, packed.version) == (6, 2, 2)
     assert content(out) == rows(0, 14)

@@ -110,7 +110,7 @@ def test_with_urls_only_addresses_are_printed(plain, capsys, options):
     assert main(["inspect", str(plain), "--urls", *options]) == 2
     assert capsys.readouterr().err.splitlines() == [
         f"error: --urls and {options[0]} cannot be combined",
-        f"hint: Remove --urls or {options[0]}.",
+        f"hint: Omit --urls or {options[0]}.",
     ]
 
 
@@ -401,12 +401,12 @@ def test_selected_rows_of_missing_shards_are_omitted(scores):
         (
             ["--urls", "-c", "id"],
             "--urls and --columns cannot be combined",
-            "Remove --urls or --columns.",
+            "Omit --urls or --columns.",
         ),
         (
             ["--urls", "--where", "id > 1"],
             "--urls and --where cannot be combined",
-            "Remove --urls or --where.",
+            "Omit --urls or --where.",
         ),
         (["--limit", "-1"], "--limit: expected at least 0, got -1", ""),
     ],

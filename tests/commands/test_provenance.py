@@ -259,7 +259,7 @@ def test_a_duplicate_key_in_another_file_is_reported_with_both_files(tmp_path, k
                 {"csv": f"id,n\n1,{n}\n", "jsonl": f"{row}\n", "json": f"[{row}]"}[kind]
             )
     one, two = map(str, paths)
-    hint = "Use --on-duplicate first to keep only the first row of each key, or keep to keep all."
+    hint = "Use `--on-duplicate first` to keep only the first row of each key, or `--on-duplicate keep` to keep all rows."
     messages = [
         (f"{two}[0]: key '1' was used in {one}[0]", hint),
         (f"{one}[0]: key '1' was used in {two}[0]", hint),

@@ -109,7 +109,7 @@ def test_table_entries_of_missing_bytes_are_dropped(bag):
 
 def test_a_table_with_decreasing_ends_is_rejected(bag):
     bag.with_suffix(".idx").write_bytes(struct.pack("<2Q", 5, 3))
-    with pytest.raises(FormatError, match="record 1 starts at byte 5 and ends at byte 3"):
+    with pytest.raises(FormatError, match="record 1 starts at byte 5 but ends at byte 3"):
         granular.BagWriter(bag)
     assert bag.read_bytes() == b"".join(RECORDS)
 

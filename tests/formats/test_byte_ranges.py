@@ -151,7 +151,7 @@ def test_a_size_that_differs_from_the_listing_is_refused_by_every_reader(tmp_pat
         ):
             with pytest.raises(IntegrityError) as caught:
                 do(chunk)
-            assert caught.value.message == f"file is 6 bytes; {size} are listed"
+            assert caught.value.message == f"file is 6 bytes; the listed size is {size}"
             assert caught.value.hint == hint
     assert bytes(byte_ranges.whole(chunk_of(tmp_path, b"123456", 6))) == b"123456"
 

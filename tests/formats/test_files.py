@@ -79,7 +79,7 @@ def test_a_file_that_changed_its_size_since_it_was_listed_is_refused(folder):
     (folder / "a.txt").write_bytes(b"longer")
     with pytest.raises(IntegrityError) as caught:
         data[0]
-    assert str(caught.value) == f"{folder}/a.txt: file is 6 bytes; 3 are listed"
+    assert str(caught.value) == f"{folder}/a.txt: file is 6 bytes; the listed size is 3"
 
 
 def test_verify_only_checks_that_plain_files_can_be_read(folder):

@@ -183,7 +183,8 @@ def test_a_list_with_too_many_files_is_refused(tmp_path, monkeypatch):
         tmp_path, {"l.txt": "m.txt\nm.txt\n", "m.txt": "a.csv\na.csv\n", "a.csv": "n\n1\n"}
     )
     assert (
-        error_of(tmp_path, lambda: open_index(names[0]))[0] == "l.txt: more than 3 files in lists"
+        error_of(tmp_path, lambda: open_index(names[0]))[0]
+        == "l.txt: the lists contain more than 3 files"
     )
     monkeypatch.setattr(lists, "MAX_FILES", 4)
     assert len(rows_of(names[0])) == 4

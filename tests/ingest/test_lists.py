@@ -98,7 +98,7 @@ def test_a_remote_list_names_files_in_its_folder(web):
         ),
         (
             {"l.txt": "http://h/*.csv"},
-            "l.txt: line 1: an HTTP address cannot be listed",
+            "l.txt: line 1: files on a web server cannot be listed",
             "Pass the address of each file, or use braces such as {00000..00127}.",
         ),
         ({"l.txt": "[a-]x.csv\n[z-a].csv"}, "l.txt: line 1: nothing matches '[a-]x.csv'", ""),

@@ -518,18 +518,18 @@ EXPECTED = (
         (
             b"hello\nworld\n",
             f"unknown kind of stream; {EXPECTED}",
-            "Set the kind with --input, such as csv for a table with one column, "
+            "Set the kind of the stream with --input, such as csv for a table with one column, "
             "or lines for a list of addresses.",
         ),
         (
             b"fLaC\0\0",
             f"the stream contains flac; {EXPECTED}",
-            "Set the kind with --input; use --input files to read the stream as one row.",
+            "Set the kind of the stream with --input; use --input files to read the stream as one row.",
         ),
         (
             b"\x7fELF\1\1",
             f"unknown kind of stream; {EXPECTED}",
-            "Set the kind with --input; use --input files to read the stream as one row.",
+            "Set the kind of the stream with --input; use --input files to read the stream as one row.",
         ),
         (
             b"\xfd7zXZ\0\0",
@@ -590,7 +590,7 @@ def test_a_stream_is_named_once():
         open_streams(["-", "/dev/stdin"], Pipe(CSV))
     assert (str(caught.value), caught.value.hint) == (
         "-: a stream can be read only once",
-        "Name the stream only once.",
+        "Pass the stream only once.",
     )
 
 

@@ -292,7 +292,7 @@ def test_animations_are_not_resized():
     ("options", "message"),
     [
         ({"mode": "pad"}, "--resize-mode: expected fit, crop or stretch, got 'pad'"),
-        ({"mode": "crop"}, "--resize-mode crop needs a size"),
+        ({"mode": "crop"}, "--resize-mode crop needs --resize"),
         ({"size": 0}, "--resize: expected sides from 1 to 65536 pixels, got 0"),
         ({"size": (640, 0)}, "--resize: expected sides from 1 to 65536 pixels, got 640x0"),
         ({"min_size": -1}, "--min-size: expected a number of pixels, got -1"),

@@ -58,7 +58,7 @@ def test_an_exited_worker_process_is_reported(data):
         "a worker process ended (exit code 7) during the batch of rows "
         "24, 25, 26, 27, 28, 29, 30, 31, …"
     )
-    with pytest.raises(UsageError, match="^cannot send to another process: "):
+    with pytest.raises(UsageError, match="^cannot send the function to another process: "):
         list(flare.Loader(data, transform=lambda sample: sample, processes=True, start="spawn"))
 
 

@@ -276,7 +276,7 @@ def test_an_interrupt_in_the_source_is_an_interrupt():
         ),
         (
             "n > (SELECT avg(n) FROM dataframe)",
-            "--where reads the rows more than once",
+            "--where: the query reads the table `dataframe` more than once",
             "Start with WITH d AS MATERIALIZED (SELECT * FROM dataframe), and read from d.",
         ),
     ],

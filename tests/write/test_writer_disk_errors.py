@@ -14,7 +14,7 @@ from tests.outputs import files_of
 
 COLUMNS = {"n": "int"}
 GONE = "an earlier shard could not be written, so later rows are refused"
-AGAIN = "Open another Writer with resume=True, and continue after its `rows`."
+AGAIN = "Open another Writer with resume=True, and skip the rows that it already contains (`writer.rows`)."
 
 
 def pack(out, rows, **options):

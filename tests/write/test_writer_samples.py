@@ -89,7 +89,7 @@ def test_an_interrupt_between_two_fields_loses_no_row_silently(tmp_path, monkeyp
             do()
         assert (caught.value.message, caught.value.hint) == (
             LOST,
-            "Open another Writer with resume=True, and continue after its `rows`.",
+            "Open another Writer with resume=True, and skip the rows that it already contains (`writer.rows`).",
         )
     writer.abandon()
     assert (

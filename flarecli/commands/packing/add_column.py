@@ -99,7 +99,7 @@ def _check(task: PackTask, base: Version, name: str) -> None:
             continue
         if columns != [name] or stream.name != name:
             raise UsageError(
-                f"column {name!r} is stored with other columns, so it cannot be replaced",
+                f"column {name!r} cannot be replaced, because --add-column did not add it",
                 where=base.at,
             )
         if not options.replace:

@@ -96,12 +96,12 @@ def _pack(
     if options.on_duplicate == "replace":
         if not options.append:
             raise UsageError(
-                "--on-duplicate replace needs --append",
-                hint="Use --on-duplicate first to keep only the first row of each key.",
+                "`--on-duplicate replace` needs --append",
+                hint="Use `--on-duplicate first` to keep only the first row of each key.",
             )
         if options.key is None:
             raise UsageError(
-                "--on-duplicate replace needs --key",
+                "`--on-duplicate replace` needs --key",
                 hint="Name the key column with --key.",
             )
     progress = options.progress or Progress()

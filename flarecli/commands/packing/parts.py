@@ -655,8 +655,8 @@ def check_division(plan: Plan) -> None:
     flag = "--part-rows" if options.part_rows else "--join" if options.join else "--part"
     if options.on_duplicate == "first" and plan.key is not None:
         raise UsageError(
-            "--on-duplicate first needs the keys of all parts",
-            hint=f"Use --on-duplicate error or keep, or omit {flag}.",
+            "`--on-duplicate first` needs the keys of all parts",
+            hint=f"Use `--on-duplicate error` or `--on-duplicate keep`, or omit {flag}.",
         )
     if any(map(is_stream, plan.task.sources)):
         raise UsageError(

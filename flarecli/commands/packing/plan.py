@@ -59,9 +59,7 @@ __all__ = [
     "selected",
 ]
 
-DOTS_NOTE = (
-    "keys contain dots, which are stored as '_', because the extension starts at the first dot"
-)
+DOTS_NOTE = "dots in keys are stored as '_', because the extension starts at the first dot"
 _ERASED, _ERASED_REASON = "erased", "a row with this key was erased from the dataset"
 _NAME_OF = "name of the file in "  # prefix of internal columns that contain file names
 
@@ -473,7 +471,7 @@ def _media(plan: Plan, names: Sequence[str]) -> tuple[list[MediaColumn], dict[st
     if options.option is not None and not any(column.is_media for column in columns):
         raise UsageError(
             f"{options.option}: no column contains files",
-            hint="Fetch a column of links with --fetch.",
+            hint="Use --fetch to download the links of a column.",
         )
     if not options.info:
         return columns, {}
@@ -637,8 +635,8 @@ def _distinct(batches: Iterator[pa.RecordBatch], plan: Plan) -> Iterator[pa.Reco
                         f"in row {earlier[first]}",
                         where=file,
                         row=at,
-                        hint="Use --on-duplicate first to skip rows with existing keys, or "
-                        "replace to remove the existing rows.",
+                        hint="Use `--on-duplicate first` to skip rows with existing keys, or "
+                        "`--on-duplicate replace` to remove the existing rows.",
                     )
                 earlier -= before
                 raise _duplicate(
@@ -700,7 +698,7 @@ def _duplicate(plan: Plan, key: str, row: int, earlier: int, are_source_rows: bo
     )
     place = format_place("" if earlier_file == file else earlier_file, earlier_at)
     options = plan.options
-    hint = "Use --on-duplicate first to keep only the first row of each key, or keep to keep all."
+    hint = "Use `--on-duplicate first` to keep only the first row of each key, or `--on-duplicate keep` to keep all rows."
     if options.on_duplicate == "replace":
         hint = "Make the keys of the source unique."
     elif options.part_rows is not None:

@@ -442,7 +442,7 @@ def _check_folder_column(name: str, shown: str) -> None:
         raise UsageError(
             "--folder-column: the source is not a folder of files",
             where=shown,
-            hint="Omit --folder-column, or name a folder.",
+            hint="Omit --folder-column, or pass a folder as the source.",
         )
 
 

@@ -46,7 +46,7 @@ _TAR_BLOCK = 512
 _COPIED_BYTES = 1 << 20  # bytes that are copied at a time
 _JOURNAL, _BEGUN = f"{SCRATCH}/journal", f"{SCRATCH}/begun"
 _MOVE_HINT = "Move this file elsewhere first."
-_NOT_SAME = "Name another folder. Without an index, the folder must contain exactly the files of the unpack."
+_NOT_SAME = "Name another folder. Without an index, a folder that is not empty must contain exactly the files that would be written."
 
 
 class Output(ABC):

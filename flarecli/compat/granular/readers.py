@@ -50,7 +50,7 @@ class _Reader(Closeable):
             plain = kind.removesuffix("[]") if key in lists else kind
             if decoders is not None and plain not in decoders:
                 raise UsageError(
-                    f"no decoder for type {plain!r:.60}", hint="Pass decoders=None for bytes."
+                    f"no decoder for type {plain!r:.60}", hint="Pass decoders=None to read bytes."
                 )
             self._decoders[key] = None if decoders is None else decoders[plain]
         # cache_keys may contain `refs`, the table of lists, which is always in memory

@@ -145,7 +145,7 @@ def _fault(offsets: IntArray, row: int, end: int, size: int) -> str:
         return f"record 0 starts at byte {offsets[0]}, inside the table"
     if int(offsets[row]) > size:
         return f"record {row} starts at byte {offsets[row]}; the file ends at byte {size}"
-    return f"record {row} starts at byte {offsets[row]} and ends at byte {offsets[row + 1]}"
+    return f"record {row} starts at byte {offsets[row]} but ends at byte {offsets[row + 1]}"
 
 
 def table_sum(shard: Shard) -> int:

@@ -148,7 +148,7 @@ def table(at: Location, start: int, stop: int, data: bytes | None = None) -> Int
     if row is not None:
         end = int(starts[row + 1]) % (1 << 64)
         raise FormatError(
-            f"record {row} starts at byte {int(starts[row])} and ends at byte {end}",
+            f"record {row} starts at byte {int(starts[row])} but ends at byte {end}",
             where=at,
             hint=DAMAGED,
         )

@@ -399,9 +399,9 @@ def _open_folder(chunk: Chunk, columns: Columns | None) -> Shard:
     for name in companions(spec, refs):
         if name not in by_name:
             raise FormatError(
-                f"{name!r} is not listed",
+                f"the playlist does not list the file {name!r}",
                 where=chunk.at,
-                hint="Add the file to the playlist, or create the playlist again.",
+                hint="Add the file to the playlist, or write the playlist again.",
             )
     own = granular_spec.spec_of(spec, refs)
     columns = own if columns is None else granular_spec.agreed(own, columns, chunk.at)
@@ -492,7 +492,7 @@ def _put(
     whole = settings.shard_bytes is None and settings.shard_rows is None
     if whole and number:
         raise UsageError(
-            "the rows need more than one shard",
+            "the rows do not fit in one shard",
             where=at,
             hint="Use --shard-size to write several shards.",
         )

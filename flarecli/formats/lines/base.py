@@ -350,7 +350,7 @@ def _check_table(starts: UInt32Array, header: int, size: int, chunk: Chunk, meta
     row = byte_ranges.first_decrease(starts)
     if row is not None:
         raise FormatError(
-            f"line {row} starts at byte {starts[row]} and ends at byte {starts[row + 1]}",
+            f"line {row} starts at byte {starts[row]} but ends at byte {starts[row + 1]}",
             where=meta.at,
             hint=DAMAGED,
         )

@@ -370,7 +370,7 @@ def _table_fault(starts: UInt32Array, row: int | None, end: int, size: int) -> s
     if starts[0] < end:
         return f"sample 0 starts at byte {starts[0]}, inside the table"
     if row is not None:
-        return f"sample {row} starts at byte {starts[row]} and ends at byte {starts[row + 1]}"
+        return f"sample {row} starts at byte {starts[row]} but ends at byte {starts[row + 1]}"
     if size < starts[-1]:
         return f"file is {size} bytes; its offset table requires {starts[-1]}"
     return f"{size - int(starts[-1])} bytes follow the last sample"
@@ -504,7 +504,7 @@ def _fixed(array: pa.Array, column: Column) -> ByteArray:
         offsets, data = byte_ranges.value_offsets(raw), raw.buffers()[2]
         if (np.diff(offsets) != size).any():
             raise ValueFitError(
-                f"column {column.name!r}: expected {size} bytes", column=column.name
+                f"column {column.name!r}: expected values of {size} bytes", column=column.name
             )
         first = int(offsets[0])
     else:

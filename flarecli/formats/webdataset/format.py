@@ -328,7 +328,7 @@ class WebDataset(Format):
                 str(at),
                 "format",
                 f"the end marker is {seen.end} bytes;"
-                f" expected whole blocks, at least {len(tar.END)} bytes",
+                f" expected a multiple of 512 bytes, at least {len(tar.END)}",
                 "Pack it again.",
             )
         for kind, count in sorted(seen.skipped.items()):
@@ -393,7 +393,7 @@ def _arranged(form: Format, table: Table, columns: Columns, at: Location) -> dic
     for one in columns:
         if not _can_store(form, one):
             raise FormatError(
-                f"column {one.name!r} is listed as {one.encoding}, which a tar cannot store",
+                f"column {one.name!r} has the encoding {one.encoding}, which a tar cannot store",
                 where=at,
                 column=one.name,
             )
@@ -408,7 +408,7 @@ def _arranged(form: Format, table: Table, columns: Columns, at: Location) -> dic
             found = [i for i, name in of_rows if belongs_to(extension, name)]
             if not found:
                 raise IntegrityError(
-                    f"members have the extension .{extension}, but no such column is listed",
+                    f"unexpected extension .{extension}: the columns do not include it",
                     where=at,
                     hint="Add the column to the playlist; to read fewer columns, use -c.",
                 )

@@ -332,7 +332,7 @@ def _skipped(kind: bytes, size: int, where: object, pos: int) -> str:
         raise FormatError(f"unsupported type {kind!r} of the member at byte {pos}", where=where)
     if size and kind != b"V":
         raise FormatError(
-            f"the {_SKIPPED[kind]} at byte {pos} has {size} bytes of data", where=where
+            f"the {_SKIPPED[kind]} at byte {pos} has {size} bytes of data; expected 0", where=where
         )
     return _SKIPPED[kind]
 

@@ -80,7 +80,7 @@ def parse_address(address: str) -> tuple[str, str, str]:
         )
     if not bucket or not bucket.isprintable() or any(sign in bucket for sign in "?#%\\ :"):
         raise UsageError(
-            "the address has no bucket",
+            "the address has no valid bucket name",
             where=redact(address),
             hint=f"Use an address such as {scheme}://bucket/folder.",
         )

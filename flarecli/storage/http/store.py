@@ -363,7 +363,7 @@ class HttpStore(Store):
 
     def list(self, path: str) -> Iterator[Entry]:
         raise UsageError(
-            "an HTTP address cannot be listed",
+            "files on a web server cannot be listed",
             where=self.show(path),
             hint="Pass the addresses of the files, or of a playlist or an index.json.",
         )

@@ -181,7 +181,7 @@ def test_dots_in_keys_become_underscores_in_a_tar(tmp_path):
             "d.x/IMG_2024_01_01",
         ]
         assert notes.notes == [
-            "keys contain dots, which are stored as '_', because the extension starts at the first dot"
+            "dots in keys are stored as '_', because the extension starts at the first dot"
         ]
     write(tmp_path / "in", {"d.x/IMG_2024_01.01.jpg": b"", "d.x/noext": b""})
     for options in ({}, {"part_rows": 1}, {"on_error": "skip"}):

@@ -610,8 +610,8 @@ HELP = "Parts are numbered from 1, so 3/7 is the third of seven."
         ),
         (
             {"part": "1/2", "key": "id", "on_duplicate": "first"},
-            "--on-duplicate first needs the keys of all parts",
-            "Use --on-duplicate error or keep, or omit --part.",
+            "`--on-duplicate first` needs the keys of all parts",
+            "Use `--on-duplicate error` or `--on-duplicate keep`, or omit --part.",
         ),
     ],
     ids=str,

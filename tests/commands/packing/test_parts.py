@@ -166,7 +166,7 @@ def test_a_failed_row_ends_the_pack_with_the_name_of_its_part(tmp_path: Path) ->
         ),
         (
             {"key": "id", "on_duplicate": "first"},
-            "--on-duplicate first needs the keys of all parts",
+            "`--on-duplicate first` needs the keys of all parts",
         ),
         ({"engine": "slurm"}, "--engine: expected local or ray, got 'slurm'"),
         ({"part_rows": 0}, "--part-rows: expected at least 1, got 0"),

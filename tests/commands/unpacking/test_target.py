@@ -292,7 +292,7 @@ def test_a_folder_that_replaced_a_finished_unpack_is_not_overwritten(source, tmp
 
 
 def test_a_finished_unpack_without_an_index_is_finished(source, tmp_path):
-    """Without an index, the folder must contain exactly the files of the unpack."""
+    """Without an index, a folder that is not empty must contain exactly the unpacked files."""
     to, notes = tmp_path / "f", []
     progress = Progress()
     progress.note = lambda text, verbose=False: None if verbose else notes.append(text)
@@ -303,7 +303,7 @@ def test_a_finished_unpack_without_an_index_is_finished(source, tmp_path):
         replace(done, resumed_rows=ROWS),
     )
     assert sorted(files_of(to)) == names(range(ROWS))
-    hint = "Name another folder. Without an index, the folder must contain exactly the files of the unpack."
+    hint = "Name another folder. Without an index, a folder that is not empty must contain exactly the files that would be written."
 
     def refused(output, **options):
         before = files_of(to)

@@ -260,14 +260,14 @@ def test_every_truncated_or_extended_file_is_detected():
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ({"starts": [36, 35]}, "record 0 starts at byte 36 and ends at byte 35"),
+        ({"starts": [36, 35]}, "record 0 starts at byte 36 but ends at byte 35"),
         ({"starts": [35, 39]}, "record 0 starts at byte 35, inside the table"),
         ({"starts": [36, 45]}, "record 1 starts at byte 45; the file ends at byte 44"),
         (
             {"starts": [1 << 62, 1 << 62]},
             f"record 1 starts at byte {1 << 62}; the file ends at byte 44",
         ),
-        ({"starts": [36, -1]}, "record 0 starts at byte 36 and ends at byte -1"),
+        ({"starts": [36, -1]}, "record 0 starts at byte 36 but ends at byte -1"),
         ({"starts": [-(1 << 63), 40]}, f"record 0 starts at byte {-(1 << 63)}, inside the table"),
     ],
 )
@@ -319,7 +319,7 @@ def test_a_listing_that_differs_from_the_file_is_refused():
     assert str(caught.value) == "s.ffr: contains 2 records; 3 are listed"
     with pytest.raises(IntegrityError) as caught:
         ffrecord.open_shard(in_memory(data, size=40))
-    assert str(caught.value) == "s.ffr: file is 41 bytes; 40 are listed"
+    assert str(caught.value) == "s.ffr: file is 41 bytes; the listed size is 40"
     with pytest.raises(FormatError) as caught:
         ffrecord.open_shard(in_memory(data), (Column("a", "str"), Column("b", "str")))
     assert str(caught.value) == "s.ffr: 2 columns are listed; ffrecord has one column"

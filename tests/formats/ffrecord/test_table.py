@@ -79,7 +79,7 @@ def test_a_table_of_many_blocks_is_read_completely(tmp_path, monkeypatch, block)
 def test_an_offset_at_the_end_of_the_file_is_checked_with_the_next_one():
     with pytest.raises(FormatError) as caught:
         opened(made([b"abcd", b"efgh"], starts=[44, 40]))
-    assert str(caught.value) == "s.ffr: record 0 starts at byte 44 and ends at byte 40"
+    assert str(caught.value) == "s.ffr: record 0 starts at byte 44 but ends at byte 40"
 
 
 def test_verify_reads_in_bounded_steps(tmp_path, monkeypatch):

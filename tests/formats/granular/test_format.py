@@ -446,4 +446,4 @@ def test_unsupported_settings_are_refused():
         granular.write_shard(
             Location(MemoryStore(), "ds"), 1, COLUMNS, [some()], Settings(shard_bytes=None)
         )
-    assert str(caught.value) == "ds: the rows need more than one shard"
+    assert str(caught.value) == "ds: the rows do not fit in one shard"

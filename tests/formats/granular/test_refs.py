@@ -63,14 +63,14 @@ DAMAGED = "The file was damaged or cut short; fetch or pack it again."
     "index, message",
     [
         (ends(3, 6, 11)[:-1], "t.idx: file is 23 bytes; expected a multiple of 8"),
-        (ends(3, 2, 11), "t.idx: record 1 starts at byte 3 and ends at byte 2"),
+        (ends(3, 2, 11), "t.idx: record 1 starts at byte 3 but ends at byte 2"),
         (ends(3, 6, 12), "t.bag: file is 11 bytes; its index needs 12"),
         (ends(3, 6, 10), "t.bag: 1 bytes follow the last record that the index lists"),
         (ends(3, 6, 1 << 60), f"t.bag: file is 11 bytes; its index needs {1 << 60}"),
-        (ends(3, 6, 1 << 63), f"t.idx: record 2 starts at byte 6 and ends at byte {1 << 63}"),
+        (ends(3, 6, 1 << 63), f"t.idx: record 2 starts at byte 6 but ends at byte {1 << 63}"),
         (
             ends(3, (1 << 64) - 1, 11),
-            f"t.idx: record 1 starts at byte 3 and ends at byte {(1 << 64) - 1}",
+            f"t.idx: record 1 starts at byte 3 but ends at byte {(1 << 64) - 1}",
         ),
         (ends(3, 11), "spec.json: column 't' has 2 records; column 'n' has 3"),
         (ends(3, 6, 11, 11), "spec.json: column 'n' has 3 records; column 't' has 4"),
@@ -96,11 +96,11 @@ def test_an_index_that_does_not_fit_its_bag_is_refused(index, message):
             b"abc" + ends(1 << 60),
             f"x.bag: file is 11 bytes; its table should start at byte {1 << 60}",
         ),
-        (b"abcdefgh" + ends(9, 2, 8), "x.bag: record 1 starts at byte 9 and ends at byte 2"),
-        (b"abcdefgh" + ends(0, 9, 8), "x.bag: record 1 starts at byte 9 and ends at byte 8"),
+        (b"abcdefgh" + ends(9, 2, 8), "x.bag: record 1 starts at byte 9 but ends at byte 2"),
+        (b"abcdefgh" + ends(0, 9, 8), "x.bag: record 1 starts at byte 9 but ends at byte 8"),
         (
             b"abcdefgh" + ends(1 << 63, 8),
-            f"x.bag: record 0 starts at byte 0 and ends at byte {1 << 63}",
+            f"x.bag: record 0 starts at byte 0 but ends at byte {1 << 63}",
         ),
         (
             b"\xff" * 64,

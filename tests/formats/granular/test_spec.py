@@ -87,14 +87,14 @@ def test_a_listing_must_contain_all_files_of_a_shard():
     less = Chunk(chunk.at, None, chunk.files[:-1], chunk.format, chunk.companions[:-1])
     with pytest.raises(FormatError) as caught:
         granular.open_shard(less)
-    assert str(caught.value) == "spec.json: 't.idx' is not listed"
+    assert str(caught.value) == "spec.json: the playlist does not list the file 't.idx'"
     with pytest.raises(FormatError) as caught:
         granular.open_shard(Chunk(chunk.at, 4, chunk.files, chunk.format, chunk.companions))
     assert str(caught.value) == "spec.json: contains 3 rows; 4 are listed"
     longer = (*chunk.files[:-1], File("t.idx", 32))
     with pytest.raises(IntegrityError) as caught:
         granular.open_shard(Chunk(chunk.at, None, longer, chunk.format, chunk.companions))
-    assert str(caught.value) == "t.idx: file is 24 bytes; 32 are listed"
+    assert str(caught.value) == "t.idx: file is 24 bytes; the listed size is 32"
 
 
 def test_verify_decodes_every_value_of_a_list():

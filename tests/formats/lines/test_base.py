@@ -78,7 +78,7 @@ def test_only_file_names_of_the_original_are_recognized(form):
     [
         ([3, 4, 6], "s.csv.meta: expected the first line at byte 2 of the data, got 3"),
         ([1, 4, 6], "s.csv.meta: expected the first line at byte 2 of the data, got 1"),
-        ([2, 7, 6], "s.csv.meta: line 1 starts at byte 7 and ends at byte 6"),
+        ([2, 7, 6], "s.csv.meta: line 1 starts at byte 7 but ends at byte 6"),
         ([2, 4, 5], "s.csv: file is 6 bytes; its offset table requires 5"),
         ([2, 4, 7], "s.csv: file is 6 bytes; its offset table requires 7"),
     ],

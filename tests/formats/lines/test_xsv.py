@@ -339,7 +339,7 @@ def put(at, value):
             put(4, 0),
             "shard.00000.csv.meta: expected the first line at byte 2 of the data, got 0",
         ),
-        (put(8, 99), "shard.00000.csv.meta: line 1 starts at byte 99 and ends at byte 6"),
+        (put(8, 99), "shard.00000.csv.meta: line 1 starts at byte 99 but ends at byte 6"),
         (put(12, 7), "shard.00000.csv: file is 6 bytes; its offset table requires 7"),
         (
             lambda data: data[:7],

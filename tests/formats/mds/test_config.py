@@ -305,7 +305,7 @@ def test_the_compressed_shard_is_preferred_to_its_decompressed_copy(tmp_path):
         (
             longer,
             IntegrityError,
-            f"longer/s.mds: file is {len(wrong) + 1} bytes; {len(wrong)} are listed",
+            f"longer/s.mds: file is {len(wrong) + 1} bytes; the listed size is {len(wrong)}",
         ),
         (none, MissingError, "none/s.mds.gz: no such file or folder"),
     ):

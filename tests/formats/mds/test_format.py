@@ -216,7 +216,7 @@ def test_a_shard_has_the_layout_of_the_documentation(shard_bytes):
             "s.mds: file is {size} bytes; its table of 4294967295 samples needs 17179869188",
         ),
         (4, 3, "s.mds: sample 0 starts at byte 3, inside the table"),
-        (8, 1, "s.mds: sample 0 starts at byte {0} and ends at byte 1"),
+        (8, 1, "s.mds: sample 0 starts at byte {0} but ends at byte 1"),
         (16, 0xFFFFFFFF, "s.mds: file is {size} bytes; its offset table requires 4294967295"),
     ],
 )
@@ -248,7 +248,7 @@ def test_a_truncated_shard_is_reported_with_its_size(shard_bytes):
         opened(shard_bytes[:-5], size=len(shard_bytes))
     assert (
         str(caught.value)
-        == f"s.mds: file is {len(shard_bytes) - 5} bytes; {len(shard_bytes)} are listed"
+        == f"s.mds: file is {len(shard_bytes) - 5} bytes; the listed size is {len(shard_bytes)}"
     )
     assert caught.value.hint == "The file was cut short; fetch or pack it again."
 

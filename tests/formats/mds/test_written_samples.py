@@ -91,7 +91,7 @@ def test_a_field_of_fixed_size_must_have_that_size():
         [pa.array([b"1234", b"123"], pa.large_binary())], names=["a"]
     )
     assert b"".join(samples(columns, [batch.slice(0, 1)])) == b"1234"
-    with pytest.raises(ValueFitError, match="^column 'a': expected 4 bytes$"):
+    with pytest.raises(ValueFitError, match="^column 'a': expected values of 4 bytes$"):
         list(samples(columns, [batch]))
 
 

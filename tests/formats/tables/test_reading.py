@@ -287,7 +287,7 @@ def test_a_table_that_was_replaced_after_it_was_listed_is_refused(tmp_path):
     write_parquet(tmp_path / "t.parquet")
     commands.playlist([str(tmp_path / "t.parquet")], out=str(tmp_path / "p.yaml"))
     pq.write_table(pa.table({"id": [1]}), tmp_path / "t.parquet")
-    with pytest.raises(FlareError, match=r"file is \d+ bytes; \d+ are listed"):
+    with pytest.raises(FlareError, match=r"file is \d+ bytes; the listed size is \d+"):
         flare.open(tmp_path / "p.yaml")[0]
 
 

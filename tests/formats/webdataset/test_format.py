@@ -209,7 +209,7 @@ def test_verify_reports_skipped_members():
         (
             "t.tar",
             "format",
-            "the end marker is 512 bytes; expected whole blocks, at least 1024 bytes",
+            "the end marker is 512 bytes; expected a multiple of 512 bytes, at least 1024",
         ),
         ("t.tar", "skipped", "skipped members of type symbolic link: 1"),
         ("t.tar[1]", "unsafe", "the name '../c' leaves the folder"),
@@ -236,7 +236,7 @@ def test_an_end_marker_of_incomplete_blocks_is_reported():
             for one in webdataset.verify_shard(open_files({"00000.tar": data + bytes(zeros)}))
         ]
         assert found == (
-            [f"the end marker is {said} bytes; expected whole blocks, at least 1024 bytes"]
+            [f"the end marker is {said} bytes; expected a multiple of 512 bytes, at least 1024"]
             if said
             else []
         )

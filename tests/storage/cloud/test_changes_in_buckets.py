@@ -217,7 +217,11 @@ STORE_HINT = "Use a store with conditional writes (If-None-Match), or a local fo
 @pytest.mark.parametrize(
     "answer, code, message",
     [
-        ("ignored", 3, "the store created a file that already exists"),
+        (
+            "ignored",
+            3,
+            "the store accepted a conditional write (If-None-Match) of an existing file",
+        ),
         ("501", 2, "the store has no conditional writes"),
     ],
     ids=["ignored", "501"],
@@ -275,7 +279,7 @@ def test_a_store_that_ignores_conditions_is_refused_before_an_upload(faulty, tmp
         command = [text.format(out=out, source=source) for text in arguments]
         assert main([*command, "--quiet"]) == 3, name
         assert capsys.readouterr().err == (
-            f"error: {out}/.flare-commit: the store created a file that already exists\n"
+            f"error: {out}/.flare-commit: the store accepted a conditional write (If-None-Match) of an existing file\n"
             f"hint: {STORE_HINT}\n"
         )
         (put,) = {urlsplit(one.path).path for one in server.asked if one.method == "PUT"}

@@ -75,7 +75,7 @@ def test_globs_are_expanded_by_listing(s3):
         expand(f"{s3}/d/*[z-a].mds")
     with pytest.raises(UsageError, match=r"a bucket name cannot contain"):
         expand("s3://b*/d")
-    with pytest.raises(UsageError, match="an HTTP address cannot be listed"):
+    with pytest.raises(UsageError, match="files on a web server cannot be listed"):
         expand("http://127.0.0.1/*.mds")
 
 
