@@ -99,7 +99,7 @@ def parse(compression: str) -> tuple[str, int]:
         raise UsageError(
             f"invalid level {level} for {kind}: expected {levels[0]} to {levels[-1]}"
             if levels
-            else f"{kind} has no levels"
+            else f"{kind} has no compression levels"
         )
     return kind, level
 

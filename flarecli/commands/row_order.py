@@ -104,7 +104,7 @@ def select_rows(
     """
     own_rank, ranks = rank or (0, 1)
     if not 0 <= own_rank < ranks:
-        raise UsageError(f"invalid rank {own_rank} of {ranks}: ranks are counted from 0")
+        raise UsageError(f"invalid rank {own_rank} of {ranks}: ranks are numbered from 0")
     if epoch and shuffle is None:
         raise UsageError("--epoch needs --shuffle", hint="Add --shuffle SEED.")
     if spec is None:

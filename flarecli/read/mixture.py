@@ -292,7 +292,7 @@ def _is_weight(value: object) -> bool:
 def _quotas(weights: Any) -> IntArray:
     """Return integers of at least 1 whose sum is BLOCK, in the ratio of the weights."""
     if len(weights) > BLOCK:
-        raise UsageError(f"cannot mix {len(weights)} datasets: the limit is {BLOCK}")
+        raise UsageError(f"cannot mix {len(weights)} datasets; the maximum is {BLOCK}")
     shares = weights / weights.max()  # first, because the sum of large weights may overflow
     shares = shares / shares.sum()
     exact = shares * (BLOCK - len(weights)) + 1 if (shares * BLOCK < 1).any() else shares * BLOCK

@@ -74,9 +74,9 @@ def test_selected_rows_are_returned_in_order(plain, options, expected):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rank": (2, 2)}, "invalid rank 2 of 2: ranks are counted from 0"),
-        ({"rank": (0, 0)}, "invalid rank 0 of 0: ranks are counted from 0"),
-        ({"rank": (-1, 2)}, "invalid rank -1 of 2: ranks are counted from 0"),
+        ({"rank": (2, 2)}, "invalid rank 2 of 2: ranks are numbered from 0"),
+        ({"rank": (0, 0)}, "invalid rank 0 of 0: ranks are numbered from 0"),
+        ({"rank": (-1, 2)}, "invalid rank -1 of 2: ranks are numbered from 0"),
         ({"shuffle": -1}, "--shuffle: expected at least 0, got -1"),
         (
             {"sample": 2, "seed": -1},

@@ -207,7 +207,7 @@ def planned(task: PackTask, progress: Progress) -> Plan:
         and f"{_real_address(task.out)}/".startswith(f"{_real_address(task.sources[0])}/")
     ):
         raise UsageError(
-            "the target is inside the folder to pack",
+            "the output folder is inside the folder to pack",
             where=task.out,
             hint="Write to another folder, because the source must not change during a pack.",
         )

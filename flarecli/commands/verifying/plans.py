@@ -605,7 +605,7 @@ class Choice:
     def __post_init__(self) -> None:
         if self.part is not None and not 0 <= self.part[0] < self.part[1]:
             raise UsageError(
-                f"invalid part {self.part[0]} of {self.part[1]}: parts are counted from 0"
+                f"invalid part {self.part[0]} of {self.part[1]}: parts are numbered from 0"
             )
 
     @property

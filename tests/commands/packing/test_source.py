@@ -260,6 +260,6 @@ def test_a_folder_is_not_packed_into_itself(tmp_path, in_tmp_path):
         for more in ({}, {"part_rows": 1}, {"dry_run": True}):
             with pytest.raises(UsageError) as caught:
                 commands.pack(source, out, **more)
-            assert str(caught.value) == f"{out}: the target is inside the folder to pack"
+            assert str(caught.value) == f"{out}: the output folder is inside the folder to pack"
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["a.txt", "in", "link"]
     assert commands.pack("in", "in2").rows == 1
