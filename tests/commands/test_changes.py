@@ -1121,6 +1121,16 @@ def test_replace_needs_add_column(out, tmp_path):
     assert caught.value.hint == "To replace a whole dataset, use --overwrite."
 
 
+def test_a_column_that_was_packed_is_not_replaced_even_if_it_is_the_only_one(tmp_path):
+    source, folder = table([{"x": 1}, {"x": 2}], tmp_path / "a.parquet"), tmp_path / "only"
+    flare.pack(source, folder)
+    with pytest.raises(UsageError) as caught:
+        flare.pack(source, folder, add_column="x", replace=True)
+    assert (
+        caught.value.message == "column 'x' cannot be replaced, because --add-column did not add it"
+    )
+
+
 def test_a_column_is_added_by_key(out, tmp_path):
     scores = [{"id": i, "score": i * i} for i in range(10)]
     random.Random(1).shuffle(scores)

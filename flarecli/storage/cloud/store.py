@@ -68,7 +68,7 @@ def parse_address(address: str) -> tuple[str, str, str]:
 
     Leading and trailing slashes of the key are removed.
 
-    raises  UsageError for an address without a bucket, or for an address that contains user info
+    raises  UsageError for an address without a valid bucket name, or with user info
     """
     scheme, _, rest = address.partition("://")
     bucket, _, key = rest.partition("/")

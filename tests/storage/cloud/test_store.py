@@ -44,6 +44,14 @@ SECRETS = ("verysecret", "AKIDEXAMPLE", "tokentoken")
 QUICK = Guard(limits=Limits(retries=1, timeout_s=2, deadline_s=5))
 
 
+@pytest.mark.parametrize("address", ["s3:///key", "s3://my bucket/key", "gs://a:b/key"])
+def test_an_address_needs_a_valid_bucket_name(address):
+    with pytest.raises(UsageError) as caught:
+        store.parse_address(address)
+    assert caught.value.message == "the address has no valid bucket name"
+    assert caught.value.hint == f"Use an address such as {address[:2]}://bucket/folder."
+
+
 def caught(error, call, *args):
     with pytest.raises(FlareError) as found:
         call(*args)
