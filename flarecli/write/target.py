@@ -287,7 +287,7 @@ def check_files(at: Location, files: Iterable[tuple[str, int | None]], hint: str
             raise IntegrityError("not a regular file", where=at / name, hint=hint)
         if expected not in (None, size):
             raise IntegrityError(
-                f"the file is {size} bytes, expected {expected}", where=at / name, hint=hint
+                f"file is {size} bytes; expected {expected}", where=at / name, hint=hint
             )
 
 

@@ -119,7 +119,7 @@ def removed(path):
 
 def truncated(path):
     os.truncate(path, 5)
-    return IntegrityError, "the file is 5 bytes, expected {}"
+    return IntegrityError, "file is 5 bytes; expected {}"
 
 
 def replaced_by_link(path):

@@ -507,7 +507,7 @@ class FinishedFolder(Output):
         if not os.path.isfile(path) or os.path.islink(path):
             raise self._difference(f"{name!r} is missing")
         if os.path.getsize(path) != size:
-            raise self._difference(f"{name!r} is {os.path.getsize(path)} bytes, expected {size}")
+            raise self._difference(f"{name!r} is {os.path.getsize(path)} bytes; expected {size}")
         self._seen.add(hash(name))
 
     def _difference(self, text: str) -> UsageError:

@@ -291,7 +291,7 @@ def unfit(shard: Shard) -> Iterator[tuple[Location, str]]:
             if len(wrong):
                 yield (
                     _file(shard.chunk, one.name).at,
-                    f"record {low + wrong[0]} is {sizes[wrong[0]]} bytes,"
+                    f"record {low + wrong[0]} is {sizes[wrong[0]]} bytes;"
                     f" expected {inner.size} for {inner.name}",
                 )
                 break

@@ -307,7 +307,7 @@ def check_shard_size(size: int, form: str, where: Location) -> None:
     """Raise ValueFitError if a shard is too large for the uint32 offsets in its table."""
     if size > MAX_SHARD_BYTES:
         raise ValueFitError(
-            f"shard would have {size} bytes; {form} allows {MAX_SHARD_BYTES}",
+            f"shard would have {size} bytes; the maximum for {form} is {MAX_SHARD_BYTES}",
             where=where,
             hint="Choose a smaller --shard-size.",
         )

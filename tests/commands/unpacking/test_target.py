@@ -321,7 +321,7 @@ def test_a_finished_unpack_without_an_index_is_finished(source, tmp_path):
     refused("'notes' is not a file of this unpack")
     (to / "notes").unlink()
     (to / "0" / "k4.bin").write_text("four")
-    refused("'0/k4.bin' is 4 bytes, expected 1")
+    refused("'0/k4.bin' is 4 bytes; expected 1")
     (to / "0" / "k4.bin").unlink()
     refused("'0/k4.bin' is missing")
     (to / "0" / "k4.bin").symlink_to("k2.bin")

@@ -160,7 +160,7 @@ def test_a_number_of_a_wrong_size_is_reported_in_every_step(monkeypatch, wrong):
         }
     )
     assert list(granular.verify_shard(shard)) == [
-        Finding("n.bag", "format", f"record {wrong[0]} is 7 bytes, expected 8 for int", DAMAGED)
+        Finding("n.bag", "format", f"record {wrong[0]} is 7 bytes; expected 8 for int", DAMAGED)
     ]
 
 

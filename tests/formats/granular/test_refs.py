@@ -165,7 +165,7 @@ def test_a_truncated_bag_of_numbers_is_detected_by_record_sizes():
     assert files["n.bag"] == struct.pack("<8Q", 0, 1, 2, 3, 8, 16, 24, 32)
     assert list(granular.verify_shard(opened(files))) == []
     files["n.bag"] = files["n.bag"][:40]  # 1, 2, 3 and 8 are also valid ends of four records
-    wanted = Finding("n.bag", "format", "record 0 is 1 bytes, expected 8 for int", DAMAGED)
+    wanted = Finding("n.bag", "format", "record 0 is 1 bytes; expected 8 for int", DAMAGED)
     assert list(granular.verify_shard(opened(files))) == [wanted]
 
 

@@ -415,7 +415,7 @@ def test_a_shard_has_the_size_of_its_table(form, monkeypatch):
         find(form).write_shard(Location(store, ""), 0, columns, [batch], Settings())
     assert (
         str(caught.value)
-        == f"{chunk.at.name}: shard would have {size} bytes; {form} allows {size - 1}"
+        == f"{chunk.at.name}: shard would have {size} bytes; the maximum for {form} is {size - 1}"
     )
     assert store.files == {}
     monkeypatch.setattr(mds_format, "MAX_SHARD_BYTES", base + int(sizes[0]))
