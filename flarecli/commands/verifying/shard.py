@@ -278,10 +278,8 @@ def _check_structure(
     is_changed  whether a checksum differs; if so, the hints state that the file was changed
     """
     decoder = depth.decoder
-    findings = [
-        _with_byte_range(one, shard)
-        for one in islice(form.verify_shard(shard, decoder is not None), _MAX_FINDINGS)
-    ]
+    found = form.verify_shard(shard, decoder is not None)
+    findings = _limited((_with_byte_range(one, shard) for one in found), shard)
     if decoder is not None:
         from flarecli.commands.verifying.decode import decode_values
 
@@ -294,9 +292,19 @@ def _check_structure(
                 form, shard, decoder, depth.max_value_bytes, is_typed=not findings
             )
         )
-        findings += islice((one for one in values if one.where not in reported), _MAX_FINDINGS)
+        findings += _limited((one for one in values if one.where not in reported), shard)
         findings.sort(key=lambda one: -1 if one.start is None else one.start)
     return findings
+
+
+def _limited(found: Iterator[Finding], shard: Shard) -> list[Finding]:
+    """Return the first _MAX_FINDINGS findings, and one finding in place of all others."""
+    out = list(islice(found, _MAX_FINDINGS))
+    following = next(found, None)
+    if following is not None:
+        message = f"only the first {_MAX_FINDINGS} findings of this shard are listed"
+        out.append(Finding(str(shard.chunk.at), following.kind, message, following.hint))
+    return out
 
 
 def _with_byte_range(finding: Finding, shard: Shard) -> Finding:

@@ -17,6 +17,7 @@ from flarecli.errors import MissingError, UsageError
 from flarecli.hashes import digest
 from flarecli.model import Finding
 from flarecli.read import resolve
+from flarecli.write import Writer
 
 AGAIN = "fetch it again, or pack it again with `flare pack … --overwrite`."
 CUT = f"The file was cut short; {AGAIN}"
@@ -390,3 +391,18 @@ def test_a_file_of_an_old_writer_is_noted_as_partly_unprotected():
     assert result.unprotected == [
         f"{name}: the table has no checksum (written by an old version); only its structure was checked"
     ]
+
+
+def test_findings_above_the_limit_of_a_shard_are_reported_as_one_finding(tmp_path):
+    rows = 10_005
+    with Writer(str(tmp_path / "d"), columns={"b": "bytes"}, format="ffrecord") as writer:
+        for _ in range(rows):
+            writer.write({"b": b"x"})
+    (shard,) = (tmp_path / "d").glob("*.ffr")
+    data = shard.read_bytes()
+    shard.write_bytes(data[:-rows] + b"y" * rows)
+    found = [
+        one for one in commands.verify(str(shard), max_findings=rows) if one.kind == "integrity"
+    ]
+    assert [one.row for one in found[:-1]] == list(range(10_000))
+    assert found[-1].message == "only the first 10000 findings of this shard are listed"
