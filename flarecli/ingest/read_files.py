@@ -22,7 +22,7 @@ from flarecli.errors import FlareError
 from flarecli.media import kind_of
 from flarecli.model import ENCODING
 from flarecli.prefetch import ordered_map
-from flarecli.storage import Limits, Location, Store
+from flarecli.storage import Limits, Location, Store, keep_freed
 
 __all__ = ["Flaw", "binary_array", "contents", "filled"]
 
@@ -32,9 +32,6 @@ GROUP_ROWS = 64  # rows per call that reads small local files
 SMALL_BYTES = 2 << 20  # maximum number of bytes per call that reads small files
 MAX_CALLS = 32  # maximum number of calls with unused results, for small and for other files
 MAX_READERS = 8  # more threads are not faster
-# The sizes of local files are multiplied by this factor before they are compared with the memory
-# limit. Local files need little read-ahead, and memory that is soon reused causes no page faults.
-LOCAL_WEIGHT = 6
 
 
 class Flaw(NamedTuple):
@@ -72,11 +69,9 @@ class _Group(NamedTuple):
     names   file names: of the first row, of the second row, …
     values  contents of these files, or errors; for a file that was not read, its size, or 0 if its
             size is unknown
-    is_remote  whether one of the files may be remote
     """
 
     batch: pa.RecordBatch
-    is_remote: bool
     first: int
     names: Sequence[str | None]
     values: Sequence[_Value | int]
@@ -111,6 +106,7 @@ def contents(
     return      batches with the schema of `filled`, in the order of the rows, and the files that
                 could not be read, whose values are null
     """
+    keep_freed()  # otherwise, reading large files would cause many page faults
     limits = limits or Limits()
     small_bytes = limits.ahead_bytes // 4  # memory for small files that are read in advance
     workers = min(MAX_READERS, limits.jobs)
@@ -130,7 +126,7 @@ def contents(
         workers=workers,
         max_items=MAX_CALLS,
         max_bytes=limits.ahead_bytes - small_bytes,
-        weigh=_weight,
+        weigh=_group_size,
     )
     with contextlib.closing(groups), contextlib.closing(complete):
         yield from _batches(complete, columns)
@@ -152,7 +148,7 @@ def _groups(
                 has_addresses and any("://" in name for name in names if name is not None)
             )
             values = [None if name is None else 0 for name in names]
-            whole = _Group(part, has_remote, 0, names, values)
+            whole = _Group(part, 0, names, values)
             step = 1 if has_remote else GROUP_ROWS
             for first in range(0, part.num_rows, step):
                 yield whole.part(first, first + step, len(columns))
@@ -170,13 +166,9 @@ def _pieces(groups: Iterable[_Group], width: int) -> Iterator[_Group]:
                 start, size = row + 1, 0
 
 
-def _weight(group: _Group) -> int:
-    """Return the size of all files of a group; for local files, multiply it by LOCAL_WEIGHT.
-
-    The size includes files that have been read already.
-    """
-    size = sum(value if isinstance(value, int) else _size(value) for value in group.values)
-    return size if group.is_remote else size * LOCAL_WEIGHT
+def _group_size(group: _Group) -> int:
+    """Return the size of all files of a group in bytes, including files that were read already."""
+    return sum(value if isinstance(value, int) else _size(value) for value in group.values)
 
 
 def _size(value: _Value | int) -> int:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from flarecli.read.loader import Loader
     from flarecli.read.mixture import Mix, mix
     from flarecli.read.shard_prefetch import Prefetch
-    from flarecli.read.shards import Series, keep_freed
+    from flarecli.read.shards import Series
     from flarecli.read.table import parse_rows
 
 __all__ = [
@@ -54,7 +54,6 @@ __all__ = [
     "check_rows",
     "decoders",
     "expand",
-    "keep_freed",
     "mix",
     "open",
     "parse_rows",
@@ -84,7 +83,6 @@ _FILES = {
     "check_cursor": "epoch",
     "check_rows": "epoch",
     "decoders": "decoders",
-    "keep_freed": "shards",
     "mix": "mixture",
     "open": "dataset",
     "parse_rows": "table",

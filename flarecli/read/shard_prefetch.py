@@ -17,7 +17,7 @@ from flarecli.errors import FlareError, ReachError
 from flarecli.model import Cursor
 from flarecli.prefetch import submit
 from flarecli.read.batch import Order, Rows
-from flarecli.read.shards import keep_freed
+from flarecli.storage import keep_freed
 
 __all__ = ["Prefetch"]
 

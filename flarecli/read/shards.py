@@ -22,9 +22,9 @@ from flarecli.lazy import pa
 from flarecli.model import Chunk, Columns, IntArray, Row, Shard, Stream, joined_columns, total
 from flarecli.playlists.fill import described
 from flarecli.read.fingerprint import listing_checksum
-from flarecli.storage import expect, files_limit
+from flarecli.storage import expect, files_limit, keep_freed
 
-__all__ = ["GatheredRows", "Series", "keep_freed"]
+__all__ = ["GatheredRows", "Series"]
 
 Ranges: TypeAlias = Mapping[str, tuple[int, int]]
 
@@ -37,7 +37,6 @@ _MIN_SHARD_ROWS = 8  # with fewer rows per shard, reading single rows is faster 
 _GATHER_BYTES, _MAX_GATHER_BYTES, _GATHER_SHARD_ROWS = 4 << 20, 16 << 20, 256
 _VALUE_BYTES = 100  # approximate memory of a value of variable size, in addition to its bytes
 _MAX_GATHERED_FILES = 256  # maximum number of mapped files in GatheredRows
-_TRIM_BLOCK_BYTES = 1 << 24
 
 
 class Series:
@@ -605,19 +604,6 @@ def _close(shards: Iterable[tuple[weakref.ref[Series], int, int]]) -> None:
     for reference, i, _ in shards:
         if (series := reference()) is not None:
             series.close_shard(i)
-
-
-@functools.cache
-def keep_freed() -> None:
-    """Make glibc keep freed memory for the next batch. Only the first call has an effect.
-
-    By default, glibc returns free memory at the top of its heap to the system if this memory
-    exceeds 128 KB. Every batch would then cause page faults. Therefore, this function allocates and
-    frees one large block. As a result, glibc raises M_MMAP_THRESHOLD to the size of the block, and
-    M_TRIM_THRESHOLD to twice this size (source: mallopt(3)). The block is never written, so it uses
-    no physical memory.
-    """
-    bytes(_TRIM_BLOCK_BYTES)
 
 
 def _forked() -> None:

@@ -34,6 +34,7 @@ from flarecli.storage.locator import (
 from flarecli.storage.mmap import (
     expect,
     files_limit,
+    keep_freed,
     large_memory,
     map_file,
     needs_read_ahead,
@@ -58,6 +59,7 @@ __all__ = [
     "is_stdin",
     "is_stream",
     "join_near",
+    "keep_freed",
     "large_memory",
     "locate",
     "map_file",

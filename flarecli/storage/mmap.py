@@ -1,8 +1,9 @@
-"""Memory maps: read-ahead, large pages, and the maximum number of mapped files."""
+"""Memory: maps, read-ahead, large pages, the maximum number of mapped files, and freed memory."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import mmap
 import os
 import sys
@@ -12,6 +13,7 @@ from collections.abc import Iterable, Sequence
 __all__ = [
     "expect",
     "files_limit",
+    "keep_freed",
     "large_memory",
     "map_file",
     "needs_read_ahead",
@@ -20,6 +22,7 @@ __all__ = [
 ]
 
 _HANDLES_SHARE = 4  # the maps of one store may use 1 / _HANDLES_SHARE of the process's file handles
+_TRIM_BLOCK_BYTES = 1 << 24
 _GAP_BYTES = 16_384  # a gap up to this size is also read, which costs less than a system call
 _WILLNEED: int | None = mmap.MADV_WILLNEED if hasattr(mmap, "MADV_WILLNEED") else None
 _HUGEPAGE: int | None = mmap.MADV_HUGEPAGE if hasattr(mmap, "MADV_HUGEPAGE") else None
@@ -147,3 +150,16 @@ def large_memory(size: int) -> mmap.mmap:
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     use_large_pages(memoryview(memory))
     return memory
+
+
+@functools.cache
+def keep_freed() -> None:
+    """Make glibc keep freed memory for the next batch. Only the first call has an effect.
+
+    By default, glibc returns free memory at the top of its heap to the system if this memory
+    exceeds 128 KB. Every batch would then cause page faults. Therefore, this function allocates and
+    frees one large block. As a result, glibc raises M_MMAP_THRESHOLD to the size of the block, and
+    M_TRIM_THRESHOLD to twice this size (source: mallopt(3)). The block is never written, so it uses
+    no physical memory.
+    """
+    bytes(_TRIM_BLOCK_BYTES)

@@ -22,7 +22,7 @@ import torch
 from torch.utils import data as torch_data
 
 from flarecli.errors import UsageError
-from flarecli.read import keep_freed
+from flarecli.storage import keep_freed
 from flarecli.storage.descriptors import memory_file, pread
 
 __all__ = ["tensors"]
