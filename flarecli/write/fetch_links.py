@@ -25,7 +25,7 @@ from flarecli.model import IntArray
 from flarecli.names import is_url
 from flarecli.progress import Progress
 from flarecli.redact import redact, redact_text
-from flarecli.storage import Guard, Limits, Location, bucket_note
+from flarecli.storage import Guard, Limits, Location, bucket_note, keep_freed
 from flarecli.storage.http.engine import BatchRequest, Engine, Fault, Page
 from flarecli.storage.http.url import Address
 from flarecli.units import format_count, format_size
@@ -134,6 +134,7 @@ def fetch(
                failure; None: download the links of all rows
     raises     UsageError if a link column is not text
     """
+    keep_freed()  # otherwise, the buffer of each batch would cause page faults
     if not links:
         for batch in batches:
             next_row = first_row + batch.num_rows
