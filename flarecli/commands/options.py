@@ -95,7 +95,7 @@ def _sample(text: str) -> int | float:
 def sample_size(
     sample: int | float, count: int, round_share: Callable[[float], int] = round
 ) -> int:
-    """Return the size of a sample of `count` items. Raises UsageError for a share above 1.
+    """Return how many of `count` items to sample. Raises UsageError for a share above 1.
 
     sample       number of items as an int, or a share of the items as a float
     round_share  function that rounds the number of items in a share
@@ -454,7 +454,7 @@ class PackOptions(_DownloadOptions, TableOptions, _WriteOptions, _StreamOptions)
         Option(
             group="Rows",
             metavar="NAME",
-            help="Add a column with the name of the first folder in each path, such as a class name.",
+            help="Add a column that contains the name of the first folder in each path, such as a class name.",
         ),
     )
     allow_empty: bool = option(False, Option(group="Links", help="Accept downloads of 0 bytes."))

@@ -326,9 +326,9 @@ class Format:
         return None
 
     def large_values(self, shard: Shard, max_bytes: int) -> list[LargeValue]:
-        """Return the values larger than `max_bytes`, without reading any value.
+        """Return the rows, columns and sizes of the values larger than `max_bytes`.
 
-        The list is also empty if the format does not store the sizes of values.
+        No value is read. The list is also empty if the format does not store the sizes of values.
         """
         return []
 

@@ -181,7 +181,7 @@ class Table:
         return starts if self._selected is None else np.searchsorted(self._selected, starts)
 
     def series_rows(self, indices: Sequence[int] | IntArray) -> IntArray:
-        """Convert row numbers of this table to row numbers of its series: int64 [k].
+        """Return the numbers that rows of this table have in each Series of the table: int64 [k].
 
         raises  RowsError for a row outside the data; UsageError for invalid row numbers
         """
@@ -327,7 +327,10 @@ class Table:
                 yield series, i
 
     def chunks_of(self, rows: IntArray) -> Iterator[tuple[Series, int]]:
-        """Yield (series, position of the chunk) for each chunk that contains `rows`, int64 [k]."""
+        """Yield (Series, position of the chunk) for each chunk with at least one of the rows.
+
+        rows  row numbers, int64 [k]
+        """
         rows = self.series_rows(rows)
         for series in self.series:
             for i in np.unique(np.searchsorted(series.starts, rows, "right") - 1).tolist():

@@ -493,7 +493,8 @@ class Location:
         (found,) = self.store.read_files([self.path], max_bytes, max_bytes)
         if isinstance(found, FlareError):
             raise found
-        return cast(bytes, found)  # never a size, because `room` is `max_bytes`
+        # `read_files` returns the size of a file only if the file does not fit into `room`.
+        return cast(bytes, found)
 
     def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Read ranges and return their bytes in the order of `ranges`.

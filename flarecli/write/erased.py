@@ -184,7 +184,7 @@ def failures_without(
 
 
 def shard_files(stream: Stream, shard: int) -> list[str]:
-    """Return the names of the files of one shard. Files at other addresses are omitted."""
+    """Return the names of the files of one shard. Files that are listed by URL are omitted."""
     parts = stream.parts[shard] if stream.parts else ()
     names = [stream.urls[shard], *(file.name for file in parts)]
     return [name for name in names if not is_url(name)]

@@ -100,7 +100,7 @@ class Append(versions.Change):
         )
         if is_erased:
             raise BusyError(
-                "another process has erased the key of a row to append",
+                "another process has erased the key of a row in this append",
                 where=base.at,
                 hint="Run the same command again, and then `flare prune`.",
             )

@@ -62,7 +62,9 @@ def pack(options: PackOptions) -> Packed:
         raise UsageError("--input cannot be used with a Python object")
     columns = None
     if isinstance(sources, Dataset):
-        exact = options.where is None  # read the rows as if the dataset were opened by address
+        # Without a condition, numbers that are stored as text remain text, as in a pack of the
+        # dataset's address.
+        exact = options.where is None
         columns = StoredColumns(
             sources.exact if exact else sources.schema,
             {column.name: column.encoding for column in sources.columns},

@@ -291,7 +291,8 @@ class OtherLists:
             if k is not None:
                 entry = other.stream.chunk(k)
                 entries.append((other, entry))
-                # without a list in use, the check of the shard compares the entry with the file
+                # If the shards come from no list, the check of each shard compares this entry with
+                # the shard's file.
                 if self._has_list or other.is_against:
                     findings += self._differences(other, k, entry, i, chunk)
             elif other.must_match and must_list:

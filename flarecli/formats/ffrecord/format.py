@@ -316,7 +316,7 @@ def _field(array: pa.Array) -> tuple[memoryview, IntArray]:
 def _parts(
     table: bytes, runs: Sequence[tuple[memoryview, IntArray]]
 ) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of a file: the table, and the records of each run in blocks."""
+    """Yield the bytes of a file: the table, and then all records, in blocks."""
     yield table
     for data, bounds in runs:
         end = int(bounds[-1])

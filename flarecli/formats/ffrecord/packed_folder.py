@@ -140,7 +140,7 @@ class _Machine:
                 self._marks.append(len(self._stack))
             case "MEMOIZE" | "BINPUT" | "LONG_BINPUT":
                 if argument not in (None, len(self._memo)):
-                    raise ValueError("memo entries are not in order")
+                    raise ValueError("the memo entries of the pickle are not in order")
                 top = self._pop()
                 self._stack.append(top)
                 # Folders are not stored in the memo, because a pickle could add a stored folder to

@@ -198,7 +198,7 @@ class LineFormat(MosaicFormat):
         columns: Sequence[str] | None = None,
         views: bool = False,
     ) -> pa.RecordBatch:
-        """Return rows start..stop as typed columns of text.
+        """Return rows start..stop, converted from text to the Arrow types of the columns.
 
         raises  FormatError with the row of the first invalid line; ValueFitError for text that is
                 not UTF-8

@@ -264,8 +264,8 @@ class _ColumnLayout(NamedTuple):
     bounds  numpy void array; item i consists of the start and the end of row i, from the shard's
             table
     heads   numpy void array; item i is the head that begins at offset i of the shard. A head
-            contains the lengths, and the columns before the first column that has a variable size
-            or does not fit into `_MAX_HEAD_BYTES`
+            contains the lengths of the values in a row, and the first columns of the row: up to the
+            first column that has a variable size or would exceed `_MAX_HEAD_BYTES`
     lead    number of columns in a head
     values  column name -> numpy void array, for each selected column of fixed size that is not in
             the head; item i is the value that begins at offset i of the shard

@@ -530,7 +530,8 @@ class Engine:
     def _ended(self, pool: Pool, handle: Handle, code: int, now: float) -> None:
         request, was_stale = handle.request, code != 0 and handle.was_stale(code)
         fault = handle.finish(code)
-        if fault is None:  # before `_stop`, which removes the state of an idle host
+        # The success is counted first, because `_stop` removes the state of an idle host.
+        if fault is None:
             self._succeeded(request)
         self._stop(handle)
         if fault is None:

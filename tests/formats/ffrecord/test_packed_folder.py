@@ -224,7 +224,7 @@ def test_the_name_of_a_class_is_quoted_and_a_deep_folder_is_not_a_name(listed, n
         (ROOT + b"u.", "36: no mark on the stack"),
         (b"(s.", "10: the stack is empty"),
         (ROOT + b"q\0X\1\0\0\0ah\0s.", "44: unknown memo entry"),  # a folder inside itself
-        (ROOT + b"q\1.", "36: memo entries are not in order"),
+        (ROOT + b"q\1.", "36: the memo entries of the pickle are not in order"),
         (ROOT + b"h\7.", "36: unknown memo entry"),
         (
             ROOT + b"X\1\0\0\0\xffK\0s.",
