@@ -643,7 +643,7 @@ class PackOptions(_DownloadOptions, TableOptions, _WriteOptions, _StreamOptions)
         Option(
             group="Run",
             flags=("-n",),
-            help="Show what would be packed, and download the first links as a test; write nothing.",
+            help="Show what would be packed, and test the first links; write nothing.",
             is_everyday=True,
         ),
     )
