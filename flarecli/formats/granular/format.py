@@ -351,8 +351,8 @@ class GranularRefs(Granular):
             counts = np.ones(len(ends), np.int64) if counts is None else counts
             runs.append((np.cumsum(counts) - counts, counts))
             files[f"{one.name}.bag"] = [*parts, ends.astype("<u8").tobytes()]
-        refs, ends = bag_refs.packed(runs, [one.encoding.endswith("[]") for one in columns])
-        files[REFS] = [refs, ends.astype("<u8").tobytes()]
+        parts, ends = bag_refs.packed(runs, [one.encoding.endswith("[]") for one in columns])
+        files[REFS] = [*parts, ends.astype("<u8").tobytes()]
         return _put(
             at,
             number,

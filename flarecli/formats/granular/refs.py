@@ -14,9 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-import msgpack
 import numpy as np
 
 from flarecli.errors import FormatError
@@ -33,6 +32,7 @@ _WIDTH = np.full(256, -1, np.int64)
 _WIDTH[:128] = 0
 for _token, _bytes in _WIDTHS.items():
     _WIDTH[_token] = _bytes
+_STEP_ROWS = 1 << 14  # rows packed at once; small enough for the CPU cache
 
 
 def numbers_of_row(data: bytes, lists: Sequence[bool]) -> list[tuple[int, int]]:
@@ -153,19 +153,58 @@ def _parse_numbers(
     return values, at + 1 + np.maximum(width, 0), wrong
 
 
-def packed(runs: Sequence[RecordRuns], lists: Sequence[bool]) -> tuple[bytes, IntArray]:
+def packed(runs: Sequence[RecordRuns], lists: Sequence[bool]) -> tuple[list[memoryview], IntArray]:
     """Return the bytes of the records in refs.bag, and the end of each record: int64 [rows].
 
     runs   (first record numbers, record counts) for each column, int64 [rows] each
     lists  for each column, True if the column is a list
     """
-    columns = []
+    rows = len(runs[0][0])
+    parts, ends, base = [], [np.zeros(0, np.int64)], 0
+    for start in range(0, rows, _STEP_ROWS):
+        stop = min(rows, start + _STEP_ROWS)
+        cells, used = _cells(
+            [(first[start:stop], count[start:stop]) for first, count in runs], lists, stop - start
+        )
+        parts.append(cells[used].data)  # rows in order, without the unused bytes
+        ends.append(base + np.cumsum(used.sum(axis=1)))
+        base = int(ends[-1][-1])
+    return parts, np.concatenate(ends)
+
+
+def _cells(
+    runs: Sequence[RecordRuns], lists: Sequence[bool], rows: int
+) -> tuple[ByteArray, BoolArray]:
+    """Encode rows with a fixed width; return uint8 [rows, width], and a mask of the used bytes."""
+    head = np.frombuffer(_head(len(lists)), np.uint8)
+    cells, used = [np.broadcast_to(head, (rows, len(head)))], [np.ones((rows, len(head)), bool)]
     for (first, count), is_list in zip(runs, lists, strict=True):
-        values: list[Any] = first.tolist()
+        number, mask = _packed_numbers(first)
         if is_list:
-            pairs = zip(values, count.tolist(), strict=True)
-            values = [[number, size] if size else [] for number, size in pairs]
-        columns.append(values)
-    records = [msgpack.packb(row) for row in zip(*columns, strict=True)]
-    ends = np.cumsum([len(record) for record in records], dtype=np.int64)
-    return b"".join(records), ends
+            full = count > 0
+            cells.append(np.where(full, 0x92, 0x90).astype(np.uint8)[:, None])
+            used.append(np.ones((rows, 1), bool))
+            counts, count_mask = _packed_numbers(count)
+            cells += [number, counts]
+            used += [mask & full[:, None], count_mask & full[:, None]]
+        else:
+            cells.append(number)
+            used.append(mask)
+    return np.concatenate(cells, axis=1), np.concatenate(used, axis=1)
+
+
+def _packed_numbers(values: IntArray) -> tuple[ByteArray, BoolArray]:
+    """Encode numbers into 9 bytes each; return uint8 [rows, 9], and a mask of the used bytes."""
+    big = np.ascontiguousarray(values, ">u8").view(np.uint8).reshape(-1, 8)
+    cells = np.zeros((len(values), 9), np.uint8)
+    cells[:, 0] = values & 0x7F
+    width = np.zeros(len(values), np.int64)
+    for (token, one), least in zip(
+        _WIDTHS.items(), (1 << 7, 1 << 8, 1 << 16, 1 << 32), strict=True
+    ):
+        rows = values >= least
+        if rows.any():
+            cells[rows, 0] = token
+            cells[rows, 1 : 1 + one] = big[rows, 8 - one :]
+            width[rows] = one
+    return cells, np.arange(9) <= width[:, None]

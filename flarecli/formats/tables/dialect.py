@@ -245,9 +245,10 @@ class Recoded:
     def blocks(self) -> Iterator[bytes]:
         """Yield the text as UTF-8. Raises FormatError for bytes that are not in the encoding."""
         decoder, done = codecs.getincrementaldecoder(self.encoding)(), 0
-        for block in itertools.chain(self.source.blocks(), [b""]):  # an empty block ends the text
+        blocks = ((block, False) for block in self.source.blocks())
+        for block, is_end in itertools.chain(blocks, [(b"", True)]):
             try:
-                yield decoder.decode(block, final=not block).encode()
+                yield decoder.decode(block, is_end).encode()
             except UnicodeError as error:
                 start = done + (error.start if isinstance(error, UnicodeDecodeError) else 0)
                 raise FormatError(

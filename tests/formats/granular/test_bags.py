@@ -215,6 +215,18 @@ def test_a_bag_truncated_after_opening_is_reported(tmp_path):
     assert str(caught.value) == f"{tmp_path}/x.bag: file is 3 bytes; its offset table requires 6"
 
 
+@pytest.mark.parametrize("rows", [0, 1, 3, 7])
+def test_record_numbers_packed_in_steps_equal_those_packed_at_once(monkeypatch, rows):
+    taken = [
+        (np.arange(100, 100 + rows), np.ones(rows, np.int64)),
+        (np.arange(0, 200 * rows, 200), np.full(rows, 200)),
+    ]
+    whole = bag_refs.packed(taken, [False, True])
+    monkeypatch.setattr(bag_refs, "_STEP_ROWS", 2)
+    parts = bag_refs.packed(taken, [False, True])
+    assert (b"".join(parts[0]), parts[1].tolist()) == (b"".join(whole[0]), whole[1].tolist())
+
+
 def test_several_batches_are_written_to_one_bag():
     batches = [
         pa.record_batch({"t": pa.array([text, ""], pa.large_string())})
@@ -230,10 +242,10 @@ def test_several_batches_are_written_to_one_bag():
 
 @pytest.mark.parametrize("columns", [1, 15, 16, 255, 65_535, 65_536])
 def test_a_row_with_any_number_of_columns_is_a_messagepack_array(columns):
-    part, (end,) = bag_refs.packed([(np.array([7]), np.array([1]))] * columns, [False] * columns)
+    (part,), (end,) = bag_refs.packed([(np.array([7]), np.array([1]))] * columns, [False] * columns)
     assert msgpack.unpackb(part) == [7] * columns
     assert end == len(part)
-    assert bag_refs.numbers_of_row(part, [False] * columns) == [(7, 1)] * columns
+    assert bag_refs.numbers_of_row(bytes(part), [False] * columns) == [(7, 1)] * columns
 
 
 def test_a_shard_is_full_only_if_all_its_columns_are(tmp_path):

@@ -363,7 +363,8 @@ def by_msgpack(number):
 def test_refs_are_packed_as_messagepack_and_read_back_in_both_ways(given_refs):
     lists, taken = given_refs
     rows = len(taken[0][0])
-    data, stops = bag_refs.packed(taken, lists)
+    parts, stops = bag_refs.packed(taken, lists)
+    data = b"".join(parts)
     head = (
         bytes([0x90 | len(lists)]) if len(lists) < 16 else b"\xdc" + len(lists).to_bytes(2, "big")
     )
