@@ -271,9 +271,7 @@ def _planned_erasure(
             reading the earlier versions, the pins and their shards
     """
     earlier = [(pin.number, pin) for pin in versions.pins(at).values()]
-    for number in versions.numbers(at):
-        with contextlib.suppress(MissingError):  # another process has removed this version
-            earlier.append((number, versions.read_version(at, number)))
+    earlier += ((one.number, one) for one in versions.read_versions(at, versions.numbers(at)))
     earlier.sort(key=lambda one: (one[0], one[1].at.name))
     names = [version.at.name for _, version in earlier]
     listed = files_of(at, base.playlist).keys()
@@ -330,10 +328,8 @@ def _complete_erasures(at: Location, options: DropOptions, progress: Progress) -
     If an earlier version was restored, the newest version may list some of these files again. Such
     files are kept.
     """
-    erased = set[str]()
-    for number in versions.numbers(at):
-        with contextlib.suppress(MissingError):  # another process has removed this version
-            erased.update(versions.read_version(at, number).erases)
+    found = versions.read_versions(at, versions.numbers(at))
+    erased = {name for version in found for name in version.erases}
     if erased:
         listed = files_of(at, versions.newest(at).playlist)
         _erase(at, sorted(erased - listed.keys()), options, progress)

@@ -82,10 +82,7 @@ def log(options: LogOptions) -> tuple[VersionInfo, ...]:
     names: dict[str, list[str]] = {}
     for name, pinned in versions.pins(at).items():
         names.setdefault(pinned.checksum, []).append(name)
-    found = []
-    for number in versions.numbers(at):
-        with contextlib.suppress(MissingError):  # another process has removed this version
-            found.append(versions.read_version(at, number))
+    found = list(versions.read_versions(at, versions.numbers(at)))
     return tuple(
         VersionInfo(
             one.number,

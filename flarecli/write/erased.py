@@ -13,7 +13,6 @@ the rows. If the commit fails earlier, rows with these keys can still be appende
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import json
 import secrets
@@ -36,7 +35,7 @@ from flarecli.storage import Location
 from flarecli.storage.append_log import format_line
 from flarecli.write.failures import FAILED, read_failed
 from flarecli.write.keys import check_key_type, erasable_bytes, is_empty_key, key_text
-from flarecli.write.versions import Change, CommitLock, Version, numbers, read_version, sliced
+from flarecli.write.versions import Change, CommitLock, Version, numbers, read_versions, sliced
 
 __all__ = [
     "ErasedKeys",
@@ -279,10 +278,7 @@ class KeysToErase:
     def check(self, at: Location) -> None:
         """Raise BusyError if a later version has added a row with an erased key."""
         later = [number for number in numbers(at) if number > self.since] if self.keys else []
-        found: list[Version] = []
-        for number in later:
-            with contextlib.suppress(MissingError):  # another process has removed this version
-                found.append(read_version(at, number))
+        found = read_versions(at, later)
         if files_with_keys(at, found, self.name, self.erased, self.known):
             raise BusyError(
                 "another process has added a row whose key is being erased",

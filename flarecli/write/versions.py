@@ -28,7 +28,7 @@ import random
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import TracebackType
@@ -91,6 +91,7 @@ __all__ = [
     "pins",
     "publish",
     "read_version",
+    "read_versions",
 ]
 
 REQUIRES = 1  # version of the playlist format that a reader must support
@@ -282,6 +283,13 @@ def read_version(at: Location, number: int) -> Version:
     return Version(where, number, playlists.stored(where))
 
 
+def read_versions(at: Location, numbers: Iterable[int]) -> Iterator[Version]:
+    """Yield the versions with these numbers. A version that another process removes is omitted."""
+    for number in numbers:
+        with contextlib.suppress(MissingError):
+            yield read_version(at, number)
+
+
 def newest(at: Location) -> Version:
     """Read the newest version of a dataset.
 
@@ -462,14 +470,13 @@ def commit(at: Location, change: Change, base: Version) -> Version:
         is_first = current.at.name == PLAYLIST  # no numbered playlist exists
         if current.data == base.data:
             current = base  # the playlist of `base` is already parsed
-        for number in range(base.number + 1, current.number + 1) if change.fragments else ():
-            with contextlib.suppress(MissingError):  # another process may have pruned the version
-                one = read_version(at, number)
-                # the bytes are searched first, because it takes milliseconds to parse a playlist
-                if change.fragments[0].encode() in one.data and one.fragments == change.fragments:
-                    change.prepare(lock)
-                    publish(at, current)
-                    return one
+        later = range(base.number + 1, current.number + 1) if change.fragments else ()
+        for one in read_versions(at, later):
+            # the bytes are searched first, because it takes milliseconds to parse a playlist
+            if change.fragments[0].encode() in one.data and one.fragments == change.fragments:
+                change.prepare(lock)
+                publish(at, current)
+                return one
         if is_first:
             _keep_first(at, current)
         for _ in range(_MAX_ATTEMPTS):

@@ -28,7 +28,6 @@ from flarecli.errors import (
     BusyError,
     FlareError,
     FormatError,
-    MissingError,
     NoRowsError,
     UsageError,
 )
@@ -518,14 +517,10 @@ def _appended(
         )
 
     numbers = versions.numbers(at)
-    for number in reversed(numbers):
-        try:
-            one = versions.read_version(at, number)
-        except MissingError:  # another process has removed this version
-            continue
+    for one in versions.read_versions(at, reversed(numbers)):
         # searching the bytes is faster than parsing the list
         if record["options"].encode() in one.data and is_same(one.header.get("source")):
-            return packed(number, one.added, one.removed)
+            return packed(one.number, one.added, one.removed)
     if len(numbers) == base.number:  # no version was removed
         return None
     stream = base.streams[0]

@@ -83,6 +83,8 @@ def _csv(rows: Iterable[Sequence[str]]) -> bytes:
 def _parquet(fields: Sequence[pa.Field], rows: Iterable[Mapping[str, Any]]) -> Iterator[bytes]:
     import pyarrow.parquet as pq
 
+    from flarecli.formats.tables.parquet_write import taken
+
     schema = pa.schema(
         [
             pa.field(field.name, field.type if _is_plain(field.type) else pa.string())
@@ -98,9 +100,7 @@ def _parquet(fields: Sequence[pa.Field], rows: Iterable[Mapping[str, Any]]) -> I
                     schema=schema,
                 )
             )
-            yield out.getvalue()
-            out.truncate(0)
-            out.seek(0)
+            yield taken(out)
     yield out.getvalue()
 
 

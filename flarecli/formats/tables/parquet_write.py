@@ -19,7 +19,7 @@ from flarecli.bisect import failing_values
 from flarecli.errors import UsageError, ValueFitError
 from flarecli.formats.tables.base import value_sizes
 
-__all__ = ["check_timestamps", "checked_codec", "parquet_parts"]
+__all__ = ["check_timestamps", "checked_codec", "parquet_parts", "taken"]
 
 GROUP_ROWS, GROUP_BYTES = 1 << 16, 16 << 20  # maximum size of a row group, in Arrow's memory
 PAGE_BYTES = 1 << 17  # approximate size of a page before compression
@@ -71,7 +71,7 @@ def parquet_parts(
         ) as writer:
             while group is not None:
                 writer.write_table(group, row_group_size=max(1, group.num_rows))
-                yield _taken(sink)
+                yield taken(sink)
                 group = next(groups, None)
     except pa.ArrowNotImplementedError as error:
         raise UsageError(
@@ -140,7 +140,7 @@ def _in_milliseconds(kind: pa.DataType) -> pa.DataType:
     return encodings.with_children(kind, _in_milliseconds)
 
 
-def _taken(sink: io.BytesIO) -> bytes:
+def taken(sink: io.BytesIO) -> bytes:
     """Return the data in a buffer, and empty the buffer."""
     data = sink.getvalue()
     sink.seek(0)
