@@ -450,8 +450,7 @@ class CommitLock:
             os.close(self._fd)
             self._fd = -1
         if self._lease is not None:
-            with contextlib.suppress(FlareError):
-                self._lease.release()
+            self._lease.release()
             self._lease = None
 
 

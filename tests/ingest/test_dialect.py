@@ -13,7 +13,7 @@ import flarecli
 from flarecli.errors import FlareError, FormatError, UsageError
 from flarecli.formats.tables.csv import Delimited
 from flarecli.formats.tables.decompress import TextFile
-from flarecli.formats.tables.dialect import DELIMITERS, detect_delimiter
+from flarecli.formats.tables.dialect import DELIMITERS, Recoded, detect_delimiter
 from flarecli.ingest import Dialect, open_index
 from flarecli.storage import locate
 from tests.properties import examples
@@ -320,3 +320,14 @@ def test_any_other_first_line_contains_names(tmp_path, line):
         return
     with pytest.raises(FormatError, match="duplicate column|has no name|empty"):
         read(path)
+
+
+def test_an_empty_block_does_not_end_a_text():
+    class Halves:
+        location = None
+
+        def blocks(self):
+            data = "aé".encode("utf-16-le")
+            yield from (data[:3], b"", data[3:])
+
+    assert b"".join(Recoded(Halves(), "utf-16-le").blocks()).decode() == "aé"
