@@ -265,7 +265,7 @@ def test_an_empty_target_name_is_reported(here, capfd):
     for command in ("pack ok.csv", "unpack ok.csv"):
         assert main([*command.split(), ""]) == 2
         error = capfd.readouterr().err
-        assert error == "error: the name of the output folder is empty\nhint: Name a folder.\n"
+        assert error == "error: the name of the output folder is empty\nhint: Specify a folder.\n"
 
 
 def test_a_target_that_cannot_be_created_is_reported(here, capfd):
@@ -275,10 +275,10 @@ def test_a_target_that_cannot_be_created_is_reported(here, capfd):
         "pack ok.csv file",
         2,
         "file: expected a folder, got a file",
-        "Name the output folder as the last argument.",
+        "Specify the output folder as the last argument.",
     )
     check_error(capfd, "pack ok.csv file/out", 3, f"{here}/file: is a file; expected a folder")
-    hint = "Name a folder, or a bucket such as s3://bucket/folder."
+    hint = "Specify a folder, or a bucket such as s3://bucket/folder."
     check_error(
         capfd,
         "pack ok.csv http://127.0.0.1:9/out",
@@ -297,10 +297,10 @@ def test_a_target_without_permission_is_reported(here, capfd):
 def test_a_target_that_is_not_empty_is_reported(here, capfd):
     (here / "out").mkdir()
     (here / "out" / "notes.txt").write_text("mine")
-    hint = "Use --resume to continue an unfinished pack, --append to add rows, --overwrite to replace a dataset, or name another folder."
+    hint = "Use --resume to continue an unfinished pack, --append to add rows, --overwrite to replace a dataset, or specify another folder."
     check_error(capfd, "pack ok.csv out", 2, "out: output folder is not empty", hint)
     check_error(capfd, "pack ok.csv out --resume", 2, "out: output folder is not empty", hint)
-    hint = "Name another folder: --overwrite replaces only output of `flare pack`."
+    hint = "Specify another folder: --overwrite replaces only output of `flare pack`."
     check_error(capfd, "pack ok.csv out --overwrite", 2, "out: output folder is not empty", hint)
     assert [p.name for p in (here / "out").iterdir()] == ["notes.txt"]
 
@@ -580,7 +580,7 @@ def test_a_column_of_links_is_not_a_column_of_file_names(here, capfd):
 def test_a_pack_cannot_write_to_stdout(here, capfd):
     error, hint = (
         "shards are written to a folder or a bucket, not to stdout",
-        "Name a folder; use `./-` for a folder named `-`.",
+        "Specify a folder; use `./-` for a folder named `-`.",
     )
     check_error(capfd, "pack ok.csv -", 2, error, hint)
     check_error(capfd, "pack ok.csv - --part-rows 1", 2, error, hint)

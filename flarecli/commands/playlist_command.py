@@ -92,7 +92,7 @@ def _check_is_playlist(at: Location) -> None:
         raise UsageError(
             "file exists and is not a playlist",
             where=at,
-            hint="Use --overwrite to replace the file, or name another file.",
+            hint="Use --overwrite to replace the file, or specify another file.",
         ) from None
 
 

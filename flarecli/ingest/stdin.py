@@ -84,7 +84,7 @@ def standard_input() -> IO[bytes]:
         raise UsageError(
             "standard input is a terminal; expected data from a pipe or a file",
             where=STDIN,
-            hint="Pipe data into flare, such as `cat rows.csv | flare pack - out`, or name a file.",
+            hint="Pipe data into flare, such as `cat rows.csv | flare pack - out`, or specify a file.",
         )
     return stream
 

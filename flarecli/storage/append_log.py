@@ -17,7 +17,7 @@ import json
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from flarecli.errors import BusyError, FlareError, FormatError, MissingError, UsageError
@@ -226,15 +226,15 @@ class ObjectLog(AppendLog):
             if number not in found:  # all objects after a missing object are deleted
                 break
             self._sizes.append(found.pop(number).size)
-        self._delete([entry.name for entry in found.values()])
+        self._delete([entry.name for _, entry in sorted(found.items())])
 
     def _name(self, number: int) -> str:
         return f"{number:05d}.json"
 
-    def _delete(self, names: list[str]) -> None:
+    def _delete(self, names: Sequence[str]) -> None:
         # The last object is deleted first, so that the remaining objects are the start of the log
         # even if the deletion is interrupted.
-        for name in sorted(names, reverse=True):
+        for name in reversed(names):
             (self._folder / name).delete()
 
     @property

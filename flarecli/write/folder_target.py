@@ -71,20 +71,22 @@ class FolderTarget(Target):
             raise UsageError(
                 "cannot write to this address: expected a local folder",
                 where=redact(out),
-                hint="Name a local folder. To write to a bucket, use `flare pack`.",
+                hint="Specify a local folder. To write to a bucket, use `flare pack`.",
             )
         if not local_path(out):  # an empty shell variable must not select the root folder
-            raise UsageError("the name of the output folder is empty", hint="Name a folder.")
+            raise UsageError("the name of the output folder is empty", hint="Specify a folder.")
         self.shown = local_path(out).rstrip("/") or "/"
         self.final = os.path.realpath(whole_path(self.shown))
         if os.path.lexists(self.final) and not os.path.isdir(self.final):
             raise UsageError(
                 "expected a folder, got a file",
                 where=self.shown,
-                hint="Name the output folder as the last argument.",
+                hint="Specify the output folder as the last argument.",
             )
         if overwrite:
-            self.hint = f"Name another folder: --overwrite replaces only output of `flare {noun}`."
+            self.hint = (
+                f"Specify another folder: --overwrite replaces only output of `flare {noun}`."
+            )
         final = Location(LocalStore(self.final, self.shown, maps=False))
         is_begun = self._is_begun()  # unfinished output is removed in place, after locking
         self._replaces = (
@@ -244,7 +246,7 @@ class FolderTarget(Target):
             raise ReachError(
                 "the scratch folder was moved or deleted during the run",
                 where=os.path.join(self.shown, SCRATCH),
-                hint="Name another folder, or empty this folder first.",
+                hint="Specify another folder, or empty this folder first.",
             )
 
     def finish(self) -> None:
@@ -428,6 +430,6 @@ def bucket_of(out: str, guard: Guard | None = None) -> Location | None:
         raise UsageError(
             "cannot write to a web server",
             where=redact(out),
-            hint="Name a folder, or a bucket such as s3://bucket/folder.",
+            hint="Specify a folder, or a bucket such as s3://bucket/folder.",
         )
     return locate(out, replace(guard or Guard(), keeper=None))

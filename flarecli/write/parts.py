@@ -123,16 +123,8 @@ class _Shards:
             self._first, self._hashes = part, {key: [] for key in part.hashes}
             self._schema = part.headers.get(playlists.SCHEMA)
             self.format = part.format or ""
-        elif len(part) and (part.columns, part.format, part.hashes.keys()) != (
-            self._first.columns,
-            self._first.format,
-            self._hashes.keys(),
-        ):
-            raise FormatError(
-                "columns differ from the columns of earlier parts",
-                where=self._at / name,
-                hint="Set the encodings of the differing columns with --encode.",
-            )
+        elif len(part):
+            self._check_matches(part, self._first, self._at / name)
         if len(part) and self._schema != part.headers.get(playlists.SCHEMA):
             self._schema = None
         self._urls += [f"{name}/{url}" for url in part.urls]
@@ -150,6 +142,24 @@ class _Shards:
                 tuple(replace(file, name=f"{name}/{file.name}") for file in one)
                 for one in part.parts
             ]
+
+    def _check_matches(self, part: Stream, first: Stream, where: Location) -> None:
+        """Raise FormatError if a part and the first have different formats, columns or hashes."""
+        if part.format != first.format:
+            message = f"the format is {part.format}, but earlier parts are {first.format}"
+            hint = "Pack all parts with the same --format."
+        elif part.columns != first.columns:
+            message = "columns differ from the columns of earlier parts"
+            hint = "Set the encodings of the differing columns with --encode."
+        elif part.hashes.keys() != self._hashes.keys():
+            names = ", ".join(part.hashes) or "none"
+            message = (
+                f"hash types differ: expected {', '.join(self._hashes) or 'none'}, got {names}"
+            )
+            hint = "Pack all parts with the same --hash."
+        else:
+            return
+        raise FormatError(message, where=where, hint=hint)
 
     def stream(self, headers: Mapping[str, Any], files: Mapping[str, File]) -> Stream:
         """Return all shards as one stream."""

@@ -102,7 +102,7 @@ class DatasetContents(Contents):
     """Policy for datasets. The output is a playlist, an index, and the files that they list."""
 
     noun = "pack"
-    hint = "Use --resume to continue an unfinished pack, --append to add rows, --overwrite to replace a dataset, or name another folder."
+    hint = "Use --resume to continue an unfinished pack, --append to add rows, --overwrite to replace a dataset, or specify another folder."
 
     def is_finished(self, at: Location) -> bool:
         return any((at / name).exists() for name in _DATASET)

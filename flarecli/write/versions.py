@@ -314,7 +314,7 @@ def newest(at: Location) -> Version:
             raise UsageError(
                 "expected the folder of a dataset, got a file",
                 where=at,
-                hint="Name the folder that contains playlist.yaml.",
+                hint="Specify the folder that contains playlist.yaml.",
             ) from None
         refuse_unfinished(at)
         if not _names(at):

@@ -164,17 +164,17 @@ def run_line(place, monkeypatch, capfd):
         (
             "pack first.parquet first.parquet",
             "first.parquet: expected a folder, got a file",
-            "Name the output folder as the last argument.",
+            "Specify the output folder as the last argument.",
         ),
         (
             "pack first.parquet files --overwrite",
             "files: output folder is not empty",
-            "Name another folder: --overwrite replaces only output of `flare pack`.",
+            "Specify another folder: --overwrite replaces only output of `flare pack`.",
         ),
         (
             "unpack out files --overwrite",
             "files: output folder is not empty",
-            "Name another folder: --overwrite replaces only output of `flare unpack`.",
+            "Specify another folder: --overwrite replaces only output of `flare unpack`.",
         ),
         (
             "pack files new -c jpg",

@@ -949,7 +949,7 @@ def test_a_key_that_the_source_repeats_is_an_error_if_rows_are_replaced(out, tmp
         (
             {"append": True},
             "`--on-duplicate replace` needs --key",
-            "Name the key column with --key.",
+            "Specify the key column with --key.",
         ),
     ],
 )
@@ -1941,7 +1941,7 @@ def test_a_playlist_instead_of_its_folder_is_refused_by_a_change(out):
     assert str(caught.value) == (
         f"{out}/playlist.yaml: expected the folder of a dataset, got a file"
     )
-    assert caught.value.hint == "Name the folder that contains playlist.yaml."
+    assert caught.value.hint == "Specify the folder that contains playlist.yaml."
 
 
 @pytest.mark.parametrize("format", ["granular", "mds", "parquet", "webdataset"])

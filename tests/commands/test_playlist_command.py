@@ -370,7 +370,7 @@ def test_a_file_that_is_not_a_playlist_is_only_replaced_with_overwrite(
     with pytest.raises(UsageError) as caught:
         commands.playlist("imgs", out="notes.yaml")
     assert str(caught.value) == "notes.yaml: file exists and is not a playlist"
-    assert caught.value.hint == "Use --overwrite to replace the file, or name another file."
+    assert caught.value.hint == "Use --overwrite to replace the file, or specify another file."
     assert (tmp_path / "notes.yaml").read_text() == "- buy milk\n"
     text = commands.playlist("imgs", out="notes.yaml", overwrite=True)
     assert (tmp_path / "notes.yaml").read_text() == text

@@ -629,7 +629,7 @@ def test_a_terminal_is_not_read(monkeypatch):
             open_index("-")
     assert (str(caught.value), caught.value.hint, caught.value.exit_code) == (
         "-: standard input is a terminal; expected data from a pipe or a file",
-        "Pipe data into flare, such as `cat rows.csv | flare pack - out`, or name a file.",
+        "Pipe data into flare, such as `cat rows.csv | flare pack - out`, or specify a file.",
         2,
     )
 

@@ -274,8 +274,8 @@ def test_a_folder_that_is_not_empty_is_refused(tmp_path):
         with pytest.raises(UsageError) as caught:
             Writer(str(tmp_path), columns=COLUMNS, overwrite=overwrite)
         assert str(caught.value) == f"{tmp_path}: output folder is not empty"
-        replacing = "Name another folder: --overwrite replaces only output of `flare pack`."
-        hint = "Use --resume to continue an unfinished pack, --append to add rows, --overwrite to replace a dataset, or name another folder."
+        replacing = "Specify another folder: --overwrite replaces only output of `flare pack`."
+        hint = "Use --resume to continue an unfinished pack, --append to add rows, --overwrite to replace a dataset, or specify another folder."
         assert caught.value.hint == (replacing if overwrite else hint)
     assert files_of(tmp_path) == {"notes.txt": b"mine"}
     with pytest.raises(UsageError, match="expected a folder, got a file(?m:$)"):

@@ -104,9 +104,20 @@ def test_parts_with_different_checksums_are_not_joined(tmp_path):
         parts.join(locate(str(tmp_path / "out")), ["00000", "00001"], {})
     assert (
         str(caught.value)
-        == f"{tmp_path}/out/00001: columns differ from the columns of earlier parts"
+        == f"{tmp_path}/out/00001: hash types differ: expected xxh3_128, got sha1, xxh3_128"
     )
+    assert caught.value.hint == "Pack all parts with the same --hash."
     assert not (tmp_path / "out" / "playlist.yaml").exists()
+
+
+def test_parts_of_different_formats_are_not_joined(tmp_path):
+    pack(tmp_path / "out" / "00000", 3)
+    pack(tmp_path / "out" / "00001", 3, format="json")
+    with pytest.raises(FormatError) as caught:
+        parts.join(locate(str(tmp_path / "out")), ["00000", "00001"], {})
+    message = "the format is json, but earlier parts are mds"
+    assert str(caught.value) == f"{tmp_path}/out/00001: {message}"
+    assert caught.value.hint == "Pack all parts with the same --format."
 
 
 def failing(out, stop=None, **options):

@@ -39,7 +39,7 @@ def pack(options: PackOptions) -> Packed:
     if address_text(options.out) == "-":
         raise UsageError(
             "shards are written to a folder or a bucket, not to stdout",
-            hint="Name a folder; use `./-` for a folder named `-`.",
+            hint="Specify a folder; use `./-` for a folder named `-`.",
         )
     resize = Resize(
         options.resize,
@@ -104,7 +104,7 @@ def _pack(
         if options.key is None:
             raise UsageError(
                 "`--on-duplicate replace` needs --key",
-                hint="Name the key column with --key.",
+                hint="Specify the key column with --key.",
             )
     progress = options.progress or Progress()
     if options.dry_run:

@@ -472,7 +472,7 @@ def _hints_without_overwrite(task: PackTask, division: _Division) -> Iterator[No
     except (UsageError, MissingError, FormatError) as error:
         address = error.address.rstrip("/")
         if address == out:
-            hint = "Use the same source and options for all parts, or name another folder."
+            hint = "Use the same source and options for all parts, or specify another folder."
             raise error.changed(hint=hint) from None
         folder = address.removeprefix(f"{out}/").partition("/")[0]
         is_joined = division.parts is None or (_location(task) / PLAYLIST).exists()

@@ -503,7 +503,7 @@ def finished_before(target: Target, record: Mapping[str, Any], format: str) -> P
         raise UsageError(
             "the folder contains a dataset from a different source or with different options",
             where=target.shown,
-            hint="Use --overwrite to replace the dataset, or name another folder.",
+            hint="Use --overwrite to replace the dataset, or specify another folder.",
         )
     rows = int(stream.rows.sum()) if stream.rows is not None else 0
     size = int(stream.stored.sum()) if stream.stored is not None else 0

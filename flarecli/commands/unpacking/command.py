@@ -94,7 +94,7 @@ def unpack(options: UnpackOptions) -> Unpacked:
     sources, out = address_texts(options.sources), address_text(options.out)
     guard, progress = options.guard(sources), options.progress or Progress()
     if out == "-" and (options.resume or options.overwrite):
-        raise UsageError("a stream cannot be resumed or overwritten", hint="Name a folder.")
+        raise UsageError("a stream cannot be resumed or overwritten", hint="Specify a folder.")
     columns = None if options.columns is None else name_list(options.columns)
     links = [parse_link(one, {}) for one in name_list(options.fetch)]
     text_columns = {link.source for link in links} | ({options.key} if options.key else set())
@@ -118,7 +118,7 @@ def unpack(options: UnpackOptions) -> Unpacked:
     )
     if folder.has_only_files:
         if links:
-            hint = "Name another folder: without an index, flare cannot check that all downloads are complete."
+            hint = "Specify another folder: without an index, flare cannot check that all downloads are complete."
             raise UsageError("output folder is not empty", where=folder.shown, hint=hint)
         work.check_names()
         result = work.run(FinishedFolder(folder.shown))
@@ -130,7 +130,7 @@ def unpack(options: UnpackOptions) -> Unpacked:
             raise UsageError(
                 f"folder contains the complete output of {rows} rows, but {source.rows} rows are selected",
                 where=folder.shown,
-                hint="Use --overwrite to replace the output, or name another folder.",
+                hint="Use --overwrite to replace the output, or specify another folder.",
             )
         progress.note(_FINISHED)
         return Unpacked(

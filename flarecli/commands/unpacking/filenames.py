@@ -117,7 +117,7 @@ class NamePattern:
         ]
         for _, field, _, _ in parsed:
             if field == "key" and key is None and "key" not in others:
-                hint = "Name the key column with --key."
+                hint = "Specify the key column with --key."
                 raise UsageError("--name contains {key}, but there is no key column", hint=hint)
             if field is not None and field not in ("key", "row", "ext", "column", *others):
                 raise UsageError(

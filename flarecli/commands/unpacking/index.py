@@ -143,5 +143,5 @@ def read_index_texts(path: str) -> Iterator[list[str]]:
         raise UsageError(
             "cannot read the index",
             where=path,
-            hint="Remove the folder yourself, or name another folder.",
+            hint="Remove the folder yourself, or specify another folder.",
         ) from None

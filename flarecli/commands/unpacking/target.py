@@ -46,7 +46,7 @@ _TAR_BLOCK = 512
 _COPIED_BYTES = 1 << 20  # bytes that are copied at a time
 _JOURNAL, _BEGUN = f"{SCRATCH}/journal", f"{SCRATCH}/begun"
 _MOVE_HINT = "Move this file elsewhere first."
-_NOT_SAME = "Name another folder. Without an index, a folder that is not empty must contain exactly the files that would be written."
+_NOT_SAME = "Specify another folder. Without an index, a folder that is not empty must contain exactly the files that would be written."
 
 
 class Output(ABC):
@@ -401,7 +401,7 @@ class _UnpackedContents(Contents):
     """
 
     noun = "unpack"
-    hint = "Use --resume to continue an unfinished unpack, --overwrite to replace an unpacked folder, or name another folder."
+    hint = "Use --resume to continue an unfinished unpack, --overwrite to replace an unpacked folder, or specify another folder."
 
     def __init__(self, without_index: bool) -> None:
         self._without_index = without_index

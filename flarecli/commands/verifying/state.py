@@ -89,13 +89,13 @@ class VerifyState:
             return UsageError(
                 "file contains the state of a check by an earlier version of flare",
                 where=self._path,
-                hint="Remove the file, or name another file.",
+                hint="Remove the file, or specify another file.",
             )
         if not first.startswith(_MARK):
             return UsageError(
                 "not a state file of `flare verify`; nothing was written to it",
                 where=self._path,
-                hint="Name a file that does not exist yet.",
+                hint="Specify a file that does not exist yet.",
             )
         return UsageError(
             "file contains the state of a check with different sources or options",

@@ -202,7 +202,9 @@ def text_of(value: Mapping[str, Any], key: str, where: object, empty: bool = Fal
     raises  FormatError if the value is not a string, or is empty and `empty` is False
     """
     text = value.get(key)
-    if not isinstance(text, str) or not (text or empty):
+    if text == "" and not empty:
+        raise FormatError(f"{key} is empty", where=where)
+    if not isinstance(text, str):
         raise FormatError(f"{key}: expected a string, got {text!r:.60}", where=where)
     try:
         text.encode()

@@ -51,7 +51,7 @@ TABLE = pa.table(
 )
 
 
-HINT = "Use the same source and options for all parts, or name another folder."
+HINT = "Use the same source and options for all parts, or specify another folder."
 UNFINISHED_HINT = "Run `flare pack … --part K/4` for each missing part, then `flare pack … --join`."
 
 
@@ -591,12 +591,12 @@ HELP = "Parts are numbered from 1, so 3/7 is the third of seven."
         (
             {"part": "1/2", "overwrite": True},
             "--overwrite and --part cannot be combined, because OUT contains the parts of other jobs",
-            "Name another folder, or remove the folder and pack all parts again.",
+            "Specify another folder, or remove the folder and pack all parts again.",
         ),
         (
             {"join": True, "overwrite": True},
             "--overwrite and --join cannot be combined, because OUT contains the parts of other jobs",
-            "Name another folder, or remove the folder and pack all parts again.",
+            "Specify another folder, or remove the folder and pack all parts again.",
         ),
         (
             {"join": True, "part_rows": 3},

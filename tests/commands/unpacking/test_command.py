@@ -314,8 +314,8 @@ def test_a_folder_that_is_not_empty_is_refused_with_a_hint(plain, tmp_path):
         with pytest.raises(UsageError) as caught:
             commands.unpack(str(plain), str(to), **options)
         assert str(caught.value) == f"{to}: output folder is not empty"
-        hint = "Use --resume to continue an unfinished unpack, --overwrite to replace an unpacked folder, or name another folder."
-        replacing = "Name another folder: --overwrite replaces only output of `flare unpack`."
+        hint = "Use --resume to continue an unfinished unpack, --overwrite to replace an unpacked folder, or specify another folder."
+        replacing = "Specify another folder: --overwrite replaces only output of `flare unpack`."
         assert caught.value.hint == (replacing if "overwrite" in options else hint)
     assert tree(to) == {"mine": b"mine"}
 

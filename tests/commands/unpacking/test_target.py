@@ -303,7 +303,7 @@ def test_a_finished_unpack_without_an_index_is_finished(source, tmp_path):
         replace(done, resumed_rows=ROWS),
     )
     assert sorted(files_of(to)) == names(range(ROWS))
-    hint = "Name another folder. Without an index, a folder that is not empty must contain exactly the files that would be written."
+    hint = "Specify another folder. Without an index, a folder that is not empty must contain exactly the files that would be written."
 
     def refused(output, **options):
         before = files_of(to)
@@ -360,9 +360,7 @@ def test_a_finished_unpack_of_links_without_an_index_is_not_checked_by_downloads
         commands.unpack(
             str(tmp_path / "i.csv"), str(tmp_path / "f"), fetch=["url"], index="none", resume=True
         )
-    hint = (
-        "Name another folder: without an index, flare cannot check that all downloads are complete."
-    )
+    hint = "Specify another folder: without an index, flare cannot check that all downloads are complete."
     assert (str(caught.value), caught.value.hint) == (
         f"{tmp_path}/f: output folder is not empty",
         hint,

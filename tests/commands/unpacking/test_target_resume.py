@@ -224,7 +224,7 @@ def test_a_finished_unpack_of_fewer_rows_is_refused(tmp_path):
         str(caught.value)
         == f"{out}: folder contains the complete output of 2 rows, but 3 rows are selected"
     )
-    assert caught.value.hint == "Use --overwrite to replace the output, or name another folder."
+    assert caught.value.hint == "Use --overwrite to replace the output, or specify another folder."
 
 
 def test_a_dict_is_not_accepted_as_a_list_of_names(tmp_path):

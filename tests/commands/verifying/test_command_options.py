@@ -130,7 +130,7 @@ def test_the_state_of_another_check_is_refused_and_unchanged(plain, tmp_path):
         commands.verify(str(plain), state=str(state))
     assert (str(caught.value), caught.value.hint) == (
         f"{state}: not a state file of `flare verify`; nothing was written to it",
-        "Name a file that does not exist yet.",
+        "Specify a file that does not exist yet.",
     )
     assert state.read_text() == "mine\n"
     with pytest.raises(UsageError) as caught:

@@ -48,7 +48,7 @@ def test_a_state_file_of_something_else_is_refused_and_kept(plain, tmp_path, dat
     with pytest.raises(UsageError) as caught:
         list(commands.verify(str(plain), state=str(state), quick=quick))
     assert str(caught.value) == f"{state}: {NOT_OURS}"
-    assert caught.value.hint == "Name a file that does not exist yet."
+    assert caught.value.hint == "Specify a file that does not exist yet."
     assert state.read_bytes() == data
 
 
@@ -64,7 +64,7 @@ def test_a_state_file_of_an_earlier_version_is_refused_by_name_and_kept(out, tmp
         str(caught.value)
         == f"{state}: file contains the state of a check by an earlier version of flare"
     )
-    assert caught.value.hint == "Remove the file, or name another file."
+    assert caught.value.hint == "Remove the file, or specify another file."
     assert state.read_bytes() == data
 
 
@@ -74,7 +74,7 @@ def test_a_file_of_the_dataset_is_refused_as_state_file(out, name, capsys):
     assert main(["verify", str(out), "--state", str(out / name)]) == 2
     assert capsys.readouterr().err.splitlines() == [
         f"error: {out / name}: {NOT_OURS}",
-        "hint: Name a file that does not exist yet.",
+        "hint: Specify a file that does not exist yet.",
     ]
     assert (out / name).read_bytes() == data
 

@@ -285,7 +285,7 @@ def test_newlines_and_separators_must_be_strings():
             ("\ud800", " is not UTF-8"),
             (None, ": expected a string, got None"),
             (["|"], ": expected a string, got ['|']"),
-            ("", ": expected a string, got ''"),
+            ("", " is empty"),
         ):
             assert (
                 refusal(lambda shard={**golden, key: text}: stream_of(shard))

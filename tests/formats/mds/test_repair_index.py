@@ -439,7 +439,7 @@ def changed(name, edit):
         (
             "csv_plain",
             lambda s: s.update(newline=""),
-            "shards[0]: newline: expected a string, got ''",
+            "shards[0]: newline is empty",
         ),
         (
             "xsv_pipe",

@@ -18,6 +18,7 @@ import flarecli as flare
 from flarecli.__main__ import main
 from flarecli.errors import BusyError, UsageError
 from flarecli.storage import locate
+from flarecli.storage.append_log import open_log
 from flarecli.storage.cloud.store import ObjectStore
 from flarecli.write import bucket_target, versions
 
@@ -419,3 +420,20 @@ def test_a_writer_that_stops_until_its_locks_expire_loses_no_rows(s3, tmp_path, 
     assert flare.pack(mine, out, append=True, resume=True).version == 4
     assert ids(out) == [0, 1, 2, 10, 11, 20, 21, 3, 4, 5]
     assert list(flare.verify(out)) == []
+
+
+def test_the_last_object_of_a_log_is_deleted_first(faulty):
+    """A deletion that is interrupted leaves the start of the log."""
+    bucket, server = faulty("google")
+    deleted: list[str] = []
+
+    def record(request):
+        if request.command == "DELETE":
+            deleted.append(unquote(urlsplit(request.path).path).rpartition("/")[2])
+
+    server.fault = record
+    folder = locate(bucket) / ".flare"
+    for number in (0, 2, 10, 99_999, 100_000):  # object 1 is missing
+        (folder / f"journal/{number:05d}.json").write([b"{}\n"])
+    assert open_log(folder / "journal").size == 3
+    assert deleted == ["100000.json", "99999.json", "00010.json", "00002.json"]
