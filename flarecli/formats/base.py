@@ -56,7 +56,7 @@ Span = tuple[
 ]  # file, first byte, and byte after the last; None for an unknown offset
 
 
-SELECT_COLUMNS = "Select the columns to pack with -c."
+SELECT_COLUMNS = "Use -c to select the columns to pack."
 
 
 class LargeValue(NamedTuple):
@@ -308,7 +308,7 @@ class Format:
 
         rows   row numbers in each shard, int64 [k]: the rows of the first shard, then those of the
                second shard, and so on
-        edges  position in `rows` of the first row of each shard, and the number of rows
+        edges  position in `rows` of the first row of each shard; the last item is `len(rows)`
         """
         return None
 

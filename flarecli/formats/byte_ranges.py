@@ -117,7 +117,7 @@ class ShardMemory(NamedTuple):
 
     @classmethod
     def of(cls, view: memoryview) -> ShardMemory:
-        """Return the memory of a shard whose bytes are `view`."""
+        """Create the ShardMemory of a shard from a view of all its bytes."""
         whole = pa.py_buffer(view)
         buffers = [whole.slice(start) for start in range(0, len(view) + 1, 1 << BUFFER_BITS)]
         return cls(view, sliceable(view) or view, buffers)
@@ -368,7 +368,7 @@ def values_at(
 ) -> pa.Array:
     """Return slices of `data` as an array; see `ragged` for the arguments.
 
-    With `as_views`, slices of data below 2 GiB are views. All other slices are copies.
+    as_views  if `data` is smaller than 2 GiB, return views of the slices instead of copies
     """
     make = views if as_views and len(data) < VIEW_LIMIT else ragged
     return make(data, starts, lengths)
@@ -403,14 +403,15 @@ def _halves(values: IntArray) -> tuple[IntArray, IntArray]:
 def gathered(
     shards: Sequence[ShardMemory], edges: Sequence[int], starts: IntArray, lengths: IntArray
 ) -> pa.Array | list[ValueRange]:
-    """Return values in several shards: small values as large_binary, large values as ranges.
+    """Return values from several shards: as large_binary if they are small, otherwise as ranges.
 
     Arrow copies small values faster than Python does. Large values are returned as ranges, so that
     each value is copied only once, by `sliced`.
 
-    edges            index of the first value of each shard, and the number of values
-    starts, lengths  integers [values], inside the shard. At least `MAX_INLINE_BYTES` bytes of the
-                     shard must precede each value
+    edges            index of the first value of each shard; the last item is the number of values
+    starts, lengths  start and length of each value in its shard: integers [values]. Each start
+                     must be greater than `MAX_INLINE_BYTES`, because a short value is copied with
+                     bytes before it
     """
     if int(lengths.sum(dtype=np.int64)) > min(len(lengths) * _MAX_GATHERED_BYTES, VIEW_LIMIT):
         sources = chain.from_iterable(
@@ -422,7 +423,8 @@ def gathered(
     # extended to 13 bytes with the bytes before the value; `ragged` then removes these bytes.
     sizes = np.maximum(lengths, MAX_INLINE_BYTES + 1).astype(np.int64)
     at = starts + lengths - sizes
-    views = np.zeros((len(at), 4), "<i4")  # the cast below does not read prefixes
+    # The second item of a view is the prefix of its value, which the cast below does not read.
+    views = np.zeros((len(at), 4), "<i4")
     views[:, 0] = sizes
     firsts = np.cumsum([0, *(len(shard.buffers) for shard in shards[:-1])])
     views[:, 2] = np.repeat(firsts, np.diff(edges)) + (at >> BUFFER_BITS)

@@ -1,4 +1,4 @@
-"""Options of `flare.open` and the commands for sources that are tables."""
+"""Options that `flare.open` and the commands have for reading tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["TableOptions"]
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class TableOptions(Options):
-    """Options for sources that are tables."""
+    """Options for reading tables."""
 
     input: str | None = option(
         None,

@@ -115,7 +115,7 @@ class TFRecord(Format):
     }
 
     def original_value(self, encoding: str) -> OriginalValue:
-        """Return the kind of value that TensorFlow returns for a feature with an encoding."""
+        """Return the kind of value that TensorFlow returns for a feature with this encoding."""
         if encoding.endswith("[]") or encoding in ("int", "float32"):
             return super().original_value(encoding)
         if encoding == "json":
@@ -141,11 +141,11 @@ class TFRecord(Format):
         )
 
     def open_shard(self, chunk: Chunk, columns: Columns | None = None) -> Shard:
-        """Locate the records with the index, or with their lengths if there is no valid index.
+        """Locate the records. The index is used if it is valid; otherwise, the lengths are read.
 
-        raises  FormatError for a record that exceeds the file, a row count that differs from the
-                listed count, or listed columns that features cannot store; IntegrityError for a
-                length whose checksum is wrong
+        raises  FormatError for a record that extends past the end of the file, a row count that
+                differs from the listed count, or listed columns that features cannot store;
+                IntegrityError for a length whose checksum is wrong
         """
         starts = None
         if not byte_ranges.suffix(chunk):
@@ -228,7 +228,10 @@ class TFRecord(Format):
     def row_sizes(
         self, columns: Columns, batch: pa.RecordBatch, settings: Settings
     ) -> tuple[int, IntArray]:
-        """Return 0, and the size of each record with its length and checksums: int64 [rows]."""
+        """Return 0 (the size of an empty shard), and the size of each record: int64 [rows].
+
+        The size of a record includes its length field and its checksums.
+        """
         return 0, np.array([len(one) + FRAME for one in _examples(columns, batch)], np.int64)
 
     def write_shard(

@@ -30,7 +30,7 @@ def test_every_encoding_is_stored_or_refused_and_substitutes_are_stable(form):
         with pytest.raises(UsageError) as caught:
             formats.find(form).stored_column(column("x", encoding))
         assert str(caught.value) == f"column 'x': {form} cannot store {encoding}"
-        assert caught.value.hint == "Select the columns to pack with -c.", encoding
+        assert caught.value.hint == "Use -c to select the columns to pack.", encoding
 
 
 def test_formats_store_the_encodings_of_their_originals():

@@ -22,7 +22,7 @@ Decoders = Mapping[str, Callable[[bytes], Any]]
 
 
 class _Reader(Closeable):
-    """Base class of both readers. A reader is pickled as its arguments.
+    """Base class of both readers. Pickling a reader stores only its arguments.
 
     directory    a path, an address, or an object with the methods of a Path
     decoders     type -> function from bytes to a value; None means that values remain bytes

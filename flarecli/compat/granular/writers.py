@@ -173,7 +173,8 @@ class _Writer(Closeable):
     def abort(self) -> None:
         """Close the writer after an error in the `with` block.
 
-        The pending datapoints are written. In a dataset with lists, they are discarded.
+        In a dataset with lists, the pending datapoints are discarded. In any other dataset, they
+        are written.
         """
         if isinstance(self._appender, _LegacyWriter):
             self._appender.abandon()

@@ -390,10 +390,10 @@ def _endless(loader: Iterable[Any], name: str) -> Iterator[Any]:
 
 
 def _batch_size(opts: StreamOptions) -> int | None:
-    """Return the number of samples per batch and rank for a stream; None without batches.
+    """Return the number of samples in a batch of one rank; None if samples are not batched.
 
-    raises  UsageError for a size or number of rounds below 1, or a different `batch_size` in
-            `dataloader_kwargs`
+    raises  UsageError if the number is 0, if `num_accum_rounds` is below 1, or if
+            `dataloader_kwargs` contains a `batch_size` that differs from the number
     """
     size = opts.batch_gpu
     if size is None and opts.batch_size is not None:

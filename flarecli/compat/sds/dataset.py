@@ -58,12 +58,12 @@ class StreamingDataset:
     index_col_name       column whose values name the files
     max_size             maximum number of rows
     sql_query            SELECT statement that selects rows from the table `dataframe`
-    allow_missing_columns  fill columns that some indexes do not have with nulls
+    allow_missing_columns  allow indexes that lack some of the columns; missing values are null
     none_to_empty_str    replace nulls in samples with empty text
     num_downloading_workers  number of parallel transfers
     num_downloading_retries  maximum number of retries per file
-    prefetch             number of rows whose files are fetched together in advance; at least twice
-                         the number of transfers is used
+    prefetch             number of rows whose files are fetched together in advance; the minimum is
+                         twice `num_downloading_workers`
     shuffle_seed         seed of the epoch order; None keeps the order of the index, and -1 draws a
                          random seed
     cache_limit          maximum total bytes of files on this machine; None means unlimited; the
@@ -335,7 +335,10 @@ class StreamingDataset:
 
     @property
     def sample_in_epoch(self) -> int:
-        """Number of samples that all ranks have yielded. Setting it does not change `epoch`."""
+        """Total number of samples of the epoch that all ranks together have yielded.
+
+        Setting the number does not change `epoch`.
+        """
         return self.state_dict()["sample_in_epoch"]
 
     @sample_in_epoch.setter
@@ -347,9 +350,11 @@ class StreamingDataset:
         self.set_progress(state_dict["epoch"], state_dict["sample_in_epoch"])
 
     def set_progress(self, epoch: int, sample_in_epoch: int | None = None) -> None:
-        """Set the epoch of the next iteration, and the number of samples that all ranks skip.
+        """Set the position at which the next iteration starts.
 
-        raises  UsageError for a position outside the epoch
+        sample_in_epoch  total number of samples of the epoch that all ranks together skip; None
+                         means 0
+        raises           UsageError for a position outside the epoch
         """
         step = sample_in_epoch or 0
         if epoch < 0 or not 0 <= step <= len(self) + ranks()[1]:

@@ -142,7 +142,11 @@ class Sampler:
         return self._at(streams, in_stream, epoch)
 
     def _at(self, streams: IntArray, in_stream: IntArray, epoch: int) -> IntArray:
-        """Return the sample number of position `in_stream[i]` in the passes over `streams[i]`."""
+        """Return the number of the sample at each position: int64 [k].
+
+        streams    number of the stream that contains the sample: int64 [k]
+        in_stream  position among the samples that the stream has in the epoch: int64 [k]
+        """
         out: IntArray = np.empty(len(in_stream), np.int64)
         for k in np.unique(streams).tolist():
             of_k, size = streams == k, self._sizes[k]
@@ -155,10 +159,11 @@ class Sampler:
         return out
 
     def _partial(self, part: IntArray, size: int, epoch: int) -> IntArray:
-        """Return the samples at positions in a partial pass, which draws groups of samples.
+        """Return the samples at the given positions of the partial pass over a stream.
 
-        If the last group is incomplete, the groups begin at a random sample in each epoch. The
-        incomplete group then contains different samples in each epoch.
+        A partial pass draws groups of consecutive samples. If the size of the stream is not a
+        multiple of the group size, the last group is smaller. The first group then begins at a
+        random sample, so that the smaller group contains other samples in each epoch.
         """
         if self._granularity == 1:
             return positions(part, size, self._seed, epoch)

@@ -217,9 +217,9 @@ class FFRecord(Format):
     ) -> Chunk:
         """Write all rows as one file such as `00000.ffr`.
 
-        The name order of the files is the order of the shards, because the ffrecord library reads
-        the files of a folder in name order. All rows remain in memory, because the table precedes
-        the records and contains the checksums of all records.
+        The names sort in the order of the shards, because the ffrecord library reads the files of
+        a folder in name order. All rows remain in memory, because the table precedes the records
+        and contains the checksums of all records.
 
         raises  UsageError if a compression is set; ValueFitError for a null
         """
@@ -234,8 +234,8 @@ class FFRecord(Format):
             for batch in batches
             if batch.num_rows
         ]
-        # A number of six or more digits follows a letter, because letters sort after digits.
-        # Therefore, the name order is the shard order.
+        # A number with six digits has the prefix `a`, one with seven digits `b`, and so on. Letters
+        # sort after digits, so the names sort in the order of the shards.
         name = (
             f"{number:05d}.ffr"
             if number < 100_000

@@ -206,7 +206,7 @@ class _Machine:
             raise ValueError("a folder, a name or an entry is missing")
         for name, entry in zip(items[::2], items[1::2], strict=True):
             if not isinstance(name, str) or not isinstance(entry, (int, dict)):
-                raise ValueError("expected a name and a record or folder")
+                raise ValueError("expected a name followed by a record number or a folder")
             if name in folder:
                 raise ValueError(f"duplicate name {name!r:.80}")
             folder[name] = entry

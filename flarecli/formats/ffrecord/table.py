@@ -99,7 +99,7 @@ def open_shard(chunk: Chunk, columns: Columns | None = None, check: bool = True)
     check_row_count(chunk, rows, "records")
     if not rows and size > end:
         raise FormatError(
-            f"{size - end} bytes follow the table of 0 records", where=at, hint=DAMAGED
+            f"table has 0 records, but {size - end} bytes follow it", where=at, hint=DAMAGED
         )
     sums, offsets = np.empty(rows, np.uint32), np.full(rows + 1, size, np.int64)
     _fill(at, head, [(HEAD.size, sums), (HEAD.size + 4 * rows, offsets[:rows])])

@@ -192,7 +192,11 @@ class _Shard:
             self._begun = True
 
     def append(self, batch: pa.RecordBatch) -> None:
-        """Append rows, column by column. Records of incomplete rows are compared first."""
+        """Append rows, column by column.
+
+        If an earlier append was interrupted, some records of the first rows are already stored.
+        Such a record must equal the new record, and is not written again.
+        """
         new = {one.name: self._new(one, batch) for one in self._columns}
         self.begin()
         for name, (parts, ends) in new.items():
@@ -205,7 +209,10 @@ class _Shard:
         self.rows += batch.num_rows
 
     def _new(self, one: Column, batch: pa.RecordBatch) -> tuple[list[memoryview], IntArray]:
-        """Compare records of incomplete rows with new rows; return the bytes and ends to append."""
+        """Return the records of a column that are not stored yet: their bytes and end offsets.
+
+        raises  IntegrityError if a stored record differs from the new record
+        """
         known = self._ends[one.name]
         same = min(len(known) - 1, batch.num_rows)
         (array,), _ = bags.records(one, [batch])

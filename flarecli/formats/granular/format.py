@@ -105,7 +105,11 @@ class Granular(Format):
     open_dataset = staticmethod(_open_dataset)
 
     def original_value(self, encoding: str) -> OriginalValue:
-        """Return "JSON text" for JSON and "text" for numbers as text; both have the type utf8."""
+        """Return the kind of value that granular returns for an encoding.
+
+        Encodings that store text, such as `json` and `str_int`, have the type `utf8` in granular.
+        Their values are returned as text.
+        """
         if encoding == "json":
             return "JSON text"
         return "text" if lookup(encoding).is_text else super().original_value(encoding)
@@ -301,7 +305,7 @@ class GranularRefs(Granular):
     layout = "granular 0.21 or before, by its layout"
 
     def sniff(self, name: str, head: bytes) -> bool:
-        """Return False, because a bag of any version is opened as `Granular`."""
+        """Return False, because `Granular` opens the bags of all versions."""
         return False
 
     def arrange(self, columns: Iterable[Column]) -> Columns:

@@ -25,7 +25,8 @@ from flarecli.storage import Location
 
 __all__ = ["REFS_TABLE", "batch", "large_values", "rows", "record_runs", "unfit", "weight"]
 
-REFS_TABLE = "refs"  # layout key of the table of refs.bag; not a column name in such folders
+# Key of the table of refs.bag in a shard's layout. granular-refs allows no column of this name.
+REFS_TABLE = "refs"
 _STEP_RECORDS = 1 << 16  # number of records whose sizes are checked in one step
 _STEP_ROWS = 1 << 13  # number of rows whose record numbers are parsed in one step
 MAX_OPEN_BAGS = 64  # limited, because each open bag maps a file

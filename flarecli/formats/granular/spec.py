@@ -193,7 +193,7 @@ def arranged(columns: Iterable[Column], form: Format, reserved: str = "") -> Col
 
 
 def shard_folder(number: int) -> str:
-    """Return the folder name of a shard, which has at least six digits."""
+    """Return the folder name of a shard: its number with at least six digits."""
     return f"{number:06d}"
 
 

@@ -215,9 +215,10 @@ class LineFormat(MosaicFormat):
     def _split(
         self, shard: Shard, start: int, stop: int
     ) -> tuple[ByteArray, Places | None, list[Row]]:
-        """Return the bytes of lines start..stop, the places of the values, and an empty list.
+        """Split lines start..stop into values.
 
-        If `locate` returns None, return the bytes, None, and the stored values of each row.
+        return  (bytes of the lines, places of the values, empty list) if `locate` finds the places;
+                otherwise (bytes of the lines, None, stored values of each row)
         """
         data, starts = bytes_of(shard, start, stop)
         places = self.locate(shard, data, starts)

@@ -176,7 +176,7 @@ def _cuts(
     if len(separator) > _MAX_SEARCH_BYTES:
         return None
     at = lines.find_all(data, separator)
-    if len(at) != rows * each:  # separators inside newlines do not count
+    if len(at) != rows * each:  # the newline may contain the separator, which is then not counted
         row = np.searchsorted(starts, at, "right") - 1
         at = at[at + len(separator) <= ends[row]]
         if len(at) != rows * each:
@@ -204,7 +204,8 @@ def _check(columns: Columns, batch: pa.RecordBatch, separator: bytes, newline: b
         _suspects(data, starts, ends, separator, each),
         _suspects(data, starts, starts[1:], newline, 1),
     )
-    for row in suspects.tolist():  # the row is valid if matches overlap only at an empty value
+    # A suspect row may be valid: the separators around an empty value can form another match.
+    for row in suspects.tolist():
         values = [field[row].as_py() for field in fields]
         line = separator.join(values)
         if line.split(separator) != values or (line + newline).find(newline) != len(line):

@@ -219,10 +219,10 @@ class _JsonReader:
                 return ""
 
     def _read(self) -> bool:
-        """Read blocks until the unread text has doubled; return False at the end of the file.
+        """Read blocks until the unparsed text has doubled; return False at the end of the file.
 
-        After each call, `value` parses its value from the start. Therefore, the number of calls for
-        a large value must be small.
+        After each call, `value` parses the same value again from its first character. Doubling the
+        text limits the number of calls for a large value.
         """
         left = len(self._text) - self._position
         added, count = list[str](), 0

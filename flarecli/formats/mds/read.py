@@ -18,10 +18,11 @@ from flarecli.storage import needs_read_ahead, read_ahead
 
 __all__ = ["gather_columns", "is_large", "large_values", "read_rows", "row_reader"]
 
-# Maximum size of a column that is unpacked with the lengths. It bounds the memory use, because a
+# Maximum size of a column in the head of a sample; see `Ready`. It bounds the memory use, because a
 # hostile config may declare large columns.
 _MAX_HEAD_COLUMN_BYTES = 1 << 12
-_MAX_HEAD_BYTES = 64  # limit for lengths and columns that are copied together: one cache line
+# A head in `_ColumnLayout` contains columns only up to this size: one cache line.
+_MAX_HEAD_BYTES = 64
 MAX_WHOLE_ROW_BYTES = 16 << 20  # for larger rows, only the requested columns are read
 
 
@@ -247,7 +248,9 @@ def _fault(
     size = len(data) if size is None else size
     lengths = struct.Struct(f"<{sum(column.size is None for column in columns)}I")
     if len(data) < lengths.size:
-        return FormatError(f"sample has {size} bytes; its lengths need {lengths.size}", where=where)
+        return FormatError(
+            f"sample has {size} bytes; its length fields need {lengths.size}", where=where
+        )
     need = (
         lengths.size + sum(lengths.unpack_from(data)) + sum(column.size or 0 for column in columns)
     )

@@ -68,7 +68,7 @@ class _ShardFiles:
 
 
 def rebuild(at: Location, replace: bool = False) -> Stream:
-    """Write the `index.json` for a folder of shards; return the shards as a Stream, by number.
+    """Write the `index.json` of a folder of shards; return the shards, sorted by number.
 
     replace  replace an existing index
     raises   MissingError if there are no shards, or a `.meta` file is missing; FormatError for a
@@ -288,7 +288,7 @@ def _version_entries(at: Location, urls: Sequence[str]) -> Iterator[bytes]:
     """Yield the entry of each shard.
 
     The entries in the current index are read one by one, because the index may be large. One pass
-    is sufficient, because versions list the shards that they share in the same order.
+    is sufficient, because shards that several versions contain have the same order in each version.
     """
     unused = set(urls)
     current = _entries(at / INDEX, "")

@@ -489,7 +489,9 @@ class ParquetFormat(TableFormat):
     def row_sizes(
         self, columns: Columns, batch: pa.RecordBatch, settings: Settings
     ) -> tuple[int, IntArray]:
-        """Return 0, and the size of each row in Arrow's memory in bytes: int64 [rows].
+        """Return 0 (the size of an empty shard), and the size of each row: int64 [rows].
+
+        The size of a row is its size in Arrow's memory in bytes.
 
         raises  ValueFitError with the first row that exceeds MAX_ROW_BYTES, or that has a timestamp
                 out of Parquet's range

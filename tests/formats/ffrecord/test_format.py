@@ -286,7 +286,7 @@ def test_unused_bytes_after_the_table_are_reported():
     ]
     with pytest.raises(FormatError) as caught:
         ffrecord.open_shard(in_memory(made([]) + b"hidden"))
-    assert str(caught.value) == "s.ffr: 6 bytes follow the table of 0 records"
+    assert str(caught.value) == "s.ffr: table has 0 records, but 6 bytes follow it"
 
 
 def test_a_record_larger_than_a_step_is_hashed_in_pieces(monkeypatch):

@@ -218,8 +218,11 @@ def test_the_name_of_a_class_is_quoted_and_a_deep_folder_is_not_a_name(listed, n
         (ROOT + ROOT + b".", "63: the pickle does not contain exactly one folder"),
         (ROOT + b"(.", "37: the pickle does not contain exactly one folder"),
         (ROOT + b"X\1\0\0\0aK\0s" + b"X\1\0\0\0aK\1s.", "53: duplicate name 'a'"),
-        (ROOT + b"X\1\0\0\0aX\1\0\0\0bs.", "48: expected a name and a record or folder"),
-        (ROOT + b"K\0K\0s.", "40: expected a name and a record or folder"),
+        (
+            ROOT + b"X\1\0\0\0aX\1\0\0\0bs.",
+            "48: expected a name followed by a record number or a folder",
+        ),
+        (ROOT + b"K\0K\0s.", "40: expected a name followed by a record number or a folder"),
         (ROOT + b"(K\0u.", "39: a folder, a name or an entry is missing"),
         (ROOT + b"u.", "36: no mark on the stack"),
         (b"(s.", "10: the stack is empty"),

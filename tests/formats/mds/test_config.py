@@ -137,12 +137,12 @@ def sample(*fields, extra=b""):
         ),
         (
             b"\0" * 7,
-            "sample has 7 bytes; its lengths need 8",
+            "sample has 7 bytes; its length fields need 8",
             "sample has 7 bytes, too few for its lengths",
         ),
         (
             b"",
-            "sample has 0 bytes; its lengths need 8",
+            "sample has 0 bytes; its length fields need 8",
             "sample has 0 bytes, too few for its lengths",
         ),
         # read as signed, one length is -1, and the lengths add up

@@ -116,7 +116,9 @@ def test_a_large_row_with_invalid_lengths_is_refused(tmp_path, monkeypatch, cut)
     starts = shard.layout["starts"].copy()
     starts[1] = starts[0] + cut
     damaged = Shard(shard.chunk, shard.columns, 1, {"starts": starts})
-    message = f"sample has {cut} bytes; its {'lengths need 4' if cut < 4 else 'fields need 20'}"
+    message = (
+        f"sample has {cut} bytes; its {'length fields need 4' if cut < 4 else 'fields need 20'}"
+    )
     for read in (
         lambda: mds.read_rows(damaged, [0], ["a"]),
         lambda: mds.read_batch(damaged, 0, 1, ["a"]),
@@ -164,7 +166,7 @@ def test_values_of_several_shards_are_copied(tmp_path, monkeypatch, buffer_bits,
 @pytest.mark.parametrize(
     ("size", "message"),
     [
-        (3, "sample has 3 bytes; its lengths need 4"),  # the lengths do not fit
+        (3, "sample has 3 bytes; its length fields need 4"),  # the lengths do not fit
         (10, "sample has 10 bytes; its fields need 15"),  # the numbers before the text do not fit
         (13, "sample has 13 bytes; its fields need 15"),
     ],

@@ -105,7 +105,7 @@ class Stream:
         return self._given if self._weights == self._derived else self._weights
 
     def derive(self, size: int, count: int, total: int) -> None:
-        """Set proportion, repeat and choose for an epoch.
+        """Set `proportion`, `repeat` and `choose` for an epoch.
 
         size   number of samples in this stream
         count  number of samples of this stream in the epoch

@@ -216,7 +216,7 @@ class Reader(Array):
             at = locate(f"{self._where.rstrip('/')}/")
             raws = [raw for raw, _ in self.file_pairs]
             if not all(os.path.exists(self._path(raw)) for raw in raws):
-                raws = []  # as a result, the compressed files are read
+                raws = []  # then `Listed.add` lists the compressed files
             listed = Listed()
             listed.add(self._entry, self._where, frozenset(raw.basename for raw in raws))
             chunk = listed.stream(at, File("index.json")).chunk(0)
