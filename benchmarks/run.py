@@ -125,7 +125,7 @@ CLAIMS = (
     ),
     *(
         Claim(
-            f"read random typed rows of {name}",
+            f"read random {name} rows with typed values",
             "a minimal loop over the mapped file",
             "random_rows",
             name.lower(),
@@ -152,7 +152,7 @@ ONCE = (  # (task, result, command)
         "jobs.py",
     ),
     (
-        "pack 10,000,000 rows in 200 parts and 798 shards of 1 MiB into a slow bucket that fails requests",
+        "pack 10,000,000 rows in 200 parts and 798 shards of 1 MiB into a slow bucket that answers one request in a thousand with an error",
         "7,454 requests, 37.3 per part; 154 s at a load average of 9; at most 181 MB of memory",
         "faults.py",
     ),
@@ -229,7 +229,7 @@ def machine() -> str:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     kernel = ".".join(platform.release().split(".")[:2])
     return (
-        f"{os.cpu_count()} cores ({platform.machine()}) and {memory:.0f} GiB of memory of a virtual machine, "
+        f"A virtual machine with {os.cpu_count()} cores ({platform.machine()}) and {memory:.0f} GiB of memory, "
         f"{platform.system()} {kernel}, Python {platform.python_version()}, "
         f"load average {os.getloadavg()[2]:.0f}"
     )
@@ -241,12 +241,13 @@ def page(ratios: dict[Claim, float]) -> str:
     return f"""# Figures
 
 `python benchmarks/run.py` generates this page, and fails if a ratio does not meet its limit. For each row of the first two tables, a script in `benchmarks/`
-measured flare and the other program alternately, in the same run, with files in the page cache. The ratios compare the CPU time of all threads, user and
-system, because CPU time depends less than wall-clock time on the other programs of the machine.
+measured flare and the other program alternately, in the same run, with files in the page cache. The ratios compare CPU times, which include the user time and
+the system time of all threads. Other programs on the machine affect the CPU time less than the wall-clock time.
 
 ## Compared with other programs
 
-The ratio is the CPU time of the other program divided by the CPU time of flare. The text is 100,000 rows of 1 kB with two numbers; a batch has 64 rows.
+The ratio is the CPU time of the other program divided by the CPU time of flare. The packed text is a table of 100,000 rows, each with 1 kB of text and two
+numbers. A batch has 64 rows.
 
 | task | compared with | ratio | at least | script |
 |---|---|---|---|---|
@@ -256,7 +257,7 @@ The ratio is the CPU time of the other program divided by the CPU time of flare.
 
 ## Compared with a minimal program
 
-The other program does only the necessary part of the work. The ratio is the CPU time of flare divided by the CPU time of the other program.
+The other program does only the part of the work that every program must do. The ratio is the CPU time of flare divided by the CPU time of the other program.
 
 | task | compared with | ratio | at most | script |
 |---|---|---|---|---|

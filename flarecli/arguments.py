@@ -99,14 +99,14 @@ def name_list(names: str | Iterable[str]) -> list[str]:
 
 
 def check_pairs(flag: str, texts: object, example: str) -> None:
-    """Raise UsageError for a dict in place of texts such as `KEY=VALUE`.
+    """Raise UsageError if an option that expects strings such as `KEY=VALUE` has a dict as value.
 
-    example  the same option with texts, in Python
+    example  Python code that passes strings to the option, for the hint
     """
     if isinstance(texts, Mapping):
         raise UsageError(
-            f"{flag}: expected a list of texts, got {shown(texts)}",
-            hint=f"Write each pair as text, such as {example}.",
+            f"{flag}: expected a list of strings, got {shown(texts)}",
+            hint=f"Write each pair as a string, such as {example}.",
         )
 
 
@@ -293,7 +293,7 @@ def _is_file(value: Any) -> bool:
 
 _KINDS: dict[str, tuple[str, _Converter]] = {
     "IO[bytes]": ("an open file", _valid(_is_file)),
-    "Mapping[str, str]": ("a dict of texts", _valid(_are_texts)),
+    "Mapping[str, str]": ("a dict of strings", _valid(_are_texts)),
     "Sequence[str]": ("a list of names", _names),
     "bool": ("True or False", _truth),
     "float": ("a number", number),
@@ -328,7 +328,7 @@ class Option:
     flags          flags in addition to `--name`; a long flag replaces `--name`
     metavar        placeholder for the value in the help; unused for switches
     parse          function that converts the command-line text to the value; for a repeatable
-                   option, its argument is the list of texts
+                   option, its argument is the list of strings
     takes_text     True if Python callers may pass the command-line text too
     choices        allowed values; any value is allowed if empty
     suggest        function that returns values for the help and for completion; other values are

@@ -85,15 +85,14 @@ def _meanings(address: str, marks: Sequence[re.Match[str]]) -> dict[int, str]:
 
 
 class _Words:
-    """The words of one list of alternatives.
+    """The words to which one list of alternatives, such as `{a,b}`, expands.
 
-    The words of finished alternatives and the words of the current alternative are stored
-    separately. When the current alternative ends, `text` is appended to each of its words.
+    text  literal text of the current alternative, which has not been appended to its words yet
     """
 
     def __init__(self, address: str) -> None:
         self._address = address
-        self._before: list[str] = []
+        self._before: list[str] = []  # words of the finished alternatives
         self._words, self.text = [""], ""
 
     def append_each(self, endings: list[str]) -> None:

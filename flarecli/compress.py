@@ -235,9 +235,9 @@ def _decompress_streams(kind: str, source: BlockFile) -> Iterator[bytes]:
 
 
 def _decompress_step(kind: str, stream: Any, data: bytes) -> Iterator[bytes]:
-    """Decompress the next bytes of a bz2 or zstd stream. A block of bz2 has at most OUTPUT_BYTES.
+    """Decompress the next bytes of a bz2 or zstd stream. Yield bz2 data in steps of OUTPUT_BYTES.
 
-    Without this limit, 2 KiB of bz2 would decompress to 2 GB in one call.
+    Without a limit for each step, one call would decompress 2 KiB of bz2 to 2 GB.
     """
     if kind == "zstd":
         yield stream.decompress(data)

@@ -25,8 +25,8 @@ __all__ = [
 ]
 
 MAX_COLUMNS = 10_000
-# Each of the next three lines sets a limit on decoded data: the larger of the first number, and the
-# second number multiplied by the stored bytes.
+# Each of the next three lines sets a limit on decoded data. The limit is the first number, or the
+# second number times the size of the stored data in bytes, whichever is larger.
 FREE_BYTES, MAX_RATIO = 256_000_000, 256
 FREE_ROWS, ROWS_PER_BYTE = 1 << 22, 4
 FREE_CELLS, CELLS_PER_BYTE = 1 << 25, 32
@@ -78,12 +78,12 @@ def check_values(count: int, stored: int, where: object) -> None:
 
 
 def decompressed_limit(stored: int) -> int:
-    """Return the maximum decompressed size of `stored` compressed bytes."""
+    """Return the maximum number of bytes to which `stored` bytes may decompress."""
     return max(FREE_BYTES, MAX_RATIO * stored)
 
 
 def check_decoded(size: int, stored: int, where: object) -> None:
-    """Raise IntegrityError if the decoded size exceeds the limit for `stored` bytes."""
+    """Raise IntegrityError if `stored` bytes were decoded to more bytes than is allowed."""
     limit = decompressed_limit(stored)
     if size > limit:
         raise IntegrityError(

@@ -16,7 +16,10 @@ __all__ = ["Closable", "after_fork", "close_all", "register"]
 
 
 class Closable:
-    """A context manager that calls `close()`. A closed object reopens its files when it is used."""
+    """Base class of objects with `close()`, which the end of a `with` block calls.
+
+    The next use of a closed object opens its files again.
+    """
 
     def close(self) -> None:
         """Close all open files."""

@@ -202,9 +202,10 @@ def scheme_of(address: str) -> str:
 
 
 def local_path(address: str) -> str:
-    """Return the path of a `file://` address, or a plain path unchanged; on Windows, with slashes.
+    """Return the path of a `file://` address; return a plain path unchanged.
 
-    The host of the address may be empty or `localhost`.
+    The host of the address may be empty or `localhost`. On Windows, backslashes in the result are
+    replaced by slashes.
     """
     if scheme_of(address) != "file":
         return slashed(address)
@@ -216,7 +217,7 @@ def local_path(address: str) -> str:
 
 
 def slashed(path: str) -> str:
-    """Return a path with slashes in place of backslashes on Windows; unchanged elsewhere."""
+    """On Windows, replace the backslashes of a path by slashes; otherwise, return it unchanged."""
     return path.replace("\\", "/") if sys.platform == "win32" else path
 
 

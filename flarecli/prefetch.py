@@ -164,8 +164,10 @@ class OrderedQueue(Generic[A, T]):
     max_items     maximum number of items in the queue (default: 2 * workers, at least 1)
     max_bytes     limit on the total bytes of calls in flight and of results in the queue; a single
                   item may exceed the limit
-    weigh         function that returns the bytes of an item while its call runs (default: 0)
-    weigh_result  function that returns the bytes of a result (default: the bytes of its item)
+    weigh         function that returns the memory in bytes that the call of an item needs
+                  (default: 0)
+    weigh_result  function that returns the size of a result in bytes (default: the same number as
+                  for its item)
     """
 
     def __init__(

@@ -129,7 +129,7 @@ class FormatSuite:
 
     @staticmethod
     def stored(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-        """Return the rows of a batch, with each value as the bytes that formats store."""
+        """Return the rows of a batch, with each value as the bytes of its encoding."""
         columns = {}
         for field in batch.schema:
             kind = encodings.lookup(encodings.encoding_of(field) or "bytes")

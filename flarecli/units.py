@@ -44,7 +44,7 @@ def parse_box(text: str) -> int | tuple[int, int]:
     match = re.fullmatch(r"(\d{1,9})(?:x(\d{1,9}))?", text.strip(), re.ASCII)
     if not match:
         raise UsageError(
-            f"invalid size in pixels {text!r}", hint="Use a form such as 512 or 640x480."
+            f"invalid size in pixels: {text!r}", hint="Use a form such as 512 or 640x480."
         )
     return (int(match[1]), int(match[2])) if match[2] else int(match[1])
 

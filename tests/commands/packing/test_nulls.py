@@ -223,7 +223,7 @@ def test_the_form_of_a_value_is_in_the_hint(array, hint):
     [
         (["x"], "--null: expected COL=VALUE, fill or fail, got 'x'"),
         (["=x"], "--null: expected COL=VALUE, fill or fail, got '=x'"),
-        ({"x": 1}, "--null: expected a list of texts, got {'x': 1}"),
+        ({"x": 1}, "--null: expected a list of strings, got {'x': 1}"),
         (["a=1", "a=2"], "--null: duplicate column 'a'"),
     ],
 )
