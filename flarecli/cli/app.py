@@ -23,7 +23,7 @@ __all__ = ["COMMANDS", "HELP_END", "execute"]
 # Command -> first line of its help. Each command is a module of this package; the module is
 # imported when the command is called.
 COMMANDS = {
-    "pack": "Pack rows as shards, and download their links.",
+    "pack": "Pack rows as shards, and download linked files.",
     "unpack": "Write rows as files, or download the links in a table.",
     "inspect": "Describe a dataset: format, rows, shards, bytes, columns, checksums.",
     "verify": "Check that a dataset is complete and undamaged.",

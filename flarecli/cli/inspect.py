@@ -42,7 +42,7 @@ class Line(InspectOptions, CommandLine):
     conflicts = (
         Conflict("html", "field", hint="Omit --html or --field."),
         *(
-            # with --json, --urls adds the addresses to the other output
+            # with --json, --urls adds the addresses to the JSON object, and replaces no output
             Conflict("urls", name, hint=f"Omit --urls or --{name}.", unless="as_json")
             for name in (
                 *("field", "html", "shards", "stats", "sample"),
@@ -119,10 +119,12 @@ def command(line: Line) -> int:
             if found.sample:
                 printer.line("")
                 output.write(found.sample, printer, "table")
-    if found.missing:  # the printed result is incomplete
+    if found.missing:  # the result is printed without the missing shards, and the command fails
         count = format_count(len(found.missing), "shard")
         raise MissingError(
-            f"missing file; {count} could not be read", where=found.missing[0], hint=_MISSING_HINT
+            f"shard is missing; {count} of the dataset could not be read",
+            where=found.missing[0],
+            hint=_MISSING_HINT,
         )
     return 0
 

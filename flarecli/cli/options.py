@@ -1,4 +1,4 @@
-"""Conversion of declared options to Typer parameters, and of typed values to options."""
+"""Conversion of declared options to Typer parameters, and of command-line values to options."""
 
 from __future__ import annotations
 

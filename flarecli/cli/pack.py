@@ -28,9 +28,9 @@ class Line(PackOptions, CommandLine):
 
 
 def command(line: Line) -> int:
-    """Pack rows as shards, and download their links.
+    """Pack rows as shards, and download linked files.
 
-    SOURCE is a table, table list, folder or dataset, or - for stdin. Prints the playlist's address.
+    SOURCE is a table, list of tables, folder, dataset, or - (stdin). Prints the playlist's address.
 
     Example: flare pack photos.parquet out/ --fetch data_url:image --key data_id
     """

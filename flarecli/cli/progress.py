@@ -205,9 +205,9 @@ class ProgressBar(Progress):
             self._printer.note(f"{format_count(count, 'row')} failed: {reason}")
 
     def print_summary(self, text: str, size: int | None = None) -> None:
-        """Print `text` and the elapsed time on one line. If bytes were processed, add the rate.
+        """Print `text` and the elapsed time on one line, and the rate if bytes were processed.
 
-        size  number of bytes from which the rate is computed; None: the processed bytes
+        size  number of bytes for the rate; None: the number of processed bytes
         """
         seconds = max(1e-3, time.monotonic() - self._begin)
         rate = int((self._bytes if size is None else size) / seconds) if self._bytes else 0
@@ -259,7 +259,7 @@ class Snapshot(NamedTuple):
         writing = self._seconds(self._to_write, self.before.written, self.now.written)
         if self._has_all_rows:
             return writing
-        # the time to write is unknown until the first shard is written
+        # before the first shard is written, the remaining writing time cannot be estimated
         return arrival if arrival is None or writing is None else max(arrival, writing)
 
     def _seconds(self, total: float, before: float, now: float) -> float | None:

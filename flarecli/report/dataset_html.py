@@ -34,10 +34,10 @@ SCRIPT = resources.files(__package__).joinpath("page.js").read_text("utf-8")
 
 MAX_PAGE_BYTES = 4_500_000  # maximum size of a page, including images and audio as base64
 _RESERVED_BYTES = 2_000  # space reserved for the end of the page
-_MIN_IMAGE_BYTES = 12_000  # minimum free space for decoding another image
+_MIN_IMAGE_BYTES = 12_000  # remaining page size below which no further image is decoded
 _IMAGE_PIXELS = 320  # maximum width and height of an image
 _MAX_CHARS = 2_000  # maximum length of the text of a value
-_ONE_LINE_CHARS = 28  # maximum length of a value on the line of its column name
+_ONE_LINE_CHARS = 28  # a longer value begins on a new line, below the name of its column
 _MAX_COLUMNS = 40  # maximum number of columns per row
 _MAX_GAPS = 20  # maximum number of gaps to list
 _MAX_BARS = 500  # maximum number of bars in the plot of shard sizes
@@ -237,8 +237,9 @@ def _histogram(name: str, values: npt.NDArray[np.float64], text_of: Callable[[fl
 def _plot(
     name: str, heights: npt.NDArray[np.int64], labels: Sequence[str], first: str, last: str
 ) -> str:
-    """Draw labeled bars below a name as SVG.
+    """Return an HTML figure with a caption, and with labeled bars as an SVG drawing.
 
+    name         caption
     heights      height of each bar, at least 0: int64 [bars]
     first, last  labels below the first and the last bar
     """

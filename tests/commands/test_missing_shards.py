@@ -143,7 +143,7 @@ def test_the_screen_and_the_page_name_missing_shards_and_the_exit_code_is_1(tmp_
     output = capsys.readouterr()
     assert output.out.splitlines()[-9:] == ["id", *(str(i) for i in (0, 1, 4, 5, 6, 7, 10, 11))]
     assert output.err == (
-        f"error: {out}/shard.00001.mds: missing file; 2 shards could not be read\n"
+        f"error: {out}/shard.00001.mds: shard is missing; 2 shards of the dataset could not be read\n"
         "hint: Download the shards again, or pack again with `flare pack … --overwrite`; `flare verify --quick` lists all missing shards.\n"
     )
     assert main(["inspect", str(out), "--html", str(tmp_path / "page.html")]) == 3

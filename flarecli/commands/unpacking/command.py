@@ -1,7 +1,11 @@
 """The `unpack` command: write the rows of a dataset, or the downloads of a table, as files.
 
-rows -> where, limit -> links downloaded ahead, in order -> checked names -> files -> an index of
-the other columns
+1. If the rows can be read twice, check all file names.
+2. Read the rows in batches, and apply --where and --limit.
+3. Download the links of the following batches in parallel, and yield the rows in order.
+4. If the names were not checked in step 1, check the file names of each batch.
+5. Write the files of each batch.
+6. Write an index of the file names and the other columns.
 """
 
 from __future__ import annotations
@@ -82,7 +86,7 @@ class Unpacked:
 
 @from_options(UnpackOptions)
 def unpack(options: UnpackOptions) -> Unpacked:
-    """Write the values of a dataset, or the downloads of a table, as files, and list the files.
+    """Write the values of a dataset, or the downloads of a table, as files, and write an index.
 
     Byte columns, and columns that were packed from files, become files. If there are no such
     columns, the text columns except the key become files. All other columns are written to the
@@ -196,7 +200,7 @@ class _Unpacking:
         check_names(columns_after, columns or (), "--columns")
         chosen = columns_after if columns is None else list(dict.fromkeys(columns))
         extensions = {name: one for name, one in source.extensions.items() if name not in renamed}
-        if columns is None:  # omit columns of file extensions, which are used in file names
+        if columns is None:  # omit columns of file extensions, because file names contain these
             parts_of_names = {name for one in extensions.values() if (name := column_of(one))}
             chosen = [name for name in chosen if name not in parts_of_names]
         types = dict(zip(columns_after, schema.types, strict=True))
@@ -278,7 +282,7 @@ class _Unpacking:
         return Unpacked(output.files, output.bytes, output.rows, failed, reasons, path, resumed)
 
     def _parts(self, skip: int) -> Generator[fetch_links.Fetched, None, None]:
-        """Yield the selected rows from row `skip` on, with links replaced with downloads."""
+        """Yield the selected rows from row `skip` on, with downloads in place of their links."""
         batches = self.places.passed(self.source.batches(self.read, skip), skip, keep=True)
         return fetch_links.fetch(
             (self._with_addresses(batch) for batch in batches),
@@ -293,14 +297,17 @@ class _Unpacking:
         )
 
     def _with_addresses(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Add columns with the addresses of downloads, to use their extensions in file names."""
+        """Add a column with the addresses of each link, which may contain file extensions."""
         for link in self.links:
             addresses = address_column(batch, link.source).cast(pa.large_string())
             batch = batch.append_column(ADDRESS + link.name, addresses)
         return batch
 
     def _invalid_names(self, batch: pa.RecordBatch) -> dict[int, FlareError]:
-        """Return the rows without valid file names, if failed rows are skipped: row -> error."""
+        """Return the error for each row without valid file names: position in the batch -> error.
+
+        The result is empty if failed rows are not skipped.
+        """
         if self.on_error == "fail" or not batch.num_rows:
             return {}
         return self.used_names.invalid_rows(batch, self.where)

@@ -1,11 +1,13 @@
-"""Names of unpacked files. A pattern is filled with the values of a row, and the result is checked.
+"""Names of unpacked files. Placeholders in a pattern are replaced with the values of a row.
 
 {key}     the value of the key column
 {row}     the row number, padded with zeros
 {column}  the name of the column whose value the file contains
 {ext}     the extension of the file from which the value was packed; if unknown, the extension for
-          the encoding of the column, or else for the first bytes of the value
+          the encoding of the column, for the first bytes of the value, or in the download address
 {…}       the value of any other column that does not become a file
+
+Each file name is checked before the file is written.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ Where: TypeAlias = Callable[[int], object]  # row number -> address, formatted o
 # addresses
 ROW, ADDRESS = "__flare_row__", "__flare_address__"
 _KEYS = ("key", "__key__", "data_id", "id")
-_FIRST_FOLDER = 1 << 62  # folders have numbers from here on; files have smaller numbers
+_FIRST_FOLDER = 1 << 62  # smallest number of a folder; files have smaller numbers
 _UNKNOWN = "*"  # placeholder for an extension that depends on the bytes
 _RENAME_HINT = "Use a different --name, such as '{row}.{ext}', or a different --key."
 _PADDING = re.compile(r"(?:0?[1-9][0-9]?)?d?")  # valid formats in `{row:…}`
@@ -58,7 +60,7 @@ _TEXTS = {
 
 
 def default_key(schema: pa.Schema) -> str | None:
-    """Return the first column with a common key name, such as `id`; None without such a column."""
+    """Return a column of integers or text with a common key name, such as `id`; None if none."""
     for name in _KEYS:
         if name in schema.names:
             kind = schema.field(name).type
@@ -72,8 +74,8 @@ class NamePattern:
 
     The default pattern is `{key}.{ext}`, or `{row}.{ext}` without a key. If a row has several
     files, the default pattern contains `{column}` before `.{ext}`, except for columns that were
-    packed from files. If a column has the name of its extension, `.{ext}` is omitted, so the tar
-    member `a.jpg` becomes `a.jpg` again.
+    packed from files. If the column name equals or ends in the extension, `.{ext}` is omitted: a
+    file of the column `jpg` is named `a.jpg` (the name in the original tar), and not `a.jpg.jpg`.
 
     pattern  pattern with placeholders; None: the default pattern
     files    the columns that become files
@@ -153,8 +155,8 @@ class NamePattern:
     def names(self, batch: pa.RecordBatch, where: Where, whole: bool = True) -> list[list[str]]:
         """Return the checked file names: for each file column, a list with one name per row.
 
-        whole   whether the bytes are known; otherwise, `*` replaces an extension that depends on
-                bytes
+        whole   whether the batch contains the bytes of the files; if not, `*` is used in place of
+                an extension that depends on the bytes
         raises  UnsafeError for a name outside the folder, ValueFitError for a null in a name; both
                 errors contain the row
         """
@@ -192,7 +194,7 @@ class NamePattern:
     def _extensions_of(
         self, batch: pa.RecordBatch, file: str, rows: Sequence[int], where: Where, whole: bool
     ) -> list[str]:
-        """Return the extension of each value of a column; see `names`."""
+        """Return the file extension for each value of a column; `whole` is described in `names`."""
         packed = self._extensions.get(file, "")
         if packed and not column_of(packed):
             return [packed] * len(rows)
@@ -241,7 +243,7 @@ class NamePattern:
 
 
 def _fixed(schema: pa.Schema, name: str) -> str | None:
-    """Return the extension for the encoding of a column; None if the bytes determine it."""
+    """Return the extension for the encoding of a column; None if it depends on the values."""
     if name not in schema.names:
         return None
     field = schema.field(name)
@@ -260,7 +262,7 @@ def _is_extension(column: str, extension: str) -> bool:
 
 
 def _extensions(batch: pa.RecordBatch, name: str) -> list[str]:
-    """Return the extension for each value, from its first bytes, or else from its address."""
+    """Return the extension for each value: for its first bytes, or else in its download address."""
     addresses: Iterable[Any] = [None] * batch.num_rows
     if ADDRESS + name in batch.schema.names:
         addresses = batch.column(ADDRESS + name).to_pylist()
@@ -290,7 +292,11 @@ class UsedNames:
         self._keys.close()
 
     def add(self, batch: pa.RecordBatch, where: Where) -> None:
-        """Add the file names of a batch. Raises FormatError for the first row with a used name."""
+        """Add the file names of a batch.
+
+        Raises FormatError for the first row with an invalid name, or with the name of an earlier
+        file or folder.
+        """
         columns = self._pattern.names(batch, where, whole=False)
         names = [name for row in zip(*columns, strict=True) for name in row]
         keys = [collision_key(name) for name in names]
@@ -321,7 +327,7 @@ class UsedNames:
         return errors
 
     def _fault(self, name: str, key: str) -> str:
-        """Return why a file name is invalid, such as `reserved by flare`; empty if it is valid.
+        """Return the reason why a file name is invalid; empty if the name is valid.
 
         key  result of `collision_key` for the name
         """

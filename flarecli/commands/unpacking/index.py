@@ -1,4 +1,4 @@
-"""Index of an unpacked folder: one line per row, with its file names and its other columns."""
+"""Index of an unpacked folder: for each row, the file names and the values of other columns."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STEP = 8192
 
 
 def plain(value: Any) -> Any:
-    """Return a value that JSON can store; dates, decimals and similar values become text."""
+    """Convert a value for storage in JSON; dates, decimals and similar values become text."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Mapping):
@@ -38,7 +38,7 @@ def write_index(
 
     kind    `jsonl`, `csv` or `parquet`
     fields  columns of the index, in order; only parquet uses their types
-    rows    for each row, column -> plain value
+    rows    for each row, a mapping from column to the result of `plain`
     """
     if kind == "parquet":
         yield from _parquet(fields, rows)
@@ -119,7 +119,7 @@ def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def read_index_texts(path: str) -> Iterator[list[str]]:
-    """Yield the strings in each row of an index: file names and other columns.
+    """Yield the strings in each row of an index: file names, and text in other columns.
 
     Raises UsageError if the index cannot be read.
     """

@@ -1,4 +1,4 @@
-"""Sources of an unpack: the rows of a dataset or an index, after `rows`, `where` and `limit`."""
+"""Sources of an unpack: rows of a dataset, an index or a tar stream, selected by options."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class RowSource:
               rows to skip, and each batch also contains the column ROW of row numbers
     place     function that returns, for a row number, the index file or shard that contains the
               row, and the row number in this file; None if a query creates the rows
-    named     name of the source in outputs
+    named     name of the source in the journal and in the list of failed rows
     extensions  column -> `Column.extension`
     """
 
@@ -102,7 +102,8 @@ def open_source(
     or has the suffix of an index.
 
     text_columns  CSV columns that are read as text, such as keys and links
-    raises        UsageError if `rows` is set for an index; the errors of opening a source
+    raises        UsageError if `rows` is set for an index; the errors of `ingest.open_index` and
+                  `read.resolve`
     """
     kind = options.input
     is_index = kind in formats.INDEX_INPUTS
@@ -203,7 +204,7 @@ def _open_tar(
 ) -> RowSource:
     """Open a stream that contains a tar.
 
-    The archive is read once, so names are checked batch by batch, and an unpack cannot be resumed.
+    The archive is read once, so names are checked batch by batch, and the unpack cannot be resumed.
     """
     if options.rows is not None:
         raise UsageError("a stream has no row numbers", where=tar, hint="Use --where or --limit.")
@@ -237,7 +238,7 @@ def _read_files(
     names: Sequence[str],
     skip: int,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the files of a packed folder, with name and bytes."""
+    """Yield batches with the name and the bytes of each file in a packed folder."""
     while skip < len(files):
         records = np.array([row for _, row in files[skip : skip + _FILES_AT_ONCE]])
         for _, batch in reader.take(columns, records):
@@ -254,9 +255,10 @@ def _read_files(
 def _unused_columns(
     schema: pa.Schema, options: UnpackOptions, text_columns: Collection[str]
 ) -> set[str]:
-    """Return the columns whose values are not used before `--max-object` is checked.
+    """Return the columns that need no value larger than `--max-object`.
 
-    Text columns are not included.
+    A row with a larger value fails, so its value in such a column is not read. Columns of text, and
+    columns whose values determine file names, are always read.
     """
     pattern = options.name or ""
     return {

@@ -6,12 +6,17 @@
     OUT/.flare/begun     JSON lines: before the files of a batch are written, {"next": …,
                          "names": […]}; for files that another process created, {"others": […]}
 
-`next` is the position in the selection at which the next batch begins. The files of a batch are not
-synced, so a resumed unpack keeps a batch only if its files exist with the recorded sizes. Before a
-new file is created, its name is written to `begun` and synced. If a file with this name already
-exists, its name is not written. A file whose name is in neither log was written by another program,
-and flare never removes or replaces it. An incomplete last line of a log is ignored, because no file
-in it was created.
+`next` is a position in the selected rows: in the journal, of the first row of the next batch; in
+`begun`, of the first row of the current batch. The files of a batch are not synced, so a resumed
+unpack keeps a batch only if its files exist with the recorded sizes.
+
+Before flare creates a file, it writes the name to "names" in `begun`, and syncs the log. The name
+of a file that already exists is not written. If another process creates the file at the same time,
+flare writes the name to "others". flare removes or replaces a file only if the journal contains the
+name, or if "names" contains the name and no later "others" contains it.
+
+An incomplete last line of a log is ignored. In `begun`, no file of such a line was created. In the
+journal, the batch of such a line is written again.
 """
 
 from __future__ import annotations
@@ -46,13 +51,13 @@ _TAR_BLOCK = 512
 _COPIED_BYTES = 1 << 20  # bytes that are copied at a time
 _JOURNAL, _BEGUN = f"{SCRATCH}/journal", f"{SCRATCH}/begun"
 _MOVE_HINT = "Move this file elsewhere first."
-_NOT_SAME = "Specify another folder. Without an index, a folder that is not empty must contain exactly the files that would be written."
+_NOT_SAME = "Specify another folder. If a folder is not empty and has no index, it must contain exactly the files that this command would write."
 
 
 class Output(ABC):
     """Destination of unpacked files.
 
-    next                position of the next row to write, in the selection
+    next                position of the next row to write, in the selected rows
     rows, files, bytes  numbers of rows, files and bytes that were written
     """
 
@@ -85,7 +90,7 @@ class Output(ABC):
         """Write the index, finish the output, and return the path of the index."""
 
     def resume_hint(self, fetches: bool) -> str:
-        """Return a hint about the work that a resumed unpack keeps and repeats.
+        """Return a hint that describes how to resume the unpack, and which work is repeated.
 
         The hint is empty if the unpack cannot be resumed.
 
@@ -104,12 +109,12 @@ def _index_rows(entries: Iterable[dict[str, Any] | None]) -> Iterator[dict[str, 
 
 
 class Folder(Output):
-    """A local output folder, locked like the output folder of a pack.
+    """A local output folder. The folder is locked in the same way as the output folder of a pack.
 
-    head            source and options, which a resumed unpack must repeat
-    is_done         whether the folder contains a finished unpack, and `resume` is set
+    head            source and options; a resumed unpack must have the same source and options
+    is_done         True if `resume` is set and the folder contains a finished unpack
     failed          error kind -> number of failed rows of the finished unpack
-    has_only_files  whether the folder is finished but has no index; the caller then checks its
+    has_only_files  True if `is_done` is set and the folder has no index; the caller then checks the
                     files with `FinishedFolder`
     raises          the errors of `FolderTarget`
     """
@@ -230,7 +235,7 @@ class Folder(Output):
 
     @contextmanager
     def _disowns(self, name: str) -> Iterator[None]:
-        """Record that a file belongs to another program if it exists and must not be replaced."""
+        """If the block raises UsageError, record that another process created the file."""
         try:
             yield
         except UsageError:
@@ -308,7 +313,7 @@ def _is_valid_row(row: Any) -> bool:
 class _BegunFiles:
     """Log of the files that this run and earlier, interrupted runs started to write.
 
-    next  position at which the next batch begins; the files of all earlier rows are complete
+    next  position of the first row that is not complete; the files of all earlier rows are complete
     """
 
     def __init__(self, store: LocalStore, next: int) -> None:
@@ -318,7 +323,7 @@ class _BegunFiles:
         if size < self._log.size:
             self._log.cut(size)
         elif next and not (at / _BEGUN).exists():
-            # `begun` is missing, so the interrupted run had written all files, and perhaps an index
+            # `begun` was removed after all files, and perhaps an index, had been written
             self._earlier.update(map(hash, INDEXES))
         self._log.create()
 
@@ -327,7 +332,7 @@ class _BegunFiles:
         return hash(name) in self._earlier
 
     def add(self, next: int, names: Sequence[str]) -> None:
-        """Record names before their files are written, except names of existing files."""
+        """Record names before their files are written, except for files of other processes."""
         own = [
             name
             for name in names
@@ -347,8 +352,9 @@ class _BegunFiles:
 def _read_begun(lines: Iterable[LogLine], next: int = 0) -> tuple[set[int], int]:
     """Read the log of started files.
 
-    return  hashes of the file names that were logged for row `next` and later rows; size of the
-            complete lines in bytes
+    next    position of a row; file names of earlier rows are ignored
+    return  hashes of the logged file names; size of the log in bytes, without an incomplete last
+            line
     """
     hashes, size = set[int](), 0
     for stop, entry in lines:
@@ -362,7 +368,7 @@ def _read_begun(lines: Iterable[LogLine], next: int = 0) -> tuple[set[int], int]
 
 
 def _hashes(names: Any) -> set[int]:
-    """Return the hashes of the strings in a list from an untrusted log."""
+    """Return the hash of each string in a list from a log, which may contain any JSON value."""
     return (
         {hash(one) for one in names if isinstance(one, str)} if isinstance(names, list) else set()
     )
@@ -388,7 +394,7 @@ def _raise_unreadable(error: OSError) -> None:
 
 
 def _index_name(folder: str) -> str | None:
-    """Return the name of the index in a finished folder; None if there is none."""
+    """Return the name of the index in a finished folder; None if the folder has no index."""
     return next((name for name in INDEXES if os.path.isfile(os.path.join(folder, name))), None)
 
 
@@ -397,7 +403,8 @@ class _UnpackedContents(Contents):
 
     An unfinished folder has a log of all files that flare started to write.
 
-    without_index  whether a folder without an index is finished; the caller then compares its files
+    without_index  True: a folder without an index is also finished. The caller must then compare
+                   the files in the folder with the files of the unpack
     """
 
     noun = "unpack"
@@ -444,7 +451,7 @@ class _UnpackedContents(Contents):
                     done |= _hashes(file)
         begun, _ = _read_begun(open_log(at / _BEGUN).entries())
         own = {hash(FAILED), *done, *begun}
-        # `begun` is missing, so the interrupted run had written all files, and perhaps an index
+        # `begun` was removed after all files, and perhaps an index, had been written
         if done and not (at / _BEGUN).exists():
             own.update(map(hash, INDEXES))
         for path in _files_below(folder):

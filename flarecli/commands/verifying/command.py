@@ -1,6 +1,8 @@
 """The `verify` command: check that datasets are complete and undamaged.
 
-sources -> plans -> each file in parallel: size, checksums, structure -> findings in order
+1. Resolve the sources to plans, one for each dataset.
+2. Check the files of each plan in parallel: size, checksums and structure.
+3. Yield the findings in the order of the files.
 """
 
 from __future__ import annotations
@@ -62,9 +64,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Verification", "verify"]
 
-_MIN_REMOTE_JOBS = 8  # for any CPU count, because network jobs mostly wait
+# a minimum that does not depend on the CPU count, because remote jobs mostly wait for the network
+_MIN_REMOTE_JOBS = 8
 _REPAIR = "fetch it again, or pack it again with `flare pack … --overwrite`."
-# kinds of findings about a list that a new list would not repair
+# writing a list again does not repair findings of these kinds
 _NOT_REPAIRED = ("reach", "listing", "streams", "unsafe")
 
 
@@ -94,7 +97,7 @@ class Verification:
 
     files, shards, rows, bytes  numbers of checked files, shards, rows and bytes
     findings                    total number of findings, which may exceed the maximum
-    unprotected                 notes about files without checksums
+    unprotected                 notes about files that have no checksums or were not fully checked
     extra                       files in the folder that no list names
     left                        number of shards that are not checked because of --sample or --part
     """
@@ -130,7 +133,7 @@ class Verification:
         return results
 
     def _limit(self, plans: Sequence[Plan], unreadable: dict[str, Finding]) -> Iterator[Finding]:
-        """Yield the first `max_findings` findings, and a finding with the number of all others."""
+        """Yield the first `max_findings` findings, and a finding that counts the other findings."""
         maximum = self._settings.max_findings
         for finding in _with_unreadable(self._check_all(plans), unreadable):
             self.findings += 1
@@ -197,7 +200,7 @@ class Verification:
             and settings.state is None
             and not plan.only
         )
-        known = set[str]()  # paths of other lists, and of the files in these lists
+        known = set[str]()  # paths of files that must not be reported as unlisted
         streams = [
             StreamRows(stream, key_column(stream) if compares_keys else "")
             for stream in plan.streams
@@ -276,7 +279,7 @@ class Verification:
         engine = "local" if depth.quick else settings.engine  # a quick check does not use a cluster
         tasks = chunk_tasks(playlist, stream, others, depth, chosen, only)
         for finding in self._run(tasks, engine, add):
-            if finding not in others.findings:  # findings of other lists were already reported
+            if finding not in others.findings:  # `others.findings` were already reported
                 yield finding
         yield from others.additional_shards(plan.address)
         if hashes:
@@ -413,10 +416,11 @@ def _default_jobs(plans: Sequence[Plan]) -> int:
 def _with_unreadable(
     findings: Iterable[Finding], unreadable: dict[str, Finding]
 ) -> Iterator[Finding]:
-    """Yield the findings, and the findings in `unreadable` about files that have no other finding.
+    """Yield the findings, and then those in `unreadable` whose file has no finding yet.
 
-    If `findings` and `unreadable` contain the same unsafe link, only the finding in `unreadable` is
-    yielded.
+    A finding about an unsafe link is replaced with the finding in `unreadable` for the same link.
+
+    unreadable  path -> finding
     """
     for finding in findings:
         other = unreadable.pop(link_address(finding.address), None) if unreadable else None

@@ -53,7 +53,7 @@ def decode_values(
     decoded = {name: kind for name, kind in decoded.items() if not (is_typed and _is_plain(kind))}
     # limit the total number of list items, because many hostile rows may refer to the same bytes
     items_left = sum(at.size() for at in (chunk.at, *chunk.companions))
-    unreported = 0  # bytes
+    unreported = 0  # number of decoded bytes since the last update of the progress
     for start in range(0, shard.rows if decoded else 0, _ROWS):
         rows = range(start, min(start + _ROWS, shard.rows))
         for i, row in _read_rows(form, shard, rows, list(decoded), large):
@@ -70,7 +70,8 @@ def decode_values(
                     yield Finding(f"{chunk.at}[{i}]", "format", message, HINT)
                     return
                 size = sum(map(len, data)) if isinstance(data, list) else len(data)
-                if size > max_bytes:  # not in `large` if the format does not store sizes
+                # `large` lacks this value if the format does not store sizes
+                if size > max_bytes:
                     yield _too_large(LargeValue(i, name, size), chunk.at, max_bytes)
                     continue
                 kind = decoded[name].item or decoded[name]
@@ -126,7 +127,7 @@ def _too_large(value: LargeValue, at: Location, max_bytes: int) -> Finding:
 def _fault(encoding: Encoding, data: bytes, named_kind: str | None, decoder: Sandbox) -> str:
     """Return the reason why a value does not match its column; empty if it matches.
 
-    named_kind  media kind according to the extension of the name
+    named_kind  media kind of files whose extension is the column name; None if unknown
     """
     name = encoding.name
     try:
@@ -174,7 +175,7 @@ def _image_fault(name: str, data: bytes, decoder: Sandbox) -> str:
 def _bytes_fault(data: bytes, named_kind: str | None, decoder: Sandbox) -> str:
     """Return the reason why bytes are an invalid media file, or an empty string.
 
-    Bytes that do not begin like a media file are invalid only if their name has a media extension.
+    Bytes that do not begin like a media file are invalid only if `named_kind` is a media kind.
     """
     kind = sniff(data[:512])
     # other data may begin like an MP3 frame by chance

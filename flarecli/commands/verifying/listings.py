@@ -1,14 +1,15 @@
-"""Other lists of the same shards, which must agree with the list in use and with the shards.
+"""Comparison of the main list of a dataset with its other lists.
 
-A list is a playlist or an index:
+A list is a playlist or an index. The main list is the list that determines which shards are
+checked:
 
-    out/playlist.yaml        list in use
+    out/playlist.yaml        main list
     out/index.json           index of the dataset; `shardindex.json` if the shards are tars
-    out/00000/index.json     index of a part; if an index is in use, also the playlist of the part
+    out/00000/index.json     index of a part of the dataset
 
-If the list in use names another list, the other list is checked like any file, and must list the
-same shards. Further lists are searched for at their usual paths. Files that no list names are
-reported.
+If the main list names another list, the other list is checked like any file, and must contain the
+same shards. Further indexes are searched for at their usual paths. If the main list is an index,
+playlists are also searched for. Files that no list names are reported.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def read_shard_index(at: Location) -> Stream:
 
 
 def is_index(playlist: Playlist) -> bool:
-    """Return whether the list in use is an `index.json`."""
+    """Return whether a playlist was read from an `index.json`."""
     return playlist.at is not None and playlist.at.name == INDEX
 
 
@@ -99,9 +100,10 @@ def check_own_checksum(playlist: Playlist) -> tuple[int, list[Finding], bool]:
 
 
 def _derived_index(playlist: Playlist, stream: Stream) -> str:
-    """Return the path of the index if it lists another version or stream; empty otherwise.
+    """Return the path of a dataset's index if it must not be compared with a stream, or else "".
 
-    The index in the folder of a changed dataset lists the first stream of the newest version.
+    The index in the folder of a changed dataset lists the first stream of the newest version, so it
+    cannot be compared with another stream or version.
     """
     if version_of(playlist) is None or playlist.at is None or stream.format is None:
         return ""
@@ -114,12 +116,13 @@ def _derived_index(playlist: Playlist, stream: Stream) -> str:
 
 @dataclass
 class OtherList:
-    """A list other than the list in use.
+    """A list of the same shards that is not the main list.
 
-    must_match     whether this list must contain the same shards. This applies to the list of
-                   --against, to a list that the list in use names or was merged from, and to all
-                   lists if no list is in use
-    is_against     whether this is the list of --against; shards in a different folder match by name
+    must_match     whether this list must contain the same shards as the main list. This applies to
+                   the list of --against, to a list that the main list names or was merged from, and
+                   to all lists if there is no main list
+    is_against     whether this is the list of --against; its shards may be in a different folder,
+                   and are then compared by file name
     index_entries  entries of an `index.json`, one per shard; may be empty
     """
 
@@ -162,11 +165,11 @@ class OtherList:
 
 
 class OtherLists:
-    """All lists of a stream's shards except the list in use, and findings about these lists.
+    """All lists of a stream's shards except the main list, and findings about these lists.
 
     only        positions of the shards that are checked; None: all
-    named       paths of the list in use and of the files that it names
-    read_paths  paths of all other lists that were read
+    named       paths of the main list and of the files that it names
+    read_paths  paths of the lists that were read, except those in `named`
     size        total size in bytes of the lists in `read_paths`
     """
 
@@ -202,7 +205,7 @@ class OtherLists:
     def read(self, at: Location, must_match: bool, is_named: bool = False) -> None:
         """Read a list if it exists.
 
-        is_named  whether the list in use contains the size and checksums of this list
+        is_named  whether the main list contains the size and checksums of this list
         """
         if self._derived_index == place_of(at):
             self.read_paths.add(place_of(at))
@@ -230,7 +233,7 @@ class OtherLists:
             self.findings.append(finding_of(error, at))
 
     def _read_streams(self, at: Location, is_named: bool) -> Sequence[Stream]:
-        """Read a list, and return its streams that contain shards of this stream."""
+        """Read a list, and return those of its streams that contain shards of `self.stream`."""
         if at.name in (INDEX, SHARD_INDEX):
             if not is_named:
                 self._without_checksums.setdefault(False, []).append(at)
@@ -263,7 +266,7 @@ class OtherLists:
 
     @property
     def known_paths(self) -> set[str]:
-        """Return the paths of the other lists, and of the shards in the lists of parts."""
+        """Return `read_paths`, and the paths of shards from lists outside the stream's folder."""
         top = place_of(self.stream.at)
         parts = (one.places for one in self.lists if place_of(one.at.folder) != top)
         return self.read_paths.union(*parts)
@@ -284,15 +287,18 @@ class OtherLists:
     def entries_of(
         self, i: int, place: str, chunk: Chunk
     ) -> tuple[list[tuple[OtherList, Chunk]], list[Finding]]:
-        """Return the entries for the i-th shard in other lists, and findings about differences."""
+        """Return the entries for the i-th shard in all lists except the main list, and findings.
+
+        A finding reports an entry that differs from the main list, or a list without an entry.
+        """
         entries, findings = list[tuple[OtherList, Chunk]](), list[Finding]()
         for other, must_list in self._lists_for(place):
             k = other.find(place, chunk)
             if k is not None:
                 entry = other.stream.chunk(k)
                 entries.append((other, entry))
-                # If the shards come from no list, the check of each shard compares this entry with
-                # the shard's file.
+                # Without a main list, the entry is not compared here, but with the shard's file
+                # when the shard is checked.
                 if self._has_list or other.is_against:
                     findings += self._differences(other, k, entry, i, chunk)
             elif other.must_match and must_list:
@@ -343,9 +349,11 @@ class OtherLists:
             yield Finding(str(other.at), "listing", message, LISTS_DIFFER)
 
     def additional_shards(self, address: str) -> Iterator[Finding]:
-        """Yield findings for shards that are only in another list whose `must_match` is set.
+        """Yield findings for shards that the main list does not contain.
 
-        Call this after `entries_of` was called for all shards.
+        The shards of each list with `must_match` are compared with the main list, or with the
+        folder if there is no main list. Call this method after `entries_of` was called for all
+        shards.
         """
         for other in self.lists:
             if not other.must_match or (self.only is not None and not other.is_against):
@@ -372,12 +380,12 @@ def read_other_lists(
     is_folder: bool = False,
     only: Collection[int] | None = None,
 ) -> OtherLists:
-    """Read the other lists of a stream's shards.
+    """Read all lists of a stream's shards except the main list.
 
-    files      name of a file in the list in use -> its location and the result of its check
+    files      name of a file in the main list -> location of the file, and the result of its check
     depth      depth of the check; with `quick`, lists that require a request are not read
-    named      other lists of the same shards, named by the user
-    is_folder  whether the shards are the files of a folder, without a list in use
+    named      lists of the same shards that the user named, without the main list
+    is_folder  whether the shards are the files of a folder without a main list
     only       positions of the shards that are checked; None: all
     """
     others = OtherLists(playlist, stream, depth, only)
@@ -405,7 +413,7 @@ def _usual_locations(
 ) -> Iterator[tuple[Location, bool]]:
     """Yield (location, is_part) for each usual location of a list.
 
-    `is_part` is whether the list at this location was merged into the list in use.
+    `is_part` is True if a list at this location was merged into the main list.
     """
     top, names = stream.at, _index_names(stream)
     if not top.is_local and (quick or (playlist.at is not None and not is_index(playlist))):
@@ -438,7 +446,7 @@ def folders_above(path: str) -> Iterator[str]:
 def _index_entries(at: Location, stream: Stream) -> Sequence[Mapping[str, Any]]:
     """Return the index entry for each shard of a stream.
 
-    If the index was changed and has another number of entries, return an empty list.
+    If the index was changed and now has a different number of entries, return an empty list.
     """
     entries = read_shards(at)[0]
     return entries if len(entries) == len(stream) else []
@@ -461,7 +469,7 @@ def _compare_entries(
         elif isinstance(ours[key], dict) and isinstance(theirs[key], dict):
             for name, our_value in ours[key].items():
                 their_value = theirs[key].get(name)
-                if name == "basename":  # a merged index adds the folder of the part
+                if name == "basename":  # in a merged index, it includes the folder of the part
                     our_value, their_value = (
                         str(one).rpartition("/")[2] for one in (our_value, their_value)
                     )
@@ -487,7 +495,7 @@ def _have_same_columns(one: Stream, other: Stream) -> bool:
 def matching_list(
     against: Playlist, stream: Stream, streams: Sequence[Stream], address: str
 ) -> tuple[OtherList | None, list[Finding]]:
-    """Return the stream in the --against list that corresponds to a stream, or a finding.
+    """Return the stream in the --against list that corresponds to a stream, or else a finding.
 
     Two streams correspond if they have the same name, or if each list has only one stream.
     """
@@ -513,7 +521,7 @@ def find_unlisted_files(
 
     An unlisted shard or an unreadable folder is returned with a finding.
 
-    known  paths of other lists, and of the files in these lists
+    known  paths of files that are not reported, although the main list does not name them
     """
     if playlist.at is None or not playlist.at.is_local:
         return
@@ -550,7 +558,7 @@ def find_unlisted_files(
         at = Location(top.store, top.store.child(top.path, name))
         if str(at) in listed or place_of(at) in known or name.startswith(datasets):
             continue
-        # a cache of the original library contains compressed and decompressed copies of a shard
+        # the original library of a format may cache a shard both compressed and decompressed
         is_copy = any(f"{at}.{suffix}" in listed for suffix in SUFFIXES)
         is_shard = formats.of_suffix(name, tables=has_tables) is not None and not is_copy
         # an unlisted fragment belongs to an unfinished change
@@ -573,9 +581,13 @@ def _unreadable_folder(at: Location) -> Finding | None:
 
 
 def _other_datasets(top: str, names: Sequence[str], listed: Collection[str]) -> Iterator[str]:
-    """Yield the names of the topmost folders that contain a list but no listed file.
+    """Yield the name of each topmost subfolder that contains a list, but no file in `listed`.
 
     Each name ends with `/`.
+
+    top     path of the folder
+    names   names of all files below the folder
+    listed  paths of the files that are in the main list
     """
     above = {folder for name in listed for folder in folders_above(name)}
     previous = None

@@ -1,8 +1,8 @@
-"""Plans of a check. Each dataset is checked once, with its most detailed list.
+"""Plans of a check. Each dataset is checked once. Its main list is its most detailed list.
 
 1. Each address is resolved to a plan; damage becomes a finding.
 2. A shell expands `out/*` to the lists and the shards of one dataset. The plans for these files are
-   merged, and the other lists are compared with the list in use.
+   merged, and the other lists are compared with the main list.
 3. A single file such as `out/shard.00000.mds` is checked against the lists that name the file.
    Lists are searched for in the folder of the file and in each folder above. A list in the folder
    of the file is used even if the list is damaged or does not name the file. A list in a folder
@@ -64,7 +64,7 @@ class Plan:
     playlist   None if the address could not be resolved; `findings` then contains the reason
     is_whole   whether the list describes a folder rather than individual shards
     is_folder  whether the address is a folder without a list, so that its files are the shards
-    named      lists of the same shards that the user named, except the list in use
+    named      further lists that the user named, with the same shards as the main list
     only       files to check in each stream, if the user named files and not the list; empty: all
     error      reason why the address could not be read, if other addresses are also checked
     """
@@ -91,7 +91,10 @@ class Plan:
         return is_listed and any(len(stream) for stream in self.streams)
 
     def with_streams(self, *streams: Stream) -> Plan:
-        """Return a copy of a plan for individual shards, with other streams to check."""
+        """Return a copy of this plan that checks the given streams instead.
+
+        This plan must be for individual shards, and not for a list.
+        """
         playlist = replace(self.playlist or Playlist(()), streams=streams)
         return replace(self, playlist=playlist, streams=streams)
 
@@ -116,7 +119,7 @@ def plan_sources(
     quick    do not send requests for lists
     table    values of the options `input` and `csv`, for tables without a playlist
     opened   open input streams, by address
-    return   plans; notes about lists that share only some shards; path -> finding for each
+    return   plans; notes about lists that have only some shards in common; path -> finding for each
              unreadable file in a dataset, in case the check of the dataset does not report the file
     raises   MissingError, UsageError; ReachError if no address can be read
     """
@@ -161,7 +164,7 @@ def _resolve(
     except MissingError as error:
         if is_single or is_url(address) or not os.path.lexists(address):
             raise
-        # the address exists, so it is a broken link or a folder in which a file is missing
+        # the path itself exists: it is a broken link, or a folder in which a file is missing
         is_broken_link = os.path.islink(address) and error.address != address
         message = f"link to {error.where}: {error.message}" if is_broken_link else error.message
         at = address if is_broken_link else error.address
@@ -205,10 +208,10 @@ def notes_about_plain_shards(plan: Plan) -> Iterator[str]:
 def _remove_listed_unreadable_files(
     plans: Sequence[Plan],
 ) -> tuple[list[Plan], dict[str, Finding]]:
-    """Remove plans of unreadable addresses that need no plan of their own.
+    """Remove the plan of an unreadable address if another plan covers the address.
 
-    A plan is removed if an earlier plan has the same path, or if its path is a folder with listed
-    shards or is inside the folder of a dataset.
+    The address is covered if an earlier plan has the same path, if the path is a folder that
+    contains listed shards, or if the path is inside the folder of a dataset.
 
     return  remaining plans; path -> finding for each unreadable file in the folder of a dataset
     """
@@ -225,7 +228,7 @@ def _remove_listed_unreadable_files(
             rest.append(plan)
             continue
         place = link_address(plan.findings[0].address)
-        # a folder with listed shards needs no plan of its own
+        # shards in a folder of `folders` are checked by the plan that lists them
         if place not in seen and place not in folders:
             if place.startswith(tops):
                 unreadable[place] = plan.findings[0]
@@ -238,7 +241,7 @@ def _remove_listed_unreadable_files(
 def _merge_same_datasets(plans: Sequence[Plan], guard: Guard) -> tuple[list[Plan], list[str]]:
     """Remove plans whose files another plan checks.
 
-    return  remaining plans, in order; notes about lists that share some shards
+    return  remaining plans, in order; notes about lists that have only some shards in common
     """
     if len(plans) < 2:
         return list(plans), []
@@ -295,10 +298,12 @@ def _with_folders(plans: Sequence[Plan], guard: Guard) -> list[Plan]:
 
 
 def _merge_lists(plans: Sequence[Plan]) -> tuple[dict[int, Plan], list[str]]:
-    """Remove plans for lists whose shards are all in another list.
+    """Remove the plan of a list if another list contains all shards of this list.
 
-    return  id of a remaining plan -> the plan, whose `named` includes the lists of removed plans;
-            notes about lists that share only some shards
+    The path of the removed list is added to `named` of the plan for the other list.
+
+    return  id of each remaining plan -> the plan; notes about lists that have only some shards in
+            common
     """
     kept, notes = dict[int, Plan](), list[str]()
     owners: dict[str, int] = {}  # path of a shard -> id of the plan that checks it
@@ -336,9 +341,11 @@ def _other_files(plan: Plan) -> Iterator[str]:
 
 
 def _without_files(plan: Plan, listed: Collection[str], tops: tuple[str, ...]) -> Plan | None:
-    """Return a plan without listed files, and without plain files in the folder of a list.
+    """Return a copy of a plan without the files that other plans check; None if no files remain.
 
-    The result is None if no files remain.
+    listed  paths of files that are in a list
+    tops    folders of datasets, with a final slash. If the plan treats all files as plain files,
+            and not as shards, the files in these folders are also removed
     """
     streams = []
     for stream in plan.streams:
@@ -398,10 +405,10 @@ class _NearList:
 def _with_lists_of_files(
     plans: Sequence[Plan], format: str | None, guard: Guard, quick: bool
 ) -> list[Plan]:
-    """Replace plans of single files with plans of the lists that name these files.
+    """Replace the plan of a single file with a plan of the list that names the file.
 
-    Such a plan is restricted to the named files, and files in the same list share a plan. Plans of
-    files without a list are kept.
+    The plan of the list checks only the single files that it replaces. Files in the same list share
+    one plan. The plan of a file that no list names is kept.
     """
     read: dict[str, _NearList | None] = {}  # path -> list, to read each list only once
     reported = set[Finding]()
@@ -435,9 +442,10 @@ def _is_of_files(plan: Plan) -> bool:
 
 
 def _list_places(plan: Plan) -> tuple[str, ...]:
-    """Return a tuple with the path of the list of a plan; empty if the plan has no list.
+    """Return a tuple with the path of a plan's list; empty if the plan has no list.
 
-    If the list could not be read, the tuple contains the paths in the address and in the finding.
+    If the address of the plan could not be read, its list is unknown. The tuple then contains the
+    address and the path in the finding, because one of them may be the list.
     """
     if plan.playlist is None:
         return link_address(plan.address), link_address(plan.findings[0].address)
@@ -445,9 +453,11 @@ def _list_places(plan: Plan) -> tuple[str, ...]:
 
 
 def _split_by_list(plan: Plan, near: Sequence[_NearList], whole: Collection[str]) -> list[Plan]:
-    """Return a plan for each list in use, and a plan for the files that no list names.
+    """Return a plan for each list that is the main list of a file, and a plan for other files.
 
-    whole  paths of lists that have a plan of their own, which reports damage and unlisted shards
+    near   lists in the folder of the files and in the folders above
+    whole  paths of lists that other plans check completely; the other plans report damage of these
+           lists, and unlisted shards
     """
     (stream,) = plan.streams
     folder = place_of(stream.at)
@@ -554,7 +564,7 @@ def _restrict(
     places: Sequence[str],
 ) -> Plan:
     """Return the plan for a list, restricted to some of its files."""
-    select_streams([playlist])  # rejects a list that contradicts -f
+    select_streams([playlist])  # raises UsageError if the list has another format than -f
     only = dict[int, Only]()
     for place in places:
         k, file = positions[place]
@@ -619,7 +629,7 @@ class Choice:
         shards = range(k, count, n)
         if self.sample is None:
             return shards
-        import random  # only samples need this module
+        import random  # imported only here, because only --sample needs it
 
         size = sample_size(self.sample, len(shards), math.ceil)
         return frozenset(random.Random(int(self.seed)).sample(shards, min(size, len(shards))))

@@ -1,8 +1,8 @@
 """Comparisons of rows: keys of joined streams, and duplicate rows.
 
 In joined streams, rows with the same row number must have the same key. Rows with the same bytes
-are duplicates. The key of a stream is the column that its header `key` names, or the key column of
-its format.
+are duplicates. The key of a stream is the column that the header `key` of the stream names, or the
+key column of the format.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ __all__ = [
     "read_keys",
 ]
 
-_KEY_ROWS = 65536  # rows whose keys are read together
+_KEY_ROWS = 65536  # number of rows whose keys are read together
 _KEY_CHARS = 40  # maximum number of characters of a key in a message
-_HASHED_ROWS = 64  # rows that are read together to hash them
+_HASHED_ROWS = 64  # number of rows that are read together to hash them
 _STREAM_HINT = "Pack both streams again from the same rows, or read each stream alone."
 _DUPLICATE_HINT = "Pack again without one of the two rows."
 
@@ -103,7 +103,10 @@ def names_of_keyed_streams(streams: Sequence[StreamRows]) -> list[str]:
 
 
 def _joined(streams: Sequence[StreamRows]) -> list[StreamRows]:
-    """Return the joined streams; empty if two streams have a common column that is not a key."""
+    """Return the joined streams; empty if two streams have a common column that is not a key.
+
+    Streams with unknown columns are omitted.
+    """
     known = [one for one in streams if one.stream.columns]
     seen = set[str]()
     for one in known:
@@ -121,7 +124,7 @@ def _compare_keys(first: StreamRows, other: StreamRows) -> Iterator[Finding]:
         pa.chunked_array([keys for _, keys in one.keys], encodings.BINARY) for one in (first, other)
     )
     if len(expected) != len(actual):
-        return  # an unreadable shard is already reported
+        return  # the keys of an unreadable shard are missing, and the shard is already reported
     rows = pc.indices_nonzero(pc.invert(pc.equal(expected, actual)))
     if not len(rows):
         return
@@ -139,7 +142,7 @@ def _key_text(key: Any) -> str:
 
 
 def hash_rows(form: formats.Format, shard: Shard) -> bytes:
-    """Return the xxh3_128 of the stored bytes for each row in a shard, 16 bytes per row."""
+    """Return the xxh3_128 checksum of the stored bytes of each row in a shard, 16 bytes per row."""
     import xxhash
 
     names = [column.name for column in shard.columns]
@@ -149,7 +152,8 @@ def hash_rows(form: formats.Format, shard: Shard) -> bytes:
         for row in form.read_rows(shard, range(start, stop), names):
             checksum = xxhash.xxh3_128()
             for value in row.values():
-                # hash counts and lengths before the bytes, so that different rows hash differently
+                # The checksum includes the number of parts and the length of each part, so that
+                # different rows have different checksums.
                 parts = value if isinstance(value, list) else [] if value is None else [value]
                 count = len(parts) if isinstance(value, list) else -1 - len(parts)
                 checksum.update(struct.pack("<q", count))

@@ -1,8 +1,8 @@
 """Check of one file: size, checksums and structure, if possible in one pass over the bytes.
 
 If a format supports sequential checks, a local shard is hashed during the check of its structure.
-Any other shard of bounded size is read into memory before it is hashed and checked. A larger shard
-is read twice: in blocks to hash it, and again to check its structure.
+Any other shard of at most MAX_MEMORY_BYTES is read into memory, and is hashed and checked there. A
+larger shard is read twice: in blocks to hash it, and again to check its structure.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ _UNKNOWN = "Write the list again with known checksums: `flare playlist … --has
 
 @dataclass(frozen=True, slots=True)
 class ListEntry:
-    """The entry for a file in a list.
+    """The entry of a list for one file.
 
-    by    address of this list
-    rows  row count of a shard, if the list in use does not contain it
+    by    address of the list
+    rows  row count of a shard; None if unknown, or if the main list contains a row count
     """
 
     by: str
@@ -174,7 +174,8 @@ def check_chunk(
         ):
             _check_in_one_pass(form, chunk, entries, columns, rows, result)
             return result
-        # if rows are read later, progress counts the bytes of the rows, not the hashed bytes
+        # If the rows are read after the hashing, the progress counts the bytes of the rows and not
+        # the hashed bytes.
         with counted(_ignore) if depth.needs_rows else nullcontext():
             hashed = _hash_chunk(chunk, entries, compression, rows, result)
         if hashed is not None:
@@ -198,7 +199,7 @@ def _errors_as_findings(
         raise
     except FlareError as error:
         finding = finding_of(error, at)
-        # replace the message only if the shard itself is missing, and not a companion file
+        # If a companion file of the shard is missing, the message of the error is kept.
         if error.kind == "missing" and error.address in ("", str(at)):
             listed = f", {entries[0].by} lists it" if entries else ""
             finding = Finding(
@@ -408,13 +409,14 @@ def _compare(
 def _hash_chunk(
     chunk: Chunk, entries: Sequence[ListEntry], compression: str, rows: str, result: FileResult
 ) -> Chunk | None:
-    """Hash a shard, and compare its checksums. Return the chunk for the structure check, or None.
+    """Hash a shard, compare its checksums, and return the chunk for the structure check.
 
-    If the result is None, the structure is not checked.
+    The result is None if a checksum of a compressed shard differs. The structure of such a shard is
+    not checked.
     """
     at, size = chunk.at, result.size
     sums = Sums(_hash_names(at, entries, result))
-    # the path of the shard is needed to find companions that are not listed
+    # companion files that are not listed are found by the path of the shard
     needs_path = formats.facts(chunk.format).is_multi_file and not chunk.companions
     data: bytes | bytearray | memoryview
     if needs_path or (size > MAX_MEMORY_BYTES and not compression):

@@ -1,11 +1,12 @@
-"""State file of an interrupted `verify`: one JSON line for the options, and one per checked file.
+"""State file of an interrupted `verify`: one JSON line for the options, and one for each file.
 
     {"flare": "verify", "format": 2, "options": {…}}
     {"key": "9f…", "rows": 10, "size": 6041, "findings": [{"address": "a.mds", "kind": "value",
      "row": 3, …}], "unprotected": []}
 
-A key is a checksum of the address of a file and its list entries, so a file is checked again if a
-list changed. A completed check removes the state file.
+A key is a checksum of a file's address and of the entries for this file in playlists and indexes. A
+file is therefore checked again if one of these entries changed. A completed check removes the state
+file.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ from flarecli.storage.local import LocalStore
 __all__ = ["VerifyState"]
 
 _MARK = b'{"flare": "verify", "format": 2, '  # the first bytes of every state file
-_EARLIER = b'{"flare": "verify", "options": '  # first bytes of format 1, which cannot be read
+# the first bytes of a state file of format 1, which this version of flare does not read
+_EARLIER = b'{"flare": "verify", "options": '
 _TEXTS = ("address", "kind", "message", "hint", "item")
 _NUMBERS = ("row", "start", "stop", "line", "character")
 
 
 class VerifyState:
-    """Results of checked files by key. Each result is written immediately.
+    """Results of checked files by key. Each added result is written immediately.
 
     A file is changed or removed only if it is empty or has the header of a state file.
 
@@ -89,7 +91,7 @@ class VerifyState:
             return UsageError(
                 "file contains the state of a check by an earlier version of flare",
                 where=self._path,
-                hint="Remove the file, or specify another file.",
+                hint="Remove the file, or specify another path for --state.",
             )
         if not first.startswith(_MARK):
             return UsageError(
@@ -104,11 +106,11 @@ class VerifyState:
         )
 
     def find(self, key: str) -> FileResult | None:
-        """Return the result for a file, or None if the file was not checked yet."""
+        """Return the result of checking a file, or None if the file was not checked yet."""
         return self._known.get(key)
 
     def add(self, key: str, done: FileResult) -> None:
-        """Write the result for a file."""
+        """Write the result of checking a file."""
         self.count += 1
         names = (*_TEXTS, *_NUMBERS, "column")
         findings = [{name: getattr(one, name) for name in names} for one in done.findings]

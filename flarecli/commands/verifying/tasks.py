@@ -1,4 +1,7 @@
-"""Tasks of `verify`: one per listed file, run on threads or a cluster, with results in order."""
+"""Tasks of `verify`: each task checks one file. Tasks run in threads or on a cluster.
+
+The results are yielded in the order of the tasks.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ class Task:
 
     weight    memory that the check needs, in bytes
     findings  findings that are known before the check
-    at        address of a shard or its companion
+    at        address of a shard or of a companion file; empty for other files
     key       checksum of the address and the list entries; empty: the result is not stored in the
               state file
     """
@@ -113,7 +116,7 @@ def chunk_tasks(
     Each task contains the entries of all lists for its file. For shards that are not chosen, only
     the lists are compared with each other.
 
-    only  ignore all other shards; None: use all shards
+    only  use only these shards; None: use all shards
     """
     first = 0  # number of the next row; -1: unknown
     for i, place in enumerate(places_of(stream)):
@@ -189,10 +192,10 @@ def _key(at: Location, entries: Sequence[ListEntry]) -> str:
 def run_local(
     tasks: Iterable[Task], known: Known, jobs: int, progress: Progress
 ) -> Iterator[tuple[Task, FileResult]]:
-    """Check files on threads, with a bounded number of bytes in memory.
+    """Check files in threads, with a limit on the bytes in memory.
 
-    The threads report the bytes that they read. After each check, the reported number is corrected
-    to the size of the file.
+    The progress advances with each read. After the check of a file, the progress is corrected, so
+    that the bytes of the file are counted once.
     """
 
     def check(task: Task) -> tuple[Task, FileResult]:
@@ -246,7 +249,8 @@ def run_on_engine(
         while next_position in results:
             yield waiting.pop(next_position), results.pop(next_position)
             next_position += 1
-    for position in sorted(results):  # the last files may have results from an earlier run
+    # the remaining results are from an earlier run; the engine checked no file after these files
+    for position in sorted(results):
         yield waiting.pop(position), results[position]
 
 

@@ -303,7 +303,7 @@ def test_a_finished_unpack_without_an_index_is_finished(source, tmp_path):
         replace(done, resumed_rows=ROWS),
     )
     assert sorted(files_of(to)) == names(range(ROWS))
-    hint = "Specify another folder. Without an index, a folder that is not empty must contain exactly the files that would be written."
+    hint = "Specify another folder. If a folder is not empty and has no index, it must contain exactly the files that this command would write."
 
     def refused(output, **options):
         before = files_of(to)

@@ -64,7 +64,7 @@ def test_a_state_file_of_an_earlier_version_is_refused_by_name_and_kept(out, tmp
         str(caught.value)
         == f"{state}: file contains the state of a check by an earlier version of flare"
     )
-    assert caught.value.hint == "Remove the file, or specify another file."
+    assert caught.value.hint == "Remove the file, or specify another path for --state."
     assert state.read_bytes() == data
 
 
