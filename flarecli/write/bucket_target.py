@@ -13,9 +13,9 @@ dataset is an exception: the commit of the fragment follows its playlist (`versi
 
 The lock is a lease: an object that its owner renews regularly. A process creates or takes over the
 object with a conditional put, so only one process succeeds. A process that finds an existing lock
-may wait for DEAD_S, and take over the lock if the object has not changed. The clocks of other
-machines are not compared. If the owner is on the same machine, the process checks whether the owner
-is running, instead of waiting.
+may wait for DEAD_S, and then take over the lock if the object has not changed in this time. The
+clocks of different machines are never compared. If the owner is on the same machine, the process
+checks whether the owner is running, instead of waiting.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ __all__ = ["BucketTarget", "Lease"]
 _DELETED = "the lock of this pack was deleted"
 BEAT_S = 5.0  # interval between renewals of the lock
 _MAX_ATTEMPTS = 9  # maximum number of attempts to acquire a free lock, in about five seconds
-DEAD_S = 60.0  # a lock that has not changed for this time is taken over
+DEAD_S = 60.0  # a process may take over a lock that has not changed for this long
 _PARALLEL_REQUESTS = 32  # maximum number of objects to delete in parallel
 
 
 class Lease:
-    """A lock on a folder in a bucket. It expires if its process ends or cannot reach the bucket.
+    """A lock on a folder in a bucket. It expires if its owner ends or cannot reach the bucket.
 
     waits   True: wait for DEAD_S to find out whether the owner of an existing lock is alive; False:
             assume that an owner on another machine is alive
@@ -171,11 +171,11 @@ class Lease:
             raise BusyError(self._lost, where=self._where, hint=hint)
 
     def check_store(self, named: Location | None = None) -> None:
-        """Raise an error unless the store refuses to create the lock again.
+        """Check that the store supports conditional writes: it must not create the lock again.
 
         named   file that the error names; None: the lock
-        raises  UsageError if the store rejects conditional writes; ReachError if it ignores the
-                condition
+        raises  UsageError if the store rejects conditional writes; ReachError if the store ignores
+                their condition
         """
         named = named or self._at
         with self._mutex:
@@ -213,7 +213,7 @@ def _parsed(data: bytes) -> dict[str, Any]:
 
 
 def _now() -> float:
-    """Return a monotonic time in seconds. On Linux, this includes periods of system suspend."""
+    """Return a monotonic time in seconds. On Linux, it also advances during system suspend."""
     if sys.platform == "win32":
         return time.monotonic()
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
@@ -231,7 +231,7 @@ def _machine() -> str:
 def _is_alive(pid: object, ticks: object) -> bool | None:
     """Return whether a process on this machine is running; None if unknown.
 
-    ticks  start time of the process; another process may have the same process id later
+    ticks  start time of the process, to detect a later process with the same id
     """
     if not isinstance(pid, int) or pid < 1:
         return None
@@ -269,7 +269,7 @@ class BucketTarget(Target):
             try:
                 self._admit(resume, overwrite)
             except UsageError:
-                # if a pack started after the first check, `Lease` reports this pack
+                # if another pack has started since the first check, `Lease` reports that pack
                 if not _has_objects(out / SCRATCH):
                     raise
             if self.is_done:
@@ -277,8 +277,9 @@ class BucketTarget(Target):
         self._lease = Lease(out / f"{SCRATCH}/lock", self.shown, resume or overwrite)
         try:
             if is_fragment(out.name):
-                # Without conditional writes, the commit would fail after the upload. The error
-                # names the lock of the commit, because the lock of the fragment is deleted.
+                # Check before the upload that the store supports the conditional writes of the
+                # commit. The error names the lock file of the commit, because the lock file of the
+                # fragment is deleted before the user sees the error.
                 self._lease.check_store(out.folder / COMMIT_LOCK)
             self._begin(resume, overwrite)
         except BaseException:
@@ -299,7 +300,7 @@ class BucketTarget(Target):
         self.contents.check_replaceable(self._out, names, self.shown, is_begun)
 
     def _admit(self, resume: bool, overwrite: bool) -> None:
-        """Check that the folder is empty, or contains finished output that the options accept.
+        """Check that the folder is empty, or contains finished output that an option accepts.
 
         raises  UsageError if the folder has any other contents
         """
@@ -320,7 +321,7 @@ class BucketTarget(Target):
             if self._done.exists():
                 self._clear()
             elif (self._new / PLAYLIST).exists() and self._is_new_complete():
-                # without the old playlist, an interrupted `_replace` has already passed this check
+                # a missing old playlist was deleted by an interrupted `_replace`, after this check
                 if (self._out / PLAYLIST).exists():
                     self._check_replaceable()
                 self._replace()
@@ -343,9 +344,9 @@ class BucketTarget(Target):
         self._admit(resume, overwrite)
 
     def _is_complete(self) -> bool:
-        """Return whether the folder contains a finished dataset, which is marked by its playlist.
+        """Return whether the folder contains a playlist, which marks a finished dataset.
 
-        A fragment with a playlist may be unfinished, because its commit follows its playlist.
+        For a fragment, the result is always False, because its commit follows its playlist.
         """
         return not is_fragment(self._out.name) and (self._out / PLAYLIST).exists()
 
@@ -380,7 +381,7 @@ class BucketTarget(Target):
     def _replace(self) -> None:
         """Replace the old dataset with a copy of the new dataset. The playlist is written last.
 
-        If a call is interrupted, another call completes the replacement.
+        If an earlier call was interrupted, this call completes the replacement.
         """
         fresh = [
             entry.name for entry in self._new.list() if not entry.name.startswith(f"{SCRATCH}/")
@@ -421,9 +422,10 @@ class BucketTarget(Target):
             self.release()
 
     def run_finalizer(self, call: Callable[[], None]) -> None:
-        """Run `call` in a thread, because its requests may need a lock of the interrupted code.
+        """Run `call` in another thread.
 
-        If no thread can be started, stop the renewals, so that the lease expires.
+        Garbage collection may interrupt this thread while it holds a lock that the requests of
+        `call` need. If no other thread can be started, stop renewing the lease, so that it expires.
         """
         try:
             start_thread(threading.Thread(target=call, name="flare-dropped", daemon=True))
@@ -442,9 +444,9 @@ def _has_objects(at: Location) -> bool:
 
 
 def _remove(at: Location, entries: Iterable[Entry]) -> None:
-    """Delete objects in parallel, in reverse order.
+    """Delete objects in reverse order, in batches. The objects of a batch are deleted in parallel.
 
-    If the deletion is interrupted, the first objects of a numbered list remain.
+    If the deletion is interrupted, all `entries` that precede the interrupted batch remain.
     """
     names = [entry.name for entry in entries][::-1]
     for i in range(0, len(names), _PARALLEL_REQUESTS):

@@ -65,8 +65,8 @@ def chosen_encodings(
     stored      column -> encoding in the source dataset
     types       column -> Arrow type in the source dataset; a column that still has this type keeps
                 its encoding
-    holds_null  whether the format can store nulls; a column of only nulls then becomes `str`
-    raises      UsageError for an unknown encoding, or a type that no encoding can store
+    holds_null  True if the format can store nulls; a column of only nulls then becomes `str`
+    raises      UsageError for an unknown encoding, or for a type that no encoding can store
     """
     out = {}
     for name in names:
@@ -87,7 +87,7 @@ def chosen_encodings(
         if name not in encode and pa.types.is_uint64(
             encodings.value_type(types.get(name, field.type))
         ):
-            # other formats store integer text as `int`, which cannot represent all uint64 values
+            # some formats store these encodings as `int`, which cannot represent all uint64 values
             encoding = "uint64" if encoding in _INTEGER_TEXTS else encoding
         out[name] = encoding
     return out
@@ -103,8 +103,8 @@ def source_types(
 
     chosen  column -> encoding
     encode  columns whose encoding the user chose; these columns get the type of the encoding
-    types   column -> type in the source; replaces the type in the schema for dictionaries, and for
-            columns of a flare dataset
+    types   column -> type in the source; this type replaces the type in `schema` if only their
+            dictionaries differ, or if the column comes from a flare dataset
     """
     out = {}
     for name, encoding in chosen.items():
@@ -148,7 +148,7 @@ def reader_notes(
         yield f"column {name!r}: {format.readers} return {value}; flare returns {kind}"
     if more := losses[MAX_READER_NOTES:]:
         count = format_count(len(more), "more column")
-        yield f"{count}: {format.readers} return other types of values than flare"
+        yield f"{count}: {format.readers} and flare return values of different types"
 
 
 def _original_value(kind: pa.DataType, value: OriginalValue) -> str:
@@ -198,8 +198,8 @@ def schema_header(
     """Return the playlist header that lists the columns of the packed table and their Arrow types.
 
     The result is None if the format stores the columns in the same order, and the encodings already
-    determine the types. If the type of a column cannot be restored from its encoding, the header
-    lists the type of the encoding.
+    determine the types. If stored values cannot be converted back to the type of their column, the
+    header lists the type of the column's encoding instead.
 
     key  key column of the format, whose type is always the type of the encoding; empty if none
     """
@@ -226,10 +226,10 @@ def _natural(encoding: str) -> encodings.Encoding:
 def table_encodings(
     format: Format, chosen: Mapping[str, str], types: Mapping[str, pa.DataType]
 ) -> dict[str, str]:
-    """Return the encodings to store; a typed format replaces encodings that do not match the types.
+    """Return the encodings to store: column -> encoding.
 
-    For example, an MDS dataset may store lists as `json`, but a Parquet file stores them as
-    `str[]`.
+    For a typed format, an encoding that does not match the column's type is replaced. For example,
+    an MDS dataset may store lists as `json`, but a Parquet file stores them as `str[]`.
 
     chosen  column -> encoding
     types   column -> Arrow type in the table
@@ -471,8 +471,9 @@ def check_columns(names: Sequence[str], expected: Sequence[str]) -> None:
                 f"column {name!r} occurs {names.count(name)} times in the batch", column=name
             )
     for name in sorted(set(names) ^ set(expected)):
-        problem = "an unknown" if name in names else "no"
-        raise UsageError(f"the batch has {problem} column {name!r}", column=name)
+        if name in names:
+            raise UsageError(f"the batch has an unknown column {name!r}", column=name)
+        raise UsageError(f"the batch has no column {name!r}", column=name)
 
 
 def address_columns(batch: pa.RecordBatch) -> list[str]:

@@ -7,8 +7,8 @@ random secret of this hash function. Therefore, the file contains no key of an e
 hashes in the files of two datasets cannot be compared. Keys that can be guessed are not protected:
 anyone who can read the file can test whether a given key was erased.
 
-Only the owner of the commit lock changes the file, directly before it creates the playlist without
-the rows. If the commit fails earlier, rows with these keys can still be appended.
+Only the owner of the commit lock changes the file, directly before it creates the playlist of the
+version without the rows. If the commit fails earlier, rows with these keys can still be appended.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ErasedKeys:
     @classmethod
     def read(cls, at: Location) -> ErasedKeys:
         """Read the erased keys of a dataset. Raises FormatError if the file is invalid."""
-        # use a new store, because a store that has read a file reads only this version of the file
+        # use a new store, because a store that has read a file does not read later versions of it
         where = replace(at, store=copy.copy(at.store)) / ERASED
         try:
             data = where.read_whole(_MAX_BYTES)
@@ -154,7 +154,7 @@ def _checked_key(key: bytes) -> bytes:
 
 
 def failed_names(names: Iterable[str]) -> set[str]:
-    """Return the names of the `failed.jsonl` files, and of copies from which keys were erased."""
+    """Return the names of `failed.jsonl` files, and of copies of such files without erased keys."""
     return {name for name in names if name.rpartition("/")[2] == FAILED or is_failed_copy(name)}
 
 
@@ -217,8 +217,8 @@ def files_with_keys(
         stream = keyed[0]
         starts = _starts(stream)
         for shard, url in enumerate(stream.urls):
-            # if there are several streams, shards in `known` are also read, because a change may
-            # have replaced only the shards of another stream
+            # With several streams, shards in `known` are also searched: a change may have replaced
+            # only the shards of another stream, whose new shards may contain the erased rows.
             if is_url(url) or (len(streams) == 1 and url in known):
                 continue
             if url not in rows:
@@ -263,7 +263,7 @@ class KeysToErase:
     """Keys to erase, with the shards that were searched for rows with these keys.
 
     name    key column
-    keys    the keys; empty: no key is erased
+    keys    the keys; empty if no key is to be erased
     erased  these keys, and all keys that were erased before
     known   names of the shards that were searched
     since   number of the newest version that was searched

@@ -41,7 +41,7 @@ NULL_HINT = (
     "to omit such rows and list them in failed.jsonl."
 )
 LARGE_HINT = "Increase --max-object."
-_MAX_PENDING = 4096  # number of failures in memory that triggers a write; each uses about 1 kB
+_MAX_PENDING = 4096  # number of failures in memory that causes a write; a failure uses about 1 kB
 SKIP_HINT = "Use --on-error skip to omit such rows and list them in failed.jsonl."
 
 
@@ -55,8 +55,8 @@ class Failure:
     file, file_row  source file that contains the row, and the row number in that file; None if a
                     query computed the row
     hint            how to pack the row, such as an option; not written to `failed.jsonl`
-    name            name of the failed file, if it determines the key; messages show it instead of
-                    the key, and `failed.jsonl` before the reason
+    name            name of the failed file, if it determines the key; messages show the name
+                    instead of the key, and `failed.jsonl` lists the name before the reason
     """
 
     row: int
@@ -204,7 +204,7 @@ class Failed:
     state       state of `failed.jsonl` in the journal of an interrupted pack
     counts      kind of failure -> number of rows
     keeps_rows  True: also add failures to `unrecorded`, from which the spool saves them
-    unrecorded  failures of rows after the last recorded shard that are in no spool file yet
+    unrecorded  failures that no spool file contains yet, of rows after the last recorded shard
     """
 
     def __init__(self, at: Location, state: Mapping[str, Any] | None = None) -> None:
@@ -249,8 +249,8 @@ class Failed:
     def write(self, until: int) -> None:
         """Write the failures of rows before `until` if _MAX_PENDING or more are in memory.
 
-        Every row that is added later must be at or after `until`, and so must the first row of
-        every later shard. Otherwise, `settle` would return a state that includes later failures.
+        All rows that fail later must be at or after `until`, and all later shards must begin at or
+        after `until`. Otherwise, the state of a shard would include failures of later rows.
         """
         if len(self._pending) >= _MAX_PENDING:
             self.settle(until)

@@ -47,7 +47,8 @@ __all__ = ["Fetched", "Link", "LinkFailure", "fetch"]
 
 MAX_SLICE_ROWS = 1024
 MAX_ROWS_AHEAD = 4096  # maximum number of rows whose links are requested in advance
-# hints for a missing link; used only until a link has been fetched
+# Hints for a missing link. They are omitted after any link was fetched, because the column then
+# contains valid links.
 _GONE_HINT = "Check whether the links still exist."
 _NO_LINK_HINT = (
     "Check that --fetch names a column of URLs, or of paths relative to the folder of the source."
@@ -58,8 +59,8 @@ _BATCH_BYTES = 4 << 20
 # minimum number of freed bytes to report to the engine, because each report wakes the engine
 _RELEASE_BYTES = 1 << 20
 CHECK_S = 0.2  # interval between progress reports while a link is awaited
-# The first wait for a link takes at most _FIRST_WAIT_S seconds. It ends early only when the link
-# _FIRST_WAIT_LINKS positions later arrives, because a wake-up for each response would be slower.
+# The first wait for a link ends after _FIRST_WAIT_S seconds, or when the link _FIRST_WAIT_LINKS
+# positions after it has been downloaded. To wake up after every download would be slower.
 _FIRST_WAIT_S, _FIRST_WAIT_LINKS = 0.003, 128
 # kinds of files that are accepted even if they look like a web page
 _TEXT_KINDS = frozenset({"html", "xml", "json", "str"})
@@ -127,14 +128,14 @@ def fetch(
     Rows keep their order. To stop all transfers, close the iterator.
 
     at         folder of the index; relative links are relative to this folder
-    first_row  position in the selection of the first row of `batches`
+    first_row  position of the first row of `batches` in the selection
     spool      contains the downloads of an interrupted pack, and saves the downloads of this pack
     ignore_robots_tag  True: also download objects whose X-Robots-Tag disallows their use
     refused    function that returns the rows of a batch whose links must not be downloaded: row ->
                failure; None: download the links of all rows
     raises     UsageError if a link column is not text
     """
-    keep_freed()  # otherwise, the buffer of each batch would cause page faults
+    keep_freed()  # without this call, the buffer of each batch would cause page faults
     if not links:
         for batch in batches:
             next_row = first_row + batch.num_rows
@@ -174,7 +175,7 @@ def _slices(batches: Iterable[pa.RecordBatch], first: int) -> Iterator[tuple[pa.
 class _Slice:
     """Rows whose links have been requested.
 
-    first        position in the selection of the first row
+    first        position of the first row in the selection
     texts        one list for each link column: the links of all rows
     outcomes     outcome of each link, row by row; None until the outcome is known
     request      the request that was passed to the engine
@@ -218,10 +219,10 @@ class _Fetcher:
         self._resolver = LinkResolver(at, guard)
         self._objects = ObjectReader(at, limits)
         self._engine: Engine | None = None
-        # the engine puts None into this queue when an awaited link arrives
+        # the engine puts None into this queue when an awaited download ends
         self._arrived = SimpleQueue[None]()
         self.slices = deque[_Slice]()
-        # rows of the first slice that are in no batch yet, and the bytes of their links by column
+        # rows of the first slice that are in no batch yet, and for each link column their bytes
         self._taken_rows: list[int] = []
         self._values: list[list[bytes]] = [[] for _ in links]
         self._yielded = deque[Fetched]()  # batches that may not have reached the Writer yet
@@ -237,9 +238,9 @@ class _Fetcher:
     # -- requests
 
     def start(self, batch: pa.RecordBatch, first: int) -> None:
-        """Request the links in a batch, and append a slice.
+        """Request the links in a batch, and append the batch to `slices`.
 
-        first  position in the selection of the first row
+        first  position of the first row in the selection
         """
         texts = [address_texts(batch, link.source) for link in self._links]
         flat = (
@@ -291,7 +292,7 @@ class _Fetcher:
     def _use_saved(
         self, texts: Sequence[str | None], outcomes: list[Outcome], first: int
     ) -> Iterator[int]:
-        """Use the downloads of an interrupted pack as outcomes; yield the index of each outcome."""
+        """Set the outcome of each link that an interrupted pack downloaded; yield its index."""
         for i, text in enumerate(texts):
             row, link = divmod(i, len(self._links))
             saved = self._saved.pop((first + row, link), None)
@@ -304,7 +305,7 @@ class _Fetcher:
     # -- reports
 
     def report_buckets(self, progress: Progress) -> None:
-        """Report the new buckets to which a local index refers."""
+        """Report the buckets to which a local index refers, except buckets reported earlier."""
         buckets = self._resolver.buckets
         new = [bucket for bucket, is_reported in buckets.items() if not is_reported]
         if new:
@@ -359,7 +360,10 @@ class _Fetcher:
         self._finished_rows += self.slices.popleft().batch.num_rows
 
     def _yield(self, fetched: Fetched) -> Iterator[Fetched]:
-        """Yield a batch. Keep the batch for the spool until the Writer has received its rows."""
+        """Yield a batch. With a spool, keep it until the Writer has received its rows.
+
+        Until then, the spool saves the downloads of the batch.
+        """
         spool = self._spool
         if spool is not None:
             self._yielded.append(fetched)
@@ -413,8 +417,8 @@ class _Fetcher:
             for taken, value in zip(self._values, values, strict=True):
                 taken.append(value)
             self._taken_rows.append(row)
-        # After an interrupt, the spool saves the links of `_taken_rows` and all outcomes. The
-        # outcomes are replaced last, so that an interrupt between two lines loses no link.
+        # If the run is interrupted, the spool saves the downloads in `_values` and in `outcomes`.
+        # The bytes are removed from `outcomes` last, so that no interrupt can lose a download.
         part.outcomes[row * width : (row + 1) * width] = [_CONSUMED] * width
         return failed
 
@@ -483,7 +487,7 @@ class _Fetcher:
         return outcome
 
     def _report_arrived(self) -> None:
-        """Report all rows whose links have arrived, including rows after an awaited row."""
+        """Report all rows whose downloads have ended, including rows after an awaited row."""
         width, rows, size = len(self._links), self._finished_rows, self._fetched_bytes
         for part in self.slices:
             waiting = set[int]()
@@ -496,10 +500,10 @@ class _Fetcher:
         self._report(rows, size)
 
     def _report(self, rows: int, size: int) -> None:
-        """Report the new rows and bytes since the last report to `progress`.
+        """Report to `progress` how many rows and bytes were added since the last report.
 
-        rows, size  number of rows whose links have arrived, and size in bytes of all arrived links,
-                    since the start
+        rows, size  totals since the start: the number of rows whose downloads have ended, and the
+                    size of these downloads in bytes
         """
         more_rows, more_bytes = rows - self._reported_rows, size - self._reported_bytes
         if more_rows > 0 or more_bytes > 0:
@@ -533,7 +537,7 @@ class _Fetcher:
     def _batch(self, part: _Slice, failures: list[Failure], until: int) -> Fetched:
         """Return the rows in `_taken_rows` as a batch, with the failures.
 
-        until  row of the slice after the last processed row
+        until  number of processed rows in the slice
         """
         taken = self._taken_rows
         batch = part.batch.take(pa.array(taken, pa.int64()))

@@ -40,7 +40,8 @@ from flarecli.write.target import (
 __all__ = ["FolderTarget", "bucket_of", "check_target", "claim", "remove_unfinished_files"]
 
 # `flare prune`, and a change that follows an interrupted change, hold the lock of a fragment for
-# milliseconds. A pack that creates this fragment at the same time must not fail.
+# milliseconds. A pack that creates this fragment at the same time must not fail, so it tries for
+# _BRIEF_S seconds to lock the fragment.
 _BRIEF_S, _POLL_S = 0.5, 0.01
 _MAX_ATTEMPTS = 8  # maximum number of attempts to create a folder that other processes remove
 _NO_LOCKS_HINT = "Write to a local disk or a bucket, then copy the result to this folder."
@@ -88,7 +89,9 @@ class FolderTarget(Target):
                 f"Specify another folder: --overwrite replaces only output of `flare {noun}`."
             )
         final = Location(LocalStore(self.final, self.shown, maps=False))
-        is_begun = self._is_begun()  # unfinished output is removed in place, after locking
+        # `overwrite` replaces a folder with finished output; unfinished output is instead deleted
+        # from the folder, after the folder has been locked
+        is_begun = self._is_begun()
         self._replaces = (
             overwrite
             and not is_begun
@@ -213,14 +216,15 @@ class FolderTarget(Target):
     def _has_files(self) -> bool:
         """Return whether the folder contains files but no scratch folder.
 
-        The caller found no scratch folder. If a scratch folder exists now, another process has
-        created it in the meantime, and the files are the output of that process. The scratch folder
-        does not count as a file, because another process may remove it before the second check.
+        The caller found no scratch folder. This method lists the files, and then checks again for a
+        scratch folder: if another process has created one in the meantime, the files are the output
+        of that process. A listed scratch folder does not count as a file, because that process may
+        remove it before this check.
         """
         try:
             names = os.listdir(self.folder)
-        except (FileNotFoundError, NotADirectoryError):  # `made_folder` reports a file
-            return False
+        except (FileNotFoundError, NotADirectoryError):
+            return False  # if a file is at this path, `made_folder` raises an error later
         has_others = any(name != SCRATCH for name in names)
         return has_others and not os.path.isdir(os.path.join(self.folder, SCRATCH))
 
@@ -271,7 +275,7 @@ class FolderTarget(Target):
         If an earlier call was interrupted, this call completes the replacement.
         """
         old = self._sibling("old")
-        # an interrupted call may not have removed the old folder
+        # an interrupted call may have left the old folder
         if os.path.isdir(old) and os.path.isdir(self.final):
             shutil.rmtree(old)
         if os.path.isdir(self.final):
@@ -330,7 +334,7 @@ def remove_unfinished_files() -> None:
 def _owner(scratch: str) -> str:
     """Return the owner of a lock, for messages.
 
-    The owner locks the folder before it writes the lock file, so reading is retried for a second.
+    The owner locks the folder before it writes the lock file, so reads are retried for a second.
     """
     for _ in range(20):
         with (
@@ -344,7 +348,7 @@ def _owner(scratch: str) -> str:
 
 
 def _missing_folders(path: str) -> list[str]:
-    """Return a folder and its parent folders that do not exist, with the deepest folder first."""
+    """Return the missing folders among `path` and its parents, with the deepest folder first."""
     out = list[str]()
     while not os.path.lexists(path):
         out.append(path)
@@ -361,7 +365,7 @@ def _open_scratch(fd: int, path: str) -> OpenFolder:
 
 
 def _remove_parts(fd: int, path: str) -> None:
-    """Remove unfinished files from the scratch folder at `path`; `fd` is the lock."""
+    """Remove unfinished files from the scratch folder at `path`; `fd` is the lock of the folder."""
     scratch = _open_scratch(fd, path)
     with contextlib.suppress(OSError):
         for name in os.listdir(scratch):
@@ -407,7 +411,9 @@ def claim(
 def check_target(
     out: Address, *, resume: bool = False, overwrite: bool = False, guard: Guard | None = None
 ) -> None:
-    """Check whether `claim` would accept a target. Write nothing; for a bucket, check its address.
+    """Check whether `claim` would accept a target. For a bucket, check only the address.
+
+    This function writes nothing.
 
     raises  the errors of `claim`
     """

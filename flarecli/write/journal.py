@@ -1,4 +1,4 @@
-"""The journal of a pack, with one JSON line per step. Each line is durable before the next step.
+"""The journal of a pack: one JSON line per step. A line is durable before the next step starts.
 
     {"flare": VERSION, "format": …, "settings": …, "source": …, "options": …}
         the first line, the head; for `--part K/N`, `parts` is N
@@ -6,13 +6,13 @@
     {"shard": …, "rows": …, "next": …, "files": […], "failed": …}  for each durable shard
 
 `schema` and `extensions` are the playlist headers of the same names. A line omits each header that
-the playlist does not have. `next` is the position in the selection of the next shard's first row.
+the playlist does not have. `next` is the position of the next shard's first row in the selection.
 `failed` is the state of `failed.jsonl`. An incomplete last line is ignored.
 
 The checksum of the source may be computed while a pack reads the source. In this case, `source` in
-the head is the checksum of file sizes and footers, and each later line has a key `source` with the
-number of bytes that were read so far and their checksum. A resumed pack raises UsageError if the
-source starts with different bytes.
+the head is the checksum of file sizes and footers. Each later line has a key `source` with the
+number of bytes read so far, and with the checksum of these bytes. A resumed pack raises UsageError
+if the source starts with different bytes.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Journal:
             and not self._checksum.matches(state)
         ):
             raise self._of_another(_CHANGED)
-        if good < stop:  # the files of the next line are missing, so its rows are packed again
+        if good < stop:  # the next line lists a missing file, so its rows are packed again
             self._log.cut(good)
 
     def _of_another(self, difference: str) -> UsageError:
@@ -114,7 +114,7 @@ class Journal:
     def source_state(self) -> list[Any] | None:
         """Return the number of bytes that were read from the source so far, and their checksum.
 
-        The result is None if the checksum of the source was known before the pack started.
+        The result is None if the checksum of the source was computed before the pack started.
         """
         return None if self._checksum is None else self._checksum.state()
 
@@ -142,7 +142,7 @@ class Journal:
     ) -> None:
         """Record a durable shard.
 
-        next    position in the selection of the next shard's first row
+        next    position of the next shard's first row in the selection
         failed  state of `failed.jsonl`
         """
         entry = {

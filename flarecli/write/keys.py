@@ -2,9 +2,10 @@
 
 Each distinct key has a record: the 64-bit hash of the key, its first row, and the position of its
 bytes in a log. A sorted run is a list of records in hash order. Each batch adds a small sorted run,
-and small runs are merged into larger runs, as in a merge sort. Large runs and the log are temporary
-files. A Bloom filter with at least 2 bytes per key, but at most 1 GiB, recognizes almost all new
-keys, so few keys are searched in the runs. Keys with equal hashes are compared byte by byte.
+and small runs are merged into larger runs, as in a merge sort. Large runs and the log are in
+temporary files. A Bloom filter with at least 2 bytes per key, but at most 1 GiB, recognizes almost
+all new keys, so few keys are searched in the runs. Keys with equal hashes are compared byte by
+byte.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ Records = npt.NDArray[np.void]  # array of dtype _RECORD
 _RECORD = np.dtype([("hash", "<u8"), ("row", "<i8"), ("start", "<i8"), ("length", "<i8")])
 _PAGE_RECORDS = 128  # number of records in a page of a file: 4 KiB
 _MEMORY_RECORDS = 1 << 17  # maximum number of records of a run in memory
-_LOG_MEMORY_BYTES = 4 << 20  # keys of this total size in memory are written to the log file
+_LOG_MEMORY_BYTES = 4 << 20  # maximum total size of the keys that are not in the log file yet
 _FAN_IN = 8  # number of runs to merge into one run
 _SEARCHED_KEYS = 1024  # maximum number of keys to search at a time; a search reads a page per key
 # log2 of the minimum and maximum number of words in the Bloom filter (8 KiB and 1 GiB)
@@ -74,7 +75,7 @@ class _MemoryRun:
         return queries, self.records[positions]
 
     def close(self) -> None:
-        """Do nothing, because this run has no file."""
+        """Do nothing, because a run in memory has no temporary file."""
 
 
 class _FileRun:
@@ -241,9 +242,9 @@ class _BloomFilter:
         self._words[words[firsts]] |= np.bitwise_or.reduceat(_word_bits(hashes), firsts)
 
     def contains(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
-        """Return True for each hash that was added: bool [hashes].
+        """Return whether each hash may have been added: bool [hashes].
 
-        For a hash that was not added, the result is usually False.
+        The result is True for all added hashes, and for a small share of all other hashes.
         """
         bits = _word_bits(hashes)
         found: npt.NDArray[np.bool_] = self._words[hashes >> self._shift] & bits == bits
@@ -284,7 +285,7 @@ def key_bytes(keys: pa.Array) -> pa.Array:
 
 
 def erasable_bytes(keys: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return the `key_bytes` of keys to compare with erased keys: large_binary [rows].
+    """Return the `key_bytes` of keys, for a comparison with erased keys: large_binary [rows].
 
     kind  type of the key column; if it is a floating-point type, -0.0 and 0.0 become the same key
     """
@@ -328,7 +329,7 @@ def is_empty_key(keys: pa.Array) -> npt.NDArray[np.bool_]:
 class Keys:
     """Index of all keys so far. It finds rows whose key occurs in an earlier row.
 
-    `close` removes the temporary files. They have no names, so none remains after a crash.
+    `close` removes the temporary files. They have no file names, so none remains after a crash.
     """
 
     def __init__(self) -> None:
@@ -434,7 +435,7 @@ class Keys:
         return rows
 
     def _add(self, hashes: Hashes, rows: IntArray, values: npt.NDArray[np.object_] | None) -> None:
-        """Add new keys. The arguments are in the order of the hashes."""
+        """Add new keys. The arrays have one item per key, and are sorted by hash."""
         if not len(hashes):
             return
         records = np.zeros(len(hashes), _RECORD)
@@ -497,7 +498,7 @@ def _hashed(keys: pa.Array) -> tuple[Hashes, npt.NDArray[np.object_] | None]:
 
 
 def _first_positions(hashes: Hashes, values: npt.NDArray[np.object_] | None) -> IntArray:
-    """Return for each key the position of the first key that is equal: int64 [keys].
+    """Return, for each key, the position of the first equal key: int64 [keys].
 
     hashes  sorted hashes of the keys; keys with equal hashes are in row order
     values  bytes of the keys; None if equal hashes imply equal keys

@@ -83,7 +83,7 @@ Outcome: TypeAlias = "Arrived | None"  # None while an HTTP download is running
 class LinkResolver:
     """Resolver for the addresses in an index. Relative addresses are relative to `index_folder`.
 
-    buckets  bucket to which a local index refers -> whether the bucket was reported to the user
+    buckets  bucket to which a local index refers -> True if a note about the bucket was printed
     """
 
     def __init__(self, index_folder: Location, guard: Guard) -> None:
@@ -139,9 +139,9 @@ class ObjectReader:
         self._in_flight = set[Future[bytes | LinkFailure | None]]()
 
     def read_ahead(self, outcomes: list[Outcome], start: int) -> None:
-        """Start to read the bucket objects among the next outcomes.
+        """Start to read the bucket objects of the next _READ_AHEAD links.
 
-        Each Location of a bucket object is replaced with a Future.
+        In `outcomes`, the Location of each of these objects is replaced with a Future.
         """
         for i in range(start, min(start + _READ_AHEAD, len(outcomes))):
             target = outcomes[i]
@@ -182,7 +182,7 @@ def _size(at: Location) -> int:
     """Return the size in bytes of a file or a bucket object.
 
     If the HEAD request for a bucket object fails, a GET request for one byte is sent, because only
-    the response to a GET request contains the reason of the failure.
+    the response to a GET request contains the reason for the failure.
     """
     try:
         return at.size()

@@ -75,7 +75,7 @@ class Removal:
 def plan_removal(at: Location, lists: Sequence[str]) -> Removal:
     """Plan the removal of playlists, and of the files that only these playlists list.
 
-    raises  the errors of reading a remaining playlist, because its files must be kept
+    raises  the errors of reading a remaining playlist, because the files that it lists must be kept
     """
     kept = listed_in_versions(at, lists)
     named: dict[str, int | None] = {}
@@ -125,7 +125,7 @@ def refuse_listed(at: Location, files: Collection[str], newest: int) -> None:
 
 
 def copies(at: Location, lists: Sequence[str], files: Collection[str]) -> set[str]:
-    """Return the files, and all files that may contain copies or originals of their rows.
+    """Return the given files, and all other files that may contain some of the same rows.
 
     A change may copy rows from any file that it removes to any file that it adds. The removed files
     are only in the playlist before the change, and the added files are only in the playlist after

@@ -8,8 +8,8 @@ of the line and the data blocks in hexadecimal digits:
     {"kind": "rows", "first": …, "next": …, "source": …, "failures": […], "batches": [[[row, …],
     size], …]}
         the rows of the selection from `first` to `next` - 1, one Arrow IPC message per batch
-    {"kind": "links", "links": [[row, column, digest of the address, is a page, size], …]}
-        downloads of later rows
+    {"kind": "links", "links": [[row, column, digest of the address, is_page, size], …]}
+        downloads of later rows; see `FetchedLink`
 
 A download is saved at most twice: alone, and later with its row. A spool file is deleted when its
 rows are in shards that the journal lists. A spool file is ignored if it is damaged, if the source
@@ -89,7 +89,7 @@ class Spool:
         self._writer = writer
         writer.keeps_rows = writer.failed.keeps_rows = True
         self._at = writer.target.at
-        # number of each spool file -> position in the selection after the last row in the file
+        # number of each spool file -> position of its last row in the selection, plus 1
         self._files: dict[int, int] = {}
         self._number = 0
         self._next = self.until = writer.next  # rows before `_next` are in shards or spool files
@@ -107,9 +107,9 @@ class Spool:
     def restore(self, links: int) -> int:
         """Read the spool files of an interrupted pack; return the number of restored rows.
 
-        Complete rows are passed to the Writer. The downloads of all other rows are added to `kept`.
-        The pack continues with row `until`. The result includes the rows whose links are all in
-        `kept`.
+        Complete rows are passed to the Writer. The downloads of all other rows are added to `kept`,
+        and a row counts as restored if all of its downloads are in `kept`. The pack continues with
+        row `until`.
 
         links  number of link columns
         """
@@ -169,8 +169,8 @@ class Spool:
     def save(self, now: bool = False) -> None:
         """Save the rows and downloads that are in no spool file and in no durable shard.
 
-        Nothing is saved if no link is remote, or if `now` is False and the last save was less than
-        SAVE_S seconds ago. But if _MAX_FAILURES failures are in memory, everything is saved.
+        If fewer than _MAX_FAILURES failures are in memory, nothing is saved in two cases: no link
+        is remote, or `now` is False and the last save was less than SAVE_S seconds ago.
         """
         is_due = self.is_remote and (now or time.monotonic() >= self._due)
         has_many_failures = len(self._writer.failed.unrecorded) >= _MAX_FAILURES
@@ -193,9 +193,7 @@ class Spool:
         self._due = time.monotonic() + SAVE_S
 
     def saved_rows(self, links: int) -> int:
-        """Return the number of rows that are in spool files but in no durable shard.
-
-        Only rows whose links are all in spool files are counted.
+        """Return the number of rows in no durable shard whose downloads are all in spool files.
 
         links  number of link columns
         """
@@ -205,7 +203,7 @@ class Spool:
         return written + self._complete_rows(max(first, self._next), links)
 
     def _complete_rows(self, first: int, links: int) -> int:
-        """Return the number of rows, from row `first`, of which all links are in spool files.
+        """Return the number of rows at or after `first` whose downloads are all in spool files.
 
         links  number of links per row
         """

@@ -1,4 +1,4 @@
-"""Targets: folders, on a disk or in a bucket, that one process locks and writes to.
+"""Targets: folders, on a disk or in a bucket, that a process locks to write output to them.
 
 A policy for each kind of output determines which existing files may be replaced.
 """
@@ -55,7 +55,7 @@ _PART = re.compile(r"\d{5,}")  # folder name of a part of a pack
 
 
 class Contents(ABC):
-    """Policy for one kind of output: which folders are finished, and which may be replaced.
+    """Policy for one kind of output: which output is finished, and which folders may be replaced.
 
     noun  command that writes the output, for messages
     hint  hint of the error for a folder that is not empty
@@ -74,7 +74,7 @@ class Contents(ABC):
     ) -> None:
         """Raise UsageError if a folder contains a file that is not part of the output.
 
-        A replacement of the output removes all files in the folder.
+        The check is necessary because replacing the output removes all files in the folder.
 
         names     names of the files and folders directly in the folder
         shown     path of the folder, for messages
@@ -113,8 +113,8 @@ class DatasetContents(Contents):
         """Raise UsageError if a folder contains a file that is not part of the dataset.
 
         A file is part of the dataset if a playlist or an index lists it. If the dataset is
-        unfinished or its playlist cannot be read, files with the name of a shard are part of the
-        dataset.
+        unfinished or its playlist cannot be read, all files that are named like a shard are also
+        part of the dataset.
         """
         names, listed = list(names), _listed(at)
         own = {*_DATASET, FAILED, SCRATCH, *listed}
@@ -149,7 +149,7 @@ class DatasetContents(Contents):
     def _is_part(self, at: Location, name: str, shown: str) -> bool:
         """Return whether a folder is a part of a pack, finished or unfinished.
 
-        raises  UsageError for a part that contains a file that is not part of the dataset
+        raises  UsageError if the part contains a file that does not belong to the dataset
         """
         if not _PART.fullmatch(name):
             return False
@@ -163,15 +163,15 @@ class DatasetContents(Contents):
 
 
 class Target(ABC):
-    """A folder that this process has locked to write output.
+    """A folder for the output of this process. The folder is locked, unless `is_done` is True.
 
     shown    address of the folder as the user typed it
     at       folder to which files are written; with `overwrite`, a temporary folder
-    is_done  True if the folder already contains finished output and `resume` is set; in this case,
-             the folder is not locked
-    raises   UsageError if the folder contains other files; UnfinishedError for unfinished output
-             without `resume` or `overwrite`; BusyError with the owner if another process writes to
-             the folder; ReachError if the folder cannot be created
+    is_done  True if `resume` is set and the folder already contains finished output
+    raises   UsageError if the folder contains other files; UnfinishedError if the folder contains
+             unfinished output, and neither `resume` nor `overwrite` is set; BusyError with the
+             owner if another process writes to the folder; ReachError if the folder cannot be
+             created
     """
 
     contents: Contents
@@ -186,7 +186,7 @@ class Target(ABC):
         return f"{self.shown.rstrip('/')}/{PLAYLIST}"
 
     def _check_finished(self, at: Location, is_allowed: bool) -> None:
-        """Raise UsageError for a folder that is not empty, except for finished output if allowed.
+        """Raise UsageError for a folder that is not empty; accept finished output if `is_allowed`.
 
         is_allowed  True if an option allows finished output in the folder
         """
@@ -211,14 +211,14 @@ class Target(ABC):
 
     @abstractmethod
     def finish(self) -> None:
-        """Finish the output after all files were written: remove the scratch folder, and unlock."""
+        """Finish the output after all writes: remove the scratch folder, and unlock the target."""
 
     @abstractmethod
     def abandon(self, keep: bool) -> None:
         """Unlock the folder after a failure.
 
         keep  True: keep the written files, so that the output can be resumed; False: remove these
-              files, except if the folder contains files that are not part of the output
+              files, unless the folder contains files that are not part of the output
         """
 
     @abstractmethod
@@ -237,7 +237,7 @@ def check_can_pack() -> None:
     """Raise MissingLibraryError on Windows, where flare only reads datasets.
 
     To write a dataset, flare locks and syncs folders and calls openat. Windows does not support
-    this.
+    these operations.
     """
     if sys.platform == "win32":
         raise MissingLibraryError(
@@ -308,7 +308,8 @@ def _listed(at: Location) -> set[str]:
     with contextlib.suppress(FlareError):
         playlist = playlists.read(at / PLAYLIST)
         for one in playlist.streams:
-            if not facts(one.format).is_plain:  # a pack does not write files in plain formats
+            # a pack never writes a plain format, such as a folder of images
+            if not facts(one.format).is_plain:
                 names.update(bare(name) for name, _ in file_names(one))
         names.update(
             name for one in playlist.streams for name in one.files if name.endswith(f"/{PLAYLIST}")

@@ -7,7 +7,7 @@
     OUT/fragment.1f3a…/          the rows that a change added, as a separate dataset
     OUT/.flare-commit            the commit lock
 
-A file that a playlist lists never changes, and no other file gets its name. The creation of the
+A file that a playlist lists never changes, and its name is never used again. The creation of the
 next numbered playlist is the commit. Only one process can create it, so correctness does not depend
 on the lock. Afterwards, `playlist.yaml` and the format's index are derived from the numbered
 playlist. If the process is killed in between, readers see the previous version until the next
@@ -190,8 +190,8 @@ class Change(ABC):
     fragments  names of the folders with the new rows; empty if the change adds no rows
     source     description of the source of the new rows, for the playlist; None without a source
     erases     names of the files to delete after the commit
-    copied     number of rows in the new shards that were copied from removed shards; None: all rows
-               of the new or of the removed shards, whichever are fewer
+    copied     number of rows that were copied from removed shards to new shards; None: the number
+               of rows in the new shards or in the removed shards, whichever is smaller
     keeps_rows True if all rows and their order remain the same
     """
 
@@ -227,7 +227,7 @@ def fragment_name(parts: Sequence[Any]) -> str:
 
 
 def check_fragment(at: Location, name: str) -> None:
-    """Raise UnsafeError if a fragment is a symbolic link, which may lead out of the folder `at`."""
+    """Raise UnsafeError if a fragment is a symbolic link, which may point outside of `at`."""
     if not at.is_local:
         return
     try:
@@ -305,7 +305,7 @@ def newest(at: Location) -> Version:
             again = numbers(at)
             if again == found:
                 raise
-            found = again  # another process has added a version, and pruned the version to read
+            found = again  # another process has added a version, and pruned the previous version
     where = at / PLAYLIST
     try:
         return Version(where, 1, playlists.stored(where))
@@ -436,7 +436,7 @@ class CommitLock:
             self._lease.check(now)
 
     def check_store(self) -> None:
-        """Raise an error if another process could replace a file that this process creates."""
+        """In a bucket, check that the store supports conditional writes (`Lease.check_store`)."""
         if self._lease is not None:
             self._lease.check_store()
 
@@ -523,7 +523,7 @@ def _next_version(at: Location, change: Change, base: Version) -> Version:
 
 
 def _same_rows(base: Version) -> list[dict[str, str]]:
-    """Return the listing checksums of `base`, and of the earlier versions with the same rows."""
+    """Return the checksums of the shard lists of `base`, and of earlier versions with its rows."""
     earlier = [dict(one) for one in same_rows(base.playlist)]
     return [*earlier, base.dataset.stream_checksums][-_MAX_SAME_ROWS:]
 
@@ -582,7 +582,7 @@ def _check_newest(at: Location, new: Version) -> None:
     later = [number for number in numbers(_fresh(at)) if number > new.number]
     if not later:
         return
-    with contextlib.suppress(MissingError):  # the next version may be pruned
+    with contextlib.suppress(MissingError):  # the next version may have been pruned
         if read_version(_fresh(at), new.number + 1).header.get("before") == new.checksum:
             return
     (at / version_name(new.number)).delete()
@@ -639,7 +639,7 @@ def is_published(at: Location, version: Version) -> bool:
 
 
 def publish(at: Location, version: Version, before: Version | None = None) -> None:
-    """Write the index and `playlist.yaml` of a version, unless a later version is published.
+    """Write the index and `playlist.yaml` of a version, unless a later version was published.
 
     before  the previous version; if `playlist.yaml` is still a copy of that version, no playlist is
             parsed
@@ -660,7 +660,8 @@ def publish(at: Location, version: Version, before: Version | None = None) -> No
             _replace(at / PLAYLIST, current, version.data)
             return
         except BusyError:
-            # another process has written `playlist.yaml`, but this process has replaced its index
+            # Another process has published a version, but this process has overwritten the index of
+            # that version. Therefore, the newest version is published again.
             version, before = newest(at), None
     raise ReachError("cannot replace the playlist", where=at / PLAYLIST)
 
@@ -718,7 +719,8 @@ def moved(folder: str, stream: Stream) -> Stream:
 def concatenated(at: Location, streams: Sequence[Stream]) -> Stream:
     """Concatenate the shards of streams.
 
-    The result has the headers of the first stream, except `compression` if it differs.
+    The result has the headers of the first stream. It omits the header `compression` if the streams
+    have different values of this header.
     """
     first = streams[0]
     names = sorted({name for one in streams for name in one.hashes})
@@ -749,7 +751,7 @@ def concatenated(at: Location, streams: Sequence[Stream]) -> Stream:
 
 
 def sliced(stream: Stream, start: int, stop: int) -> Stream:
-    """Return a stream with only the shards start..stop, and with all entries of `files`."""
+    """Return a stream with the shards from `start` to `stop` - 1, and with all of its `files`."""
 
     def part(values: Any) -> Any:
         return None if values is None else values[start:stop]
@@ -767,7 +769,7 @@ def sliced(stream: Stream, start: int, stop: int) -> Stream:
 
 
 def without_unused_files(stream: Stream) -> Stream:
-    """Return a stream whose `files` omits each fragment that has no listed shard."""
+    """Return a stream whose `files` omits the files of fragments without a listed shard."""
     used = {url.partition("/")[0] for url in stream.urls}
     files = {
         name: file

@@ -1,4 +1,4 @@
-"""Writer: write rows as shards, then the index, and last the playlist as the commit."""
+"""Writer: write rows as shards, then the index, and finally the playlist as the commit."""
 
 from __future__ import annotations
 
@@ -152,8 +152,8 @@ class Writer:
         self._ended = self.target.is_done
         self._writes_playlist, self._progress = playlist, progress or Progress()
         self._is_abandoned = self.has_large_row = False
-        # True while rows move between fields, because an interrupt may then lose or repeat rows.
-        # Also True after a shard could not be written.
+        # True while the buffer changes, because an interrupt may then lose or repeat rows, and
+        # after a failed write of a shard. If it is True, the Writer accepts no more rows.
         self._is_inconsistent = False
         self.rows = self.next = 0
         self.written_bytes = 0  # size of the rows that this Writer wrote, before compression
@@ -278,7 +278,7 @@ class Writer:
 
     @property
     def kept_rows(self) -> int | None:
-        """Return the number of rows in finished shards; None if `abandon` removes the output."""
+        """Return the row count of finished shards; None if `abandon` would remove the output."""
         return sum(chunk.rows or 0 for chunk in self._chunks) if _is_kept(self.journal) else None
 
     @property
@@ -418,8 +418,8 @@ class Writer:
     def write_typed(self, batch: pa.RecordBatch, rows: IntArray) -> None:
         """Write a batch from `ColumnConverter.convert`. The types are checked, but not the values.
 
-        If the format cannot store a row, no row of the batch is written. For a duplicate key, the
-        rows of earlier shards remain written.
+        If the format cannot store a row, no row of the batch is written. If a key is a duplicate,
+        the rows of the batch that are already in earlier shards remain written.
 
         rows    int64 [rows of the batch]: the position of each row in the selection
         raises  ValueFitError with the row number for a row that the format cannot store, or for a
@@ -448,7 +448,7 @@ class Writer:
                 start + max_rows - self._buffered_rows,
             )
             if stop <= start and not self._buffered_rows:
-                stop = start + 1  # a row that is larger than the shard limit becomes a shard
+                stop = start + 1  # a row that is larger than the shard limit gets its own shard
                 self.has_large_row = True
             if stop > start:
                 self._check_keys(batch.slice(start, stop - start), rows[start:])
@@ -495,7 +495,7 @@ class Writer:
     def end_shard(self, next: int) -> None:
         """End the unfinished shard. The next row begins another shard.
 
-        next  position in the selection of the next row
+        next  position of the next row in the selection
         """
         self._check_open()
         self._write_samples()
@@ -505,7 +505,7 @@ class Writer:
     def _flush(self, next: int) -> None:
         """Queue the buffered rows as one shard.
 
-        next  position in the selection of the next shard's first row
+        next  position of the next shard's first row in the selection
         """
         self._is_inconsistent = True
         number, size = len(self._chunks) + len(self._queue), self._buffered_bytes
@@ -723,7 +723,7 @@ class _QueuedShard(NamedTuple):
     """A shard to write.
 
     write   function that writes the shard
-    next    position in the selection of the next shard's first row
+    next    position of the next shard's first row in the selection
     failed  state of `failed.jsonl` for the journal
     size    total size in bytes of the rows in the shard
     """
@@ -770,8 +770,9 @@ class _SampleBuffer:
             raise UsageError(f"sample: expected a mapping, got {kind}") from None
         if keys != {column.name for column in columns}:
             names = sorted(set(sample) ^ {column.name for column in columns})
-            problem = "an unknown" if names[0] in sample else "no"
-            raise UsageError(f"the sample has {problem} column {names[0]!r}", column=names[0])
+            if names[0] in sample:
+                raise UsageError(f"the sample has an unknown column {names[0]!r}", column=names[0])
+            raise UsageError(f"the sample has no column {names[0]!r}", column=names[0])
         row = {}
         for column in columns:
             try:
@@ -848,7 +849,7 @@ def _is_kept(journal: Journal) -> bool:
 
 
 def _drop(pid: int, target: Target, *logs: Any) -> None:
-    """Abandon the target of a Writer that was garbage collected, but not in a forked process."""
+    """Abandon the target of a garbage-collected Writer. In a forked process, do nothing."""
     if os.getpid() != pid:
         return
     # unlock before the warning, because a warning handler may open the target
@@ -889,7 +890,10 @@ def _checked(
 
 
 def _column_pairs(columns: Mapping[str, str] | Columns) -> list[tuple[str, str]]:
-    """Return (name, encoding) of each column. Raises UsageError for columns of another class."""
+    """Return (name, encoding) of each column.
+
+    raises  UsageError if `columns` is neither a mapping of strings nor Columns
+    """
     try:
         pairs = (
             [*columns.items()]

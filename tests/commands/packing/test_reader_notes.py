@@ -83,7 +83,7 @@ def test_notes_of_a_wide_table_are_counted(tmp_path):
             "flare returns timestamp[us, tz=UTC]"
             for i in range(MAX_READER_NOTES)
         ),
-        "3 more columns: MosaicML readers return other types of values than flare",
+        "3 more columns: MosaicML readers and flare return values of different types",
     ]
     assert notes_of(table, tmp_path / "parts", part_rows=1) == notes
 
