@@ -89,7 +89,7 @@ def cat(options: CatOptions) -> Iterator[pa.RecordBatch]:
     read = columns_to_read(data.schema.names, columns, where)
     schema = pa.schema([(data.exact if exact else data.schema).field(name) for name in read])
     values = ValueLimit(data, parts, guard.limits.max_bytes)
-    # a condition may use the value of any column, so no value may be replaced with zero bytes
+    # a condition may use any column, so no value may be replaced with NUL bytes
     reader = values.reader(read if where is None else (), exact)
     pairs = reader.read(order, read, first, last)
     is_partial = where is not None and limit is not None

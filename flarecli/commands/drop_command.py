@@ -88,7 +88,9 @@ def drop(options: DropOptions) -> Changed:
         if options.dry_run and erasure.files:
             count = format_count(len(erasure.files), "file")
             them = "it" if len(erasure.files) == 1 else "them"
-            progress.note(f"would delete {count}, and all earlier versions that list {them}")
+            progress.note(
+                f"the erasure would delete {count}, and all earlier versions that list {them}"
+            )
     if selection is None:
         if erasure is not None and not options.dry_run and (erasure.files or erasure.keys.keys):
             _erase(at, erasure.files, options, progress, erasure.keys)
@@ -188,7 +190,7 @@ def _selected(options: DropOptions, base: Version) -> _Selection | None:
     erases_rows = options.erase and options.drop_column is None
     if options.key is not None and options.keys is None and not erases_rows:
         raise UsageError(
-            "--key needs --keys, or --erase without --drop-column",
+            "--key needs --keys or --erase, and cannot be used with --drop-column",
             hint="Use --keys FILE --key COLUMN, or omit --key.",
         )
     if options.drop_column is not None:
@@ -325,8 +327,8 @@ def _keys_to_erase(
 def _complete_erasures(at: Location, options: DropOptions, progress: Progress) -> None:
     """Complete earlier erasures that were interrupted after their commit.
 
-    If an earlier version was restored, the newest version may list some of these files again. Such
-    files are kept.
+    If an earlier version was restored, the newest version may list some of the files to delete.
+    These files are kept.
     """
     found = versions.read_versions(at, versions.numbers(at))
     erased = {name for version in found for name in version.erases}

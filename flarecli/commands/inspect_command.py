@@ -319,11 +319,11 @@ def _type(column: Column) -> str:
 def _info(parts: Sequence[Stream], shards: bool, urls: bool, is_changed: bool) -> StreamInfo:
     """Return the description of one stream.
 
-    parts       parts of the stream, with known row counts and sizes
+    parts       the stream, as one `Stream` per source, with known row counts and sizes
     shards      whether to list the shards by the names in the playlist or index
     urls        whether to list the full addresses of the shards
-    is_changed  whether a command that changed the dataset wrote the list; the shard numbers may
-                then have gaps, which are not reported
+    is_changed  whether the list was written by a command that changed the dataset, such as `drop`;
+                gaps in the shard numbers are then not reported
     """
     series = Series(parts)
     rows = np.concatenate([stream.rows for stream in parts])

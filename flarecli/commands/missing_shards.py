@@ -53,9 +53,9 @@ def holes(parts: Sequence[Stream], is_changed: bool = False) -> tuple[str, ...]:
 
     Only local files are checked, because each remote file would require a request.
 
-    parts       parts of a stream, with known rows
-    is_changed  whether a command that changed the dataset wrote the list; if so, gaps are not
-                reported, because the command may have removed these shards
+    parts       a stream, as one `Stream` per source, with known row counts
+    is_changed  whether the list was written by a command that changed the dataset, such as `drop`;
+                gaps are then not reported, because the command may have removed shards
     """
     urls = [
         url
@@ -70,7 +70,7 @@ def holes(parts: Sequence[Stream], is_changed: bool = False) -> tuple[str, ...]:
 def missing_shards(streams: Sequence[Sequence[Stream]], rows: int) -> tuple[list[str], list[range]]:
     """Find the missing shards of a dataset. Only local files are checked.
 
-    streams  parts of each stream, with known row counts
+    streams  for each stream, one `Stream` per source, with known row counts
     rows     number of rows of the streams
     return   address of one missing file of each missing shard; ranges of rows whose shards exist in
              all streams

@@ -446,7 +446,7 @@ class PackOptions(_DownloadOptions, TableOptions, _WriteOptions, _StreamOptions)
         False,
         Option(
             group="Rows",
-            help="Use null if a column is missing in one of several tables or in appended rows, or if a key in a folder lacks a file.",
+            help="Accept missing columns in tables and appended rows, and missing files in folders; their values are null.",
         ),
     )
     folder_column: str | None = option(
@@ -693,7 +693,11 @@ class VerifyOptions(NetworkOptions, TableOptions, _FormatOptions, _SeedOptions):
     conflicts = (
         Conflict("duplicates", "quick", hint=_ONE_RUN_HINT),
         Conflict("duplicates", "state", hint=_ONE_RUN_HINT),
-        Conflict("decode", "quick", hint="Omit one of these options; --decode reads every value."),
+        Conflict(
+            "decode",
+            "quick",
+            hint="Omit one of these options: --quick reads only headers, but --decode reads every value.",
+        ),
     )
 
     sources: Addresses

@@ -1,7 +1,7 @@
 """The `playlist` command: write a playlist of datasets, or the `index.json` of MosaicML's formats.
 
-sources -> resolve -> rows, sizes and columns from headers, checksums from bytes -> addresses
-relative to the playlist
+Missing row counts, sizes and columns are read from the headers of shards. Missing checksums are
+computed from the bytes. Files below the folder of the playlist are listed by relative addresses.
 """
 
 from __future__ import annotations
@@ -51,11 +51,12 @@ _UNFINISHED = (".flare/journal", ".flare/lock")
 def playlist(options: PlaylistOptions) -> str:
     """Return a playlist of datasets as YAML, and write it to `out` if this option is set.
 
-    `NAME=ADDRESS` names a stream; sources with the same name are concatenated. Addresses in the
-    folder of the playlist (without `out`, the working folder) are relative. `rebase` and `header`
-    are dicts or lists of pairs. Of the prefixes in `rebase` that match an address, only the first
-    is replaced. Checksums that are already listed are not computed again. Raises UsageError for
-    sources that cannot be listed, and the errors of resolving and reading a dataset.
+    `NAME=ADDRESS` names a stream; sources with the same name are concatenated. Files below the
+    folder of the playlist are listed by relative addresses. Without `out`, this folder is the
+    working folder. `rebase` and `header` are dicts or lists of pairs. Of the prefixes in `rebase`
+    that match an address, only the first is replaced. Checksums that are already listed are not
+    computed again. Raises UsageError for sources that cannot be listed, and the errors of resolving
+    and reading a dataset.
     """
     named = address_texts(options.sources)
     guard, out, base = options.guard(named), options.out, options.base
@@ -99,7 +100,7 @@ def _check_is_playlist(at: Location) -> None:
 def _completed(
     grouped: Mapping[str, Sequence[Stream]], hashes: Sequence[str], progress: Progress
 ) -> dict[str, list[Stream]]:
-    """Return the streams with all rows, sizes, columns and checksums."""
+    """Return the streams, with missing row counts, sizes, columns and checksums added."""
     count = sum(len(part) for parts in grouped.values() for part in parts)
     progress.start("playlist", count, unit="file")
     out = {name: [filled(part, progress) for part in parts] for name, parts in grouped.items()}
@@ -125,7 +126,7 @@ def _pairs(name: str, value: Pairs) -> list[tuple[str, str]]:
 def _grouped(
     sources: Sequence[str], options: PlaylistOptions, guard: Guard
 ) -> dict[str, list[Stream]]:
-    """Resolve the sources; return stream name -> its parts, in order."""
+    """Resolve the sources; return stream name -> streams to concatenate, in order."""
     format, table = options.source_format(options.format), options.table_headers()
     out: dict[str, list[Stream]] = {}
     unnamed: dict[str, list[tuple[Playlist, list[Stream]]]] = {}
@@ -143,7 +144,8 @@ def _grouped(
             )
         for one in parts:
             out.setdefault(match[1] if match else one[0].name, []).extend(one)
-            if not match:  # a named stream may contain a shard twice
+            # Streams that the user named with NAME= are not checked for repeated shards.
+            if not match:
                 unnamed.setdefault(one[0].name, []).append((playlists[0], one))
     for pairs in unnamed.values():
         refuse_repeats([listed for listed, _ in pairs], [one for _, one in pairs])
@@ -151,7 +153,7 @@ def _grouped(
 
 
 class _Place:
-    """Location of a playlist. It determines the form of the addresses in the playlist."""
+    """Location of a playlist, which determines the form of the addresses in the playlist."""
 
     def __init__(
         self, out: str | None, base: str | None, rebase: Sequence[tuple[str, str]], guard: Guard
@@ -228,7 +230,7 @@ class _Place:
 def _joined(
     name: str, parts: Sequence[Stream], place: _Place, headers: Mapping[str, Any]
 ) -> Stream:
-    """Concatenate the parts of a stream, with their addresses as the playlist lists them."""
+    """Concatenate streams. The result has the addresses that the playlist lists."""
     first, hint = parts[0], "Name the streams differently: NAME=ADDRESS."
     for part in parts:
         if part.format != first.format:
@@ -285,7 +287,7 @@ def _joined(
 
 
 def _companions(chunk: Chunk, place: _Place) -> tuple[File, ...]:
-    """Return the companion files of a chunk, with their addresses as the playlist lists them."""
+    """Return the companion files of a chunk, with the addresses that the playlist lists."""
     return tuple(
         replace(file, name=place.address(at) or "")
         for file, at in zip(chunk.files[1:], chunk.companions, strict=True)

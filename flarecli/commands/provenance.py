@@ -99,7 +99,7 @@ class Places:
 def shard_of(data: Dataset, streams: Sequence[Stream], row: int) -> tuple[str, int]:
     """Return the shard that contains a row of a dataset, and the row number in the shard.
 
-    streams  parts of the first stream
+    streams  the first stream of the dataset, as one `Stream` per source
     """
     chunk = int(np.searchsorted(data.edges, row, "right")) - 1
     first = int(data.edges[chunk])
@@ -112,10 +112,10 @@ def shard_of(data: Dataset, streams: Sequence[Stream], row: int) -> tuple[str, i
 
 @dataclass(frozen=True)
 class SourceName:
-    """Name of a source in playlists and journals, and names of its files in lists of failed rows.
+    """Name of a source for playlists, journals and lists of failed rows.
 
-    text    name of the file, of the folder, or of the folder that contains all files; for a remote
-            source, the addresses as typed, without secrets
+    text    name of the source file or folder; for several files, name of the folder that contains
+            all of them; for a remote source, the addresses as typed, without secrets
     folder  real path of the folder to which file names are relative; empty for a remote source
     """
 
@@ -130,7 +130,7 @@ class SourceName:
         return self.text if name == "." else name
 
     def listed(self, failure: Failure) -> Failure:
-        """Return a copy of a failure, with its file as returned by `of_file`."""
+        """Return a copy of a failure. In the copy, `of_file` has converted the file name."""
         if failure.file is None:
             return failure
         return replace(failure, file=self.of_file(failure.file))

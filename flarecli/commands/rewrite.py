@@ -106,7 +106,7 @@ class Rewrite(versions.Change):
             if sum(map(len, pieces)) != sum(map(len, new)):
                 raise _changed(base)
             pieces = [_with_columns(versions.sliced(stream, 0, 0), self.columns[number]), *new]
-        # the other files of a fragment remain listed while at least one of its shards is listed
+        # stop listing the other files of a fragment if none of its shards is listed anymore
         return versions.without_unused_files(versions.concatenated(self.at, pieces))
 
 
@@ -119,7 +119,7 @@ def _changed(base: Version) -> BusyError:
 
 
 def _with_columns(stream: Stream, columns: Columns) -> Stream:
-    """Return a copy of a stream with the given columns; types of other columns are removed."""
+    """Return a copy of a stream that lists only the given columns and their types."""
     names = {column.name for column in columns}
     headers = dict(stream.headers)
     schema = headers.pop(SCHEMA, None)

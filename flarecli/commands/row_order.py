@@ -1,9 +1,8 @@
 """Row selection and order.
 
-rows -> sample -> shuffle -> rank -> head or tail
-
-An order is a sequence of row numbers. A step is a position in this sequence. The row numbers are
-computed only when they are needed, for one block of steps at a time.
+Rows are first selected, and then sampled, shuffled, split by rank, and limited to the first or last
+rows. An order is a sequence of row numbers. A step is a position in this sequence. The row numbers
+are computed only when they are needed, for one block of steps at a time.
 """
 
 from __future__ import annotations
@@ -38,10 +37,15 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Order:
-    """A sequence of row numbers. Each row number is computed from its position, the step.
+    """A sequence of row numbers, each of which is computed from its position in the sequence.
 
-    starts, strides, firsts  first row, stride and first step of each range of rows
-    picks                    steps in the sample, in increasing order; None: all steps
+    starts   first row of each selected range of rows
+    strides  distance between consecutive rows of each range
+    firsts   number of rows in all ranges before each range
+    count    number of rows in the sample; without a sample, number of selected rows
+    picks    positions of the sampled rows among the selected rows, ascending; None: no sample
+    shuffle  seed and epoch of the shuffle; None: no shuffle
+    rank     rank and number of ranks; each rank has every N-th row
     """
 
     starts: IntArray

@@ -1,6 +1,6 @@
 """Reading of dataset rows, with checks of value sizes against `--max-object`.
 
-The reader skips values that are too large, using the value sizes in shard tables.
+If the tables of the shards contain the sizes of values, values that are too large are not read.
 `flarecli.write` is imported only if a value may be too large, because it loads many modules.
 """
 
@@ -28,14 +28,15 @@ __all__ = ["RowReader", "ValueLimit", "small_batches"]
 
 _BLOCK_STEPS = 1 << 16  # steps whose row numbers are computed at a time
 _TAKE_ROWS, _TAKE_BYTES = 64, 16 << 20  # maximum rows and bytes per `take`
-_MIN_RUN_ROWS = 16  # scans are faster if the average run has at least this length
+# If runs of consecutive rows have at least this average length, scans are faster than `take`.
+_MIN_RUN_ROWS = 16
 
 
 @dataclass(frozen=True)
 class ValueLimit:
     """The maximum size of a value in a dataset.
 
-    parts      parts of each stream of the dataset
+    parts      the streams of the dataset, as returned by `select_streams`
     max_bytes  value of `--max-object`
     """
 
@@ -55,10 +56,10 @@ class ValueLimit:
         return max(1, size // max(1, len(self.data)))
 
     def reader(self, columns: Collection[str], exact: bool = False) -> RowReader:
-        """Return the reader that does not read values above the limit.
+        """Return a reader that may replace values above the limit with NUL bytes.
 
-        columns  columns whose values are used only after `checked` or `too_large`; other columns
-                 are always read
+        columns  columns in which values may be replaced; the caller must check the rows with
+                 `checked` or `too_large` before it uses these columns
         exact    whether numbers that are stored as text are returned as text
         """
         can_exceed = any(
@@ -85,10 +86,12 @@ class ValueLimit:
 def small_batches(
     batches: Iterable[pa.RecordBatch], max_bytes: int, address: str
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows before the first large value, from batches without row numbers.
+    """Yield the batches, up to the first row with a value of more than `max_bytes`.
 
-    address  address of the source
-    raises   ReachError at the first row with a value of more than `max_bytes`
+    Unlike `ValueLimit.checked`, this function needs no row numbers.
+
+    address  address of the source, for the error
+    raises   ReachError at this row
     """
     for batch in batches:
         failure, before = _first_large(batch, max_bytes)
@@ -131,11 +134,11 @@ class RowReader:
     """Row reader for a dataset. Values above the size limit are not read.
 
     A row with large values is returned as a separate batch, in which each large value is replaced
-    with zero bytes of the same length. The zero bytes occupy no memory, because the system
-    allocates memory only when bytes are written. Before the caller uses the values, it must reject
-    such rows with `too_large`, which compares the sizes of values.
+    with NUL bytes of the same length. The NUL bytes occupy no memory, because the system allocates
+    memory only when bytes are written. Before the caller uses the values, it must reject such rows
+    with `too_large`, which compares the sizes of values.
 
-    columns  columns with values that may be replaced; the caller uses them only after `too_large`
+    columns  columns in which values may be replaced
     exact    whether numbers that are stored as text are returned as text
     """
 
@@ -239,7 +242,7 @@ class RowReader:
     def _without(
         self, columns: Sequence[str], row: int, sizes: Mapping[str, int]
     ) -> pa.RecordBatch:
-        """Return a row with zero bytes in place of its large values."""
+        """Return a row in which NUL bytes of the same length replace each large value."""
         others = [name for name in columns if name not in sizes]
         read = next(self._data.scan(others, row, row + 1, exact=self._exact)) if others else None
         arrays, fields = [], []
@@ -260,7 +263,7 @@ def _has_size(kind: pa.DataType) -> bool:
 
 
 def _zeros(kind: pa.DataType, size: int) -> pa.Array:
-    """Return an array with one value of `size` zero bytes, which occupy no memory."""
+    """Return an array with one value of `size` NUL bytes, which occupy no memory."""
     ends, zeros = np.array([0, size], np.int64), np.zeros(size, np.uint8)
     is_list = pa.types.is_large_list(kind)
     item = kind.value_type if is_list else kind

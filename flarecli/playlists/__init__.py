@@ -43,8 +43,8 @@ __all__ = [
 ]
 
 PLAYLIST = "playlist.yaml"
-# Header with the number of the version and the facts of its change. Only the first stream of a
-# changed dataset has this header.
+# Header with the version number, and with a description of the change that created the version: its
+# command, its row counts and others. Only the first stream of a changed dataset has this header.
 VERSION = "version"
 MAX_VERSION = 10**12
 # Key that only compactions add to the header VERSION. The value is a list with one mapping for each
@@ -89,7 +89,7 @@ def has_change(playlist: Playlist) -> bool:
 
 
 def _change(playlist: Playlist) -> Mapping[str, Any]:
-    """Return the facts of the change that created a playlist; empty without a change."""
+    """Return the header VERSION of a playlist; empty if the playlist has no such header."""
     header = playlist.streams[0].headers.get(VERSION) if playlist.streams else None
     return header if isinstance(header, Mapping) else {}
 

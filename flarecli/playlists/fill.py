@@ -20,6 +20,7 @@ from flarecli.playlists.schema import SCHEMA
 from flarecli.prefetch import cpu_count, ordered_map
 from flarecli.progress import Progress
 from flarecli.storage import Location
+from flarecli.units import format_list
 
 __all__ = ["described", "filled", "summed", "without_sums"]
 
@@ -186,7 +187,8 @@ def _compute_sums(
             progress.advance(0, len(block))
     if different := sums.differences(file.hashes):
         raise IntegrityError(
-            f"checksum mismatch: {', '.join(different)} of {sums.size} bytes",
+            f"checksum mismatch: {format_list(different)} of the {sums.size} bytes read "
+            f"{'differs' if len(different) == 1 else 'differ'} from the playlist",
             where=at,
             hint="Find the damaged files with `flare verify`, and repair them first.",
         )

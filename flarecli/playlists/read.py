@@ -251,7 +251,7 @@ def _value(event: Any, events: Iterator[Any], context: _Context, depth: int = 0)
         entries = context.lifted.get(key) if isinstance(key, str) else None
         if isinstance(entries, Map) and is_block and value == {} and out.keys().isdisjoint(entries):
             del context.lifted[key]
-            # The entries are on consecutive lines, so the line of each mark is one higher.
+            # The entries are on consecutive lines, so each mark is one line after the previous one.
             out.update(entries)
             out.marks.update(zip(entries, itertools.count(_mark(event), 1 << 32), strict=False))
         elif not isinstance(key, str):
@@ -347,7 +347,9 @@ def faults(data: bytes, at: Location) -> list[FormatError]:
         for steps, message in stream_faults(name, value):
             paths.append((name, *steps))
             messages.append(message)
-    if found:  # `places` supports neither aliases nor duplicate names
+    # `found` contains the YAML faults, such as aliases and duplicate names. `places` does not
+    # support playlists with such faults.
+    if found:
         marks = [place_of(root, path) for path in paths]
     else:
         marks = places(data, paths)

@@ -200,7 +200,7 @@ def _column_faults(headers: Map) -> Iterator[Fault]:
 
 
 def _schema_faults(headers: Map) -> Iterator[Fault]:
-    """Yield the faults in the header with the Arrow types of the columns."""
+    """Yield the faults in the header SCHEMA, which lists the Arrow types of columns."""
     schema, columns = headers.get(SCHEMA), headers.get("columns")
     if schema is None:
         return
@@ -218,7 +218,7 @@ def _schema_faults(headers: Map) -> Iterator[Fault]:
 
 
 def _extension_faults(headers: Map) -> Iterator[Fault]:
-    """Yield the faults in the header with the file extensions of the columns."""
+    """Yield the faults in the header EXTENSIONS, which lists the file extensions of columns."""
     extensions, columns = headers.get(EXTENSIONS), headers.get("columns")
     if extensions is None:
         return

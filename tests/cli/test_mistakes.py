@@ -154,7 +154,7 @@ def run_line(place, monkeypatch, capfd):
         (
             "verify out --quick --decode",
             "--decode and --quick cannot be combined",
-            "Omit one of these options; --decode reads every value.",
+            "Omit one of these options: --quick reads only headers, but --decode reads every value.",
         ),
         (
             "playlist out --reindex",

@@ -536,10 +536,13 @@ def test_a_damaged_list_of_erased_keys_is_reported(out, tmp_path):
     ("options", "message"),
     [
         ({"keys": "keys.txt"}, "--keys needs --key"),
-        ({"where": "id = 1", "key": "id"}, "--key needs --keys, or --erase without --drop-column"),
+        (
+            {"where": "id = 1", "key": "id"},
+            "--key needs --keys or --erase, and cannot be used with --drop-column",
+        ),
         (
             {"drop_column": "text", "key": "id", "erase": True},
-            "--key needs --keys, or --erase without --drop-column",
+            "--key needs --keys or --erase, and cannot be used with --drop-column",
         ),
         ({"where": "id = 1", "key": "x", "erase": True}, "--key: no column 'x'"),
     ],
@@ -606,7 +609,7 @@ def test_a_row_that_was_dropped_before_is_erased_by_its_key(tmp_path, capsys):
     options = ["--erase", "--keys", str(tmp_path / "keys.txt"), "--key", "id"]
     before = state_of(out)
     assert main(["drop", str(out), *options, "--dry-run"]) == 0
-    note = "would delete 1 file, and all earlier versions that list it"
+    note = "the erasure would delete 1 file, and all earlier versions that list it"
     assert capsys.readouterr().err.splitlines() == [note]
     assert state_of(out) == before and has_secret(out)
     assert main(["drop", str(out), *options]) == 0

@@ -133,7 +133,10 @@ def test_damage_is_not_hidden_by_a_new_checksum(out):
     path.write_bytes(data)
     with pytest.raises(IntegrityError) as caught:
         commands.playlist(str(out), hash=["sha256"], out=str(out / "set.yaml"))
-    assert str(caught.value) == f"{path}: checksum mismatch: sha1, xxh3_128 of {len(data)} bytes"
+    assert str(caught.value) == (
+        f"{path}: checksum mismatch: sha1 and xxh3_128 of the {len(data)} bytes read "
+        "differ from the playlist"
+    )
 
 
 @pytest.mark.parametrize(

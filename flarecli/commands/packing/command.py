@@ -62,8 +62,8 @@ def pack(options: PackOptions) -> Packed:
         raise UsageError("--input cannot be used with a Python object")
     columns = None
     if isinstance(sources, Dataset):
-        # Without a condition, numbers that are stored as text remain text, as in a pack of the
-        # dataset's address.
+        # Without a condition, numbers that are stored as text remain text, as if the source were
+        # the address of the dataset.
         exact = options.where is None
         columns = StoredColumns(
             sources.exact if exact else sources.schema,
@@ -84,8 +84,9 @@ def _pack(
 ) -> Packed:
     """Pack the sources.
 
-    object_name     class of the Python object whose rows were saved to a file; empty: no object
-    object_columns  columns of the object if the object is a flare dataset
+    object_name     class name of the Python object whose rows were saved to the source file; empty
+                    if the user passed addresses
+    object_columns  columns of this object, if it is a flare dataset
     """
     task = PackTask(options, media, object_name=object_name, object_columns=object_columns)
     # check these options before anything is read or removed

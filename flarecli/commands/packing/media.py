@@ -69,7 +69,7 @@ class MediaOptions:
 
     @property
     def is_noop(self) -> bool:
-        """Return True if no option is set. Contents and extensions are compared in any case."""
+        """Return True if no option is set. Contents are still compared with extensions."""
         return self == MediaOptions()
 
     @property

@@ -86,10 +86,11 @@ _MAX_NOTES = 20  # maximum number of reported notes about parts
 
 @dataclass(frozen=True)
 class _Outcome:
-    """Result of packing one part: `packed` or `error`, and the notes.
+    """Result of packing one part: `packed` or `error`.
 
-    reported  numbers of rows, bytes and written rows that the progress of the pack already includes
-    failed    number of failed rows that the progress of the pack already includes
+    notes     notes about the part, to report to the user
+    reported  (rows received, bytes, rows written), as already added to the progress of the pack
+    failed    number of failed rows that were already added to the progress of the pack
     """
 
     packed: Packed | None

@@ -89,8 +89,10 @@ class PackTask:
     source_digest  checksum of the source; None: computed from the source
     encodings      column -> encoding; None: inferred from the first rows
     types          column -> Arrow type in the source, in source order; None: unknown
-    object_name    class name of the Python object whose rows the source file contains; empty: none
-    object_columns columns of the flare dataset whose rows the source file contains; None: none
+    object_name    name of the source in messages, if its rows were saved to a temporary file: class
+                   name of a Python object, or address of the original source; otherwise empty
+    object_columns columns of a flare dataset whose rows were saved to a temporary file; None for
+                   any other source
     base_folder    base folder of relative addresses; None: the working folder
     existing       dataset whose keys are treated as keys of earlier rows; None: no such dataset
     existing_schema  Arrow schema of the dataset to which the rows are appended; None: a new dataset
@@ -308,7 +310,7 @@ class Plan:
     """A task whose options were checked against the columns of its source.
 
     names       columns to pack, in the order of the source or of `-c`
-    links       link columns whose downloads are in `names`
+    links       links to fetch; a link is omitted if the column of its downloads is not packed
     duplicates  number of rows that were skipped because an earlier row has the same key
     has_dots_note  whether dots in keys were reported
     """
@@ -708,9 +710,9 @@ def _duplicate(plan: Plan, key: str, row: int, earlier: int, are_source_rows: bo
             "Make the keys unique, or pack all parts with --on-duplicate keep into another folder."
         )
     if earlier_file == file and row - earlier != at - earlier_at:
-        # A file that is listed once is packed as consecutive rows, so the distance between the two
-        # rows with this key is the same in the pack and in the file. Otherwise, the file is listed
-        # more than once.
+        # If the file is listed once, its rows are consecutive in the pack. The two rows with this
+        # key are then equally far apart in the pack and in the file. Different distances show that
+        # the file is listed more than once.
         place, hint = (
             f"{place} of the same file, which is listed more than once",
             f"List the file only once. {hint}",
@@ -850,10 +852,11 @@ def _with_nulls(
 
 
 def _refused(plan: Plan, batch: pa.RecordBatch) -> dict[int, fetch_links.LinkFailure]:
-    """Return the rows with an erased key, whose links must not be downloaded: row -> failure.
+    """Find the rows that contain an erased key, and must not be downloaded: row -> failure.
 
     Link columns are not compared, because the downloaded bytes replace their values. A value above
-    `--max-object` may have been replaced with zero bytes; its row fails after the download.
+    `--max-object` may have been replaced with NUL bytes. The row of such a value fails after the
+    download.
     """
     links = {link.source for link in plan.links}
     names = [name for name in batch.schema.names if name not in links]
@@ -864,7 +867,7 @@ def _refused(plan: Plan, batch: pa.RecordBatch) -> dict[int, fetch_links.LinkFai
 
 
 def _erased_rows(plan: Plan, batch: pa.RecordBatch, names: Sequence[str]) -> dict[int, str]:
-    """Return the rows of a batch with an erased key: row -> key column.
+    """Find the rows of a batch that contain an erased key: row -> name of the key column.
 
     names  columns to compare
     """

@@ -149,10 +149,10 @@ class Kept(NamedTuple):
 
 
 class PackInterrupt(KeyboardInterrupt):
-    """An interrupt of a pack, with a hint about the work that a resumed pack keeps and repeats.
+    """An interrupt of a pack. The message lists the work that is kept, and the work to repeat.
 
-    kept   work that the pack keeps
-    parts  text about the finished parts; empty if the pack does not write parts
+    kept   work that the interrupted pack keeps for a resumed pack
+    parts  phrase such as `2 of 5 parts`; empty if the pack does not write parts
     """
 
     def __init__(self, options: PackOptions, kept: Kept, parts: str = "") -> None:
@@ -304,8 +304,8 @@ def _write(
     """
     progress, skips, total = plan.progress, plan.options.on_error == "skip", _expected_rows(plan)
     if writer.rows:
-        kept_shards = format_count(writer.shards, "shard")
-        progress.note(f"continuing after {format_count(writer.rows, 'row')} in {kept_shards}")
+        written = f"{format_count(writer.rows, 'row')} in {format_count(writer.shards, 'shard')}"
+        progress.note(f"resuming an interrupted pack; already written: {written}")
     first = writer.next
     if spool is not None:
         if kept := spool.restore(len(plan.links)):
@@ -359,7 +359,8 @@ def _write(
                 progress.advance(count, writer.written_bytes - written_bytes)
                 written_bytes = writer.written_bytes
     if plan.options.add_column is not None:
-        # if rows are appended to the dataset later, a resumed pack continues after this shard
+        # Another process may append rows to the dataset before the commit. A resumed pack then
+        # keeps this shard, and continues with the appended rows.
         writer.end_shard(until)
     if plan.duplicates:
         count = format_count(plan.duplicates, "row")
@@ -388,9 +389,9 @@ def failed_row(plan: Plan, failure: Failure) -> FlareError:
 
 
 def write_share(options: PackOptions) -> float:
-    """Return the estimated share of a pack's time that remains after the last row was received.
+    """Return the estimated fraction of a pack's time that passes after the last row was received.
 
-    The share is large with compression. It is small without compression, or with downloads.
+    The fraction is large if shards are compressed and no links are downloaded.
     """
     return 0.5 if options.compress and not options.fetch else 0.1
 
@@ -703,7 +704,7 @@ def _part_shares(plan: Plan, rows: int, part_rows: int | None) -> list[tuple[int
 
 
 def note_addresses(names: Sequence[str], progress: Progress) -> None:
-    """Report columns with addresses that are not fetched."""
+    """Report the columns that contain addresses but are not fetched."""
     for name in names:
         progress.note(
             f"column {name!r} contains addresses; "
@@ -732,10 +733,10 @@ class ShardNotes:
         self._reported = set[str]()
 
     def check_progress(self, shards: int, done: int) -> None:
-        """Report a note if too many shards are finished or expected.
+        """Report a note if the pack has written, or will probably write, too many shards.
 
         shards  number of finished shards
-        done    number of rows (or parts) that these shards contain
+        done    number of rows (or parts) that were packed into these shards
         """
         if shards >= _MIN_SHARDS and self._total is not None and done:
             shards = max(shards, shards * self._total // done)

@@ -38,8 +38,8 @@ class RowRequest:
     where     condition used to skip rows that cannot match; other rows are not filtered
     place     name of an additional int64 column for the source row numbers
     checksum  checksum to update with the bytes that are read
-    unused    columns whose values are not used before `--max-object` is checked; a value above
-              this limit may be replaced with zero bytes
+    unused    columns whose values are used only after a check against `--max-object`; a value above
+              this limit may be replaced with the same number of NUL bytes
     """
 
     columns: Sequence[str] | None = None
@@ -65,9 +65,9 @@ class Source:
     notes    notes for the user
     details  notes for verbose output
     stored   column -> encoding in a dataset; empty for an index
-    is_list  whether each row is the address of a file, which may be anywhere
-    types    column -> Arrow type to preserve, if `schema` has another type: a dictionary type of an
-             index, or the original type of a packed column
+    is_list  whether each row is the address of a file, which may be outside the folder `at`
+    types    column -> original Arrow type, if it differs from the type in `schema`: a dictionary
+             type of an index, or the type of a dataset column before the dataset was packed
     files    columns with file names in `batches`; `schema` has the types of the file contents
     key      column that contains the row keys; None if the source has none
     flaw     function that returns the error kind and message for a missing file, or None if the
@@ -75,7 +75,8 @@ class Source:
              missing, and the key. None if no file can be missing
     extensions  column -> `Column.extension`
     encodings   column -> encoding of the contents of files, unless the first row determines it
-    is_run   whether the source row numbers are 0, 1, 2, …, without gaps
+    is_run   whether the numbers of the source rows are 0, 1, 2, … without gaps; False if --rows
+             selects rows
     """
 
     notes: tuple[str, ...] = ()
@@ -178,10 +179,10 @@ class StoredColumns(NamedTuple):
 
 
 class _ObjectSource(_IndexSource):
-    """Rows of a Python object, which were saved to a file.
+    """Rows of a Python object or of another source, which were saved to a temporary file.
 
-    Messages contain the class of the object. If the object is a flare dataset, the source has the
-    encodings and types of the dataset, which the file does not contain.
+    Messages contain the name of the original source. If this source is a flare dataset, its
+    encodings and types are used, because the file does not contain them.
     """
 
     def __init__(self, options: SourceOptions, name: SourceName, index: ingest.Index) -> None:
@@ -277,8 +278,11 @@ class SourceOptions:
     kind            value of --input; None: detected from the names, or from the bytes of an input
                     stream
     null_separated  whether each address in a list ends with a NUL byte
-    object_name     class of the Python object whose rows were saved; empty for addresses
-    object_columns  columns of the flare dataset whose rows were saved; None for other sources
+    object_name     name of the source in messages, if its rows were saved to a temporary file:
+                    class name of a Python object, or address of the original source; otherwise
+                    empty
+    object_columns  columns of a flare dataset whose rows were saved to a temporary file; None for
+                    any other source
     folder_column   name of a column with the first folder of each file; only for a folder
     allow_missing   whether files of a folder and columns of an index may be missing
     by_extension    whether a folder has one column per extension, instead of one per file category
@@ -418,7 +422,10 @@ def open_source(sources: Addresses, options: SourceOptions) -> Source:
 
 
 def _tables_in(folder: str, resolved: Sequence[Playlist]) -> list[str]:
-    """Return the addresses of the tables in a folder that contains only tables and has no list."""
+    """Return the addresses of the tables in a folder.
+
+    The result is empty if the folder contains other files, or a playlist or index of shards.
+    """
     streams = [stream for one in resolved for stream in one.streams]
     is_folder = len(streams) == 1 and resolved[0].at is None and streams[0].sizes is not None
     if not is_folder or not facts(streams[0].format).typed:
@@ -495,7 +502,7 @@ def _single_file(stream: Stream) -> tuple[str, ...]:
 
 
 def _is_plain_folder(address: str, resolved: Sequence[Playlist], guard: Guard) -> bool:
-    """Return whether an address is a folder of plain files without a list."""
+    """Return whether an address is a folder of plain files, without a playlist or index."""
     streams = [stream for one in resolved for stream in one.streams]
     return (
         len(streams) == 1
