@@ -17,7 +17,7 @@ of the files in a column differ, even if only in letter case, an additional colu
 If the user selects columns, files of other columns are omitted. Otherwise, every data file is part
 of a row. If a key has no file for a column, the value is null. A row without any values represents
 a failure, such as a file whose extension is not a column, a metadata row without a file, or a key
-that lacks a required metadata row (`folder_metadata.py`). `flare pack` reports these rows as
+that lacks a required metadata row (see `folder_metadata.py`). `flare pack` reports these rows as
 failed. Hidden files, desktop files such as Thumbs.db, and README and LICENSE files in a media
 folder are not data; `notes` contains the number of skipped files.
 
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 __all__ = ["Folder", "FolderOptions", "Group", "data_among", "groups"]
 
 _ROWS = 8192
-_NOT_UTF8 = re.compile(r"\\x[89a-f][0-9a-f]")  # escaped byte in a result of `_shown`
+_NOT_UTF8 = re.compile(r"\\x[89a-f][0-9a-f]")  # byte that `_shown` has escaped
 _MEDIA = frozenset({"image", "audio", "video"})
 _VERSION = b"columns of categories\n"  # part of the checksum; change it if the column rules change
 MAX_COLUMNS = 1000
@@ -112,7 +112,7 @@ _FIRST_RULES = Rules()
 class Group(NamedTuple):
     """The files of one key.
 
-    If a file has no extension or its name is not UTF-8, its name is the key and `files` is empty.
+    If a file has no extension, or its name is not UTF-8, the key is its name, and `files` is empty.
 
     files  extension -> file name
     """
@@ -157,11 +157,13 @@ def groups(
     """Group files by key.
 
     entries     files of a folder in bytewise order of their names, so that memory use is small
-    skipped     object to which files that are not data are added
-    candidates  object to which the names of data files are added, if `rules` has no compounds
+    skipped     receives the files that are not data; None: they are ignored
+    candidates  receives the names of data files, to detect compound extensions; None unless `rules`
+                has no compound extensions
     raises      FormatError for two files with the same key and extension
     """
-    # Several groups may be incomplete: `a.d/x.jpg` is listed between `a.c` and `a.jpg`.
+    # Several groups may be incomplete at a time: the file `a.d/x.jpg` of the key `a.d/x` is listed
+    # between the files `a.c` and `a.jpg` of the key `a`.
     open_groups: list[Group] = []
     for entry in entries:
         name = entry.name
@@ -240,9 +242,10 @@ class CompoundExtensions:
         self._open: dict[str, tuple[list[str], list[str]]] = {}
 
     def add(self, name: str, key: str, plain: str) -> None:
-        """Count a name. Names must be added in bytewise order.
+        """Add the name of a data file. Names must be added in bytewise order.
 
-        key, plain  the name before and after its last dot
+        key    the name without its last extension
+        plain  the last extension; empty if the name has no extension
         """
         for earlier in [one for one in self._open if not name.startswith(f"{one}.")]:
             self._close(earlier)
@@ -257,7 +260,7 @@ class CompoundExtensions:
             self._count[extension] += 1
             self._with_plain[extension] += bool(plain)
         if len(self._count) > MAX_COMPOUNDS:
-            # names such as `A.B.jpg` add many candidates for compound extensions. Drop each
+            # Names such as `A.B.jpg` add many candidates for compound extensions. Drop each
             # candidate whose keys have no file with a plain extension.
             self._count = Counter(
                 {name: count for name, count in self._count.items() if self._with_plain[name]}
@@ -271,7 +274,7 @@ class CompoundExtensions:
                 )
 
     def found(self) -> frozenset[str]:
-        """Return the compound extensions. Call this after all names were added."""
+        """Return the compound extensions. Call this method after all names have been added."""
         for key in list(self._open):
             self._close(key)
         return frozenset(
@@ -293,7 +296,7 @@ def _shown(name: str) -> str:
 
 
 class _CheckedEntries:
-    """Iterable of the files in a folder, with a checksum of the files' names and sizes."""
+    """Iterable of the files in a folder, which computes a checksum of their names and sizes."""
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         self._entries, self._sums, self._lines = entries, Sums([DEFAULT]), list[str]()
@@ -312,7 +315,7 @@ class _CheckedEntries:
         self._lines.clear()
 
     def checksum(self) -> str:
-        """Return the checksum of the files that were yielded so far."""
+        """Return the checksum of the files that have been yielded so far."""
         self._update()
         return self._sums.hex()[DEFAULT]
 
@@ -323,7 +326,7 @@ class _Survey:
     skipped       files that are not data, and all files that may be metadata files
     combinations  set of extensions -> number of keys with exactly these extensions
     names         set of extensions -> first keys with exactly these extensions
-    spellings     extension -> its spelling in all file names; empty if the spellings differ
+    spellings     extension -> its spelling in all file names; empty if its letter case differs
     checksum      checksum of the listing
     """
 
@@ -363,7 +366,7 @@ class _FileColumns:
 
     of          extension -> column
     counts      column -> number of keys with a file for this column
-    media       media columns that at least half of the keys have
+    media       media columns that have a file for at least half of the keys
     extensions  column -> `Column.extension`
     notes       notes about file categories, such as `image`, that are split into several columns
     """
@@ -415,13 +418,14 @@ class _FileColumns:
         }
 
     def of_files(self, files: dict[str, str]) -> dict[str, str]:
-        """Convert extension -> file name to column -> file name."""
+        """Convert a dict of extension -> file name to a dict of column -> file name."""
         return {self.of[extension]: name for extension, name in files.items()}
 
     def encodings(self) -> dict[str, str]:
         """Return column -> encoding, for columns whose encoding does not depend on the first row.
 
-        Text is `str`. A column of files of several types, such as jpeg and png, is `bytes`.
+        The encoding of text files is `str`. The encoding of files of several types, such as jpeg
+        and png, is `bytes`.
         """
         kinds: dict[str, set[str | None]] = {}
         for extension, column in self.of.items():
@@ -438,14 +442,14 @@ class _FileColumns:
 class FolderOptions(NamedTuple):
     """Options for reading a folder.
 
-    columns        columns to read; None: each column for which at least half of the keys have a
-                   file, counting only keys with a file for the main column
-    folder_column  name of a column with the first folder of each file; empty: no such column
-    allow_missing  whether incomplete rows are valid, with nulls for missing files; by default, all
-                   columns are then read
-    by_extension   whether each extension is a column, instead of each category of files
-    used           columns that are used besides `columns`, such as the key
-    where          condition on the rows; its columns are used, too
+    columns        columns to read; None: the main column, and each column that has a file for at
+                   least half of the keys in the main column
+    folder_column  name of a column to add, which contains the first folder of each key; empty: none
+    allow_missing  whether incomplete rows are valid, with nulls for missing files; if `columns` is
+                   None, all columns are then read
+    by_extension   True: each extension is a column; False: each category of files is a column
+    used           other columns that the caller uses, such as the key
+    where          condition on the rows; the columns in the condition are also used
     """
 
     columns: Sequence[str] | None = None
@@ -462,10 +466,10 @@ _NO_OPTIONS = FolderOptions()
 class Folder(Part):
     """The files of a folder, grouped by key.
 
-    listed      a stream with the files of the folder; None: the folder is listed
+    listed      a stream with the files of the folder, if the caller has listed the folder
     files       the selected columns of files
-    main        main column of files: the most frequent column, or a media column that at least
-                half of the keys have
+    main        main column of files: the column with the most files, but a media column with files
+                for at least half of the keys takes precedence
     key         name of the key column
     extensions  selected column of files -> `Column.extension`
     encodings   selected column of files -> encoding, unless the first row determines it
@@ -537,7 +541,7 @@ class Folder(Part):
         )
 
     def _listing(self) -> Iterator[Entry]:
-        """Return the files from the earlier listing in `listed`, or list the folder."""
+        """Return the files in `listed` if their sizes are known; otherwise, list the folder."""
         if self._listed is None or self._listed.sizes is None:
             return self.at.list()
         return map(Entry, self._listed.urls, self._listed.sizes.tolist())
@@ -545,8 +549,7 @@ class Folder(Part):
     def _surveyed(self) -> tuple[_Survey, _FileColumns]:
         """Return statistics about the files, and the columns.
 
-        If the listing shows that other rules for file names apply, it is read again with these
-        rules.
+        If the names in the listing require other rules, the listing is read again with these rules.
         """
         at, self._rules = self.at, _FIRST_RULES
         candidates = CompoundExtensions(at)
@@ -568,7 +571,7 @@ class Folder(Part):
     def _uses_metadata(self) -> bool:
         """Return whether the options use a column of the metadata.
 
-        If so, a key without a metadata row fails, unless incomplete rows are allowed.
+        If they do, a key without a metadata row fails, unless incomplete rows are allowed.
         """
         if self._options.columns is None:
             return bool(self._metadata)
@@ -584,7 +587,7 @@ class Folder(Part):
         for name in self._metadata.schema.names:
             if name in own:
                 raise FormatError(
-                    f"column {name!r} is also a column of the folder",
+                    f"column {name!r} has the same name as a column that is created from the files",
                     where=self.at / self._metadata.names[0],
                     hint="Rename the column in the metadata.",
                     column=name,
@@ -597,10 +600,10 @@ class Folder(Part):
             )
 
     def _chosen(self, survey: _Survey) -> list[str]:
-        """Return each column for which at least half of the keys have a file.
+        """Return the columns to read by default.
 
-        Only keys with a file for the main column are counted. If incomplete rows are allowed,
-        return all columns.
+        These are the main column, and each column that has a file for at least half of the keys in
+        the main column. If incomplete rows are allowed, all columns are returned.
         """
         if self._options.allow_missing:
             return list(self._columns.counts)
@@ -612,10 +615,13 @@ class Folder(Part):
         return [name for name, count in with_main.items() if 2 * count >= with_main[self.main]]
 
     def _main(self, survey: _Survey, requested: Sequence[str] | None) -> str:
-        """Return the most frequent column, among the requested columns or among all.
+        """Return the main column: the requested column with the most files.
 
-        A media column that at least half of the keys have takes precedence. If two columns are
-        equally frequent, their names determine the result.
+        If no columns were requested, all columns are compared. A media column with files for at
+        least half of the keys takes precedence. If two columns have equally many files, the column
+        whose name sorts first is returned.
+
+        raises  UsageError if a requested column does not exist
         """
         counts, media = self._columns.counts, self._columns.media
         for name in requested or ():
@@ -638,7 +644,7 @@ class Folder(Part):
         """Return the error kind and message for a row that has no file for a column.
 
         is_alone  whether the row has no files at all
-        return    None if the options permit the missing file
+        return    kind and message; None if the options permit the missing file
         """
         if is_alone and (problem := self._problems.get(key)):
             return problem
@@ -656,9 +662,10 @@ class Folder(Part):
         return "column", reason
 
     def blocks(self) -> Iterator[bytes]:
-        """Yield the bytes that identify the folder: the checksum of the listing, and metadata.
+        """Yield the bytes that identify the folder, for a checksum of the source.
 
-        The contents of the metadata files are included only if one of their columns is used.
+        These are the checksum of the listing and, if a column of the metadata is used, the contents
+        of the metadata files.
         """
         yield _VERSION
         yield self._checksum.encode()
@@ -701,15 +708,15 @@ class Folder(Part):
         """Return the rows for a key.
 
         The first row contains the files of the key. It is omitted if no file is in one of
-        `_main_columns`. If the user requested no columns, each file whose extension is not a column
-        has another row, which is reported as failed.
+        `_main_columns`. If the user did not select columns, each file that is in none of the
+        columns to read becomes an additional row without files, which is reported as failed.
         """
         files = self._columns.of_files(group.files)
         has_file = not files.keys().isdisjoint(self._main_columns)
         fits = [_Row(group.key, files)] if has_file else []
         needs_folder = self._options.folder_column and not self._options.allow_missing
         if fits and group.key and needs_folder and "/" not in group.key:
-            message = f"no folder for the column {self._options.folder_column!r}"
+            message = f"not in a folder; column {self._options.folder_column!r} needs a folder name"
             fits = [self._failing(group.key, "incomplete", message)]
         if self._has_requested:
             return fits
@@ -721,7 +728,7 @@ class Folder(Part):
         ]
 
     def _described(self, group: Group, metadata: Rows) -> list[_Row]:
-        """Return the rows for a key, with the values of its metadata row."""
+        """Return the rows for a key. The first row refers to the metadata row of the key."""
         found = metadata.take(list(group.files.values()) or [group.key])
         rows = self._rows(group)
         if not rows or not rows[0].files:
@@ -739,7 +746,7 @@ class Folder(Part):
         return rows
 
     def _failing(self, key: str, kind: str, message: str) -> _Row:
-        """Return a row without files, for which `flaw` returns this error kind and message."""
+        """Return a row without files, and record its error, which `flaw` returns."""
         self._problems.add(key, kind, message)
         return _Row(key, {})
 
@@ -764,7 +771,7 @@ class Folder(Part):
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def _keys_without_columns(self, survey: _Survey) -> Iterator[str]:
-        """Yield a note if keys without any of the requested columns were skipped."""
+        """Yield a note about the skipped keys, which have no files for the requested columns."""
         columns = self._main_columns
         without_columns = [
             combination
@@ -779,9 +786,10 @@ class Folder(Part):
 
 
 class _Problems:
-    """Error kinds and messages by key, in a temporary database, because many keys may fail.
+    """Mapping of keys to error kinds and messages, in a temporary database.
 
-    SQLite keeps a few megabytes in memory, and writes the other pages to a temporary file.
+    Because many keys may fail, SQLite keeps only a few megabytes in memory, and writes the other
+    pages to a temporary file.
     """
 
     def __init__(self) -> None:
@@ -816,8 +824,8 @@ class _Problems:
                     "this Python lacks the module sqlite3, which stores the errors of failed rows",
                     hint="Use a Python that was built with SQLite.",
                 ) from None
-            # An empty name creates an unnamed temporary file. Without transactions and a journal,
-            # SQLite writes pages only if its cache is full.
+            # An empty name creates an unnamed temporary file. Because transactions and the journal
+            # are disabled, SQLite writes pages only if its cache is full.
             self._database = sqlite3.connect("", isolation_level=None, check_same_thread=False)
             self._database.execute("PRAGMA journal_mode = OFF")
             self._database.execute(
@@ -827,7 +835,7 @@ class _Problems:
 
 
 def _encoded(text: str) -> bytes:
-    """Return a text as bytes. File names that are not UTF-8 keep their bytes."""
+    """Return a text as bytes. The bytes of a file name that is not UTF-8 are unchanged."""
     return text.encode("utf-8", "surrogateescape")
 
 
@@ -835,7 +843,7 @@ class _Row(NamedTuple):
     """A row of the folder.
 
     files     column -> file name
-    metadata  row in the metadata; None if there is none
+    metadata  row number in the metadata; None if the key has no metadata row
     """
 
     key: str

@@ -4,8 +4,9 @@
                           a.jpg,a house           row of the file `train/a.jpg`
 
 A metadata file is a `metadata.csv`, `metadata.jsonl` or `metadata.parquet` with a column
-`file_name`. The names are relative to the folder of the metadata file. They are data, so a name
-that leaves this folder is rejected. All rows are in memory while the folder is read.
+`file_name`. The file names are relative to the folder of the metadata file. The names are untrusted
+data, so a name that refers to a file outside this folder is rejected. All metadata rows are in
+memory while the folder is read.
 """
 
 from __future__ import annotations
@@ -35,7 +36,11 @@ MAX_BYTES = 1 << 30  # maximum decoded size of all metadata
 
 
 class Problem(NamedTuple):
-    """A metadata row that cannot be joined: its file and row, the error kind and the message."""
+    """A metadata row that cannot be joined with a file.
+
+    place  metadata file and row, such as `metadata.csv[7]`
+    kind   kind of the error
+    """
 
     place: str
     kind: str
@@ -53,7 +58,7 @@ class Metadata:
     names   metadata files that have a column of file names
     schema  all columns except the column of file names
     raises  FormatError for two metadata files in one folder, for columns without a common type, and
-            for too many files; the errors of opening a table
+            for too many metadata files; the errors of opening a table
     """
 
     def __init__(self, at: Location, names: Sequence[str]) -> None:
@@ -123,7 +128,7 @@ class Rows:
     """The rows of metadata files.
 
     table     all columns except the column of file names
-    problems  rows that cannot be joined
+    problems  rows that cannot be joined with a file
     """
 
     def __init__(self) -> None:
@@ -131,7 +136,7 @@ class Rows:
         self.problems: list[Problem] = []
         self._count = 0
         self._rows: dict[str, int] = {}  # file -> row in `table`
-        # (first row in `table`, metadata file, row in this file) of each batch
+        # for each batch: (its first row in `table`, metadata file, its first row in this file)
         self._places: list[tuple[int, str, int]] = []
 
     def add(self, metadata: str, first: int, names: Sequence[str | None]) -> None:
@@ -166,6 +171,6 @@ class Rows:
         return [row for file in files if (row := self._rows.pop(file, -1)) >= 0]
 
     def unused(self) -> Iterator[Problem]:
-        """Yield the rows that `take` did not return: their files do not exist or are not data."""
+        """Yield the rows that `take` has not returned, because they describe no data file."""
         for file, row in self._rows.items():
             yield Problem(self.place(row), "metadata", f"no data file {escape(file)!r:.80}")

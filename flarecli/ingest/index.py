@@ -50,7 +50,7 @@ MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 1 << 20, 8 << 20  # limits for the bytes that
 
 
 class NumberedBatch(NamedTuple):
-    """A batch, and the row number of its first row within the file."""
+    """A batch, and the number of its first row in the file."""
 
     row: int
     batch: pa.RecordBatch
@@ -60,10 +60,10 @@ class NumberedBatch(NamedTuple):
 class Index:
     """A table of samples, read from index files, a folder or standard input.
 
-    address  address from the user, without secrets
+    address  address that the user passed, without secrets
     at       folder of the first file; relative links are relative to this folder
     rows     number of rows; None if unknown until the files are read
-    links    columns of file names; by default, a pack stores the contents of the files
+    links    columns of file names; a pack replaces the names with the contents of the files
     key      column that contains the row keys; None if the source has none
     notes    notes for the user about the source, such as skipped files
     details  notes for verbose output
@@ -120,9 +120,10 @@ class Index:
         columns   columns to read, in this order; None: all
         where     condition used to skip parquet row groups; rows are not filtered
         row       name of an additional int64 column for the row numbers in the index
-        start     first row; earlier files and row groups are skipped if their row counts are known
-        stop      row number after the last row; None: read to the end
-        checksum  return value of `source_checksum`, updated with the bytes that are read
+        start     number of the first row to read; earlier files and row groups are skipped if their
+                  row counts are known
+        stop      number of the row after the last row to read; None: read to the end
+        checksum  return value of `source_checksum`, to update with the bytes that are read
         raises    UsageError for an unknown column; FormatError with file and row for invalid data,
                   or if there are no rows
         """
@@ -177,7 +178,7 @@ class Index:
     def place(self, row: int) -> tuple[str, int]:
         """Return the file that contains a row, and the row number in this file.
 
-        row  row number in the index; `batches` must have read this row
+        row  row number in the index; `batches` must already have yielded this row
         """
         number = bisect_right(range(len(self._firsts)), row, key=self._firsts.__getitem__) - 1
         return str(self.parts[number].at), row - self._firsts[number]
@@ -212,9 +213,9 @@ class Index:
         return sum(batch.num_rows for batch in selected)
 
     def source_checksum(self) -> SourceChecksum | None:
-        """Return a checksum that is updated while the files are read.
+        """Return a checksum that `batches` updates; None unless all files are local parquet files.
 
-        The result is None unless all files are local parquet files. For other files, use `sum`.
+        For other files, use `sum`.
         """
         parts = [part for part in self.parts if isinstance(part, Parquet) and part.at.is_local]
         if len(parts) < len(self.parts):
@@ -238,8 +239,8 @@ class SourceChecksum:
     """The xxh3_128 of concatenated files, up to the last byte that was read for rows.
 
     With this checksum, a resumed pack detects whether the source was changed. For each shard, the
-    journal lists how many bytes were read, and their checksum. To compute the checksum, the bytes
-    are read again, usually from the page cache.
+    journal records the number of bytes that were read, and their checksum. To compute the checksum,
+    the bytes are read again, usually from the page cache.
 
     files   the files in order
     header  checksum of the file sizes and footers, which is compared before any row is read
@@ -253,7 +254,7 @@ class SourceChecksum:
         self._end = 0  # end of the bytes that were read for rows, in the concatenated files
 
     def advance(self, number: int, end: int) -> None:
-        """Record that rows were read up to byte `end` of the file with this number."""
+        """Record that the rows before byte `end` of file `number` were read."""
         self._end = max(self._end, min(self._starts[number] + end, self._starts[number + 1]))
 
     def state(self) -> list[Any]:
@@ -268,9 +269,9 @@ class SourceChecksum:
         return [self._sums.size, self._sums.hex()[DEFAULT]]
 
     def matches(self, state: Any) -> bool:
-        """Return whether the files match a stored state. A malformed state does not match.
+        """Return whether the files match a stored result of `state`; False for a malformed value.
 
-        Call this method before any other method. It reads all bytes that the state covers.
+        Call this method before any other method. It reads all bytes that were read for the state.
         """
         if not isinstance(state, list) or len(state) != 2 or not isinstance(state[0], int):
             return False
@@ -286,7 +287,7 @@ class SourceChecksum:
 
 
 def _join_small(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Join small batches, because evaluating a condition has a high cost per batch."""
+    """Join small batches, because a condition is evaluated faster on a few large batches."""
     small: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
@@ -313,7 +314,7 @@ def _numbered_batches(
 ) -> Iterator[NumberedBatch]:
     """Yield the batches of one file. Skip row groups outside start..stop or outside the bounds.
 
-    columns  requested columns; the file may have only some of them
+    columns  requested columns; the file may have only some of these columns
     on_read  callback for `Parquet.batches`
     """
     if part.rows is not None and part.rows <= start:
@@ -346,10 +347,7 @@ def _runs(
     stop: int,
     on_read: Callable[[int], object] | None,
 ) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
-    """Yield a row number and batches for each range of adjacent row groups that must be read.
-
-    The row number is the number of the first row in the batches.
-    """
+    """Yield (number of the first row, batches) for each range of adjacent row groups to read."""
     if not isinstance(part, Parquet):
         yield 0, part.batches(names)
     elif bounds or start > 0 or stop < part.rows:
@@ -438,15 +436,16 @@ def open_index(
                     standard input), which are concatenated; or one list of other addresses, such as
                     links
     text            columns of CSV and TSV files that are always text, such as keys and links
-    allow_missing   fill columns that are missing in some files with nulls
+    allow_missing   whether files may lack columns; the values of missing columns are null
     null_separated  whether addresses in a stream end with a NUL instead of a newline
     dialect         dialect of CSV and TSV files; unset fields are detected
     stdin           stream to read for `-`; None: standard input
     kind            kind of every file: arrow, parquet, jsonl, csv, tsv or lines; None: determined
                     by the suffix of a file, and by the content of a stream
-    raises          MissingError if an address does not exist; FormatError for invalid files, no
-                    rows, duplicate columns, or columns without a common type; UsageError for
-                    an unknown suffix, or a list of addresses that is not the only source
+    raises          MissingError if an address does not exist; FormatError for an invalid file, a
+                    table without rows, duplicate columns, or columns without a common type;
+                    UsageError for an unknown suffix, or for a list of addresses that is not the
+                    only source
     """
     addresses = [address] if isinstance(address, str) else list(address)
     if not addresses:
@@ -492,10 +491,10 @@ def _kind(
 
 
 def _base_folder(files: Sequence[ListedFile | Spool], guard: Guard) -> Location:
-    """Return the folder for relative links in the rows: the folder of the first file.
+    """Return the base folder of relative links in the rows: the folder of the first file.
 
     If all sources are streams, the result is the current folder, and links may name any local
-    file. A stream comes from the user, so its links are trusted.
+    file, because the user has passed the stream.
     """
     for file in files:
         if isinstance(file, ListedFile):
@@ -525,13 +524,13 @@ def open_folder(
     """Open a folder as an index: files with the same key form a row; each kind of file is a column.
 
     columns        columns to read; keys without files for these columns are skipped
-    folder_column  name of a column with the first folder of each file; empty: no such column
-    allow_missing  whether to accept incomplete rows, with nulls in place of missing files
-    by_extension   whether each extension is a column, instead of each category of files
-    used           columns that are used besides `columns`; metadata files are read only if one of
-                   their columns is used
-    where          condition on the rows; its columns are used, too
-    listed         a stream with the files of the folder, if they were listed already
+    folder_column  name of a column to add, which contains the first folder of each key; empty: none
+    allow_missing  whether incomplete rows are valid, with nulls for missing files
+    by_extension   True: each extension is a column; False: each category of files is a column
+    used           other columns that the caller uses; metadata files are read only if one of their
+                   columns is used
+    where          condition on the rows; the columns in the condition are also used
+    listed         a stream with the files of the folder, if the caller has listed the folder
     raises         the errors of `Folder`; UsageError for an address that cannot be listed
     """
     at = locate(address, guard)
@@ -601,7 +600,7 @@ def _checksum_notes(parts: Sequence[Part]) -> Iterator[str]:
 
 
 def _notes(parts: Sequence[Part]) -> Iterator[str]:
-    """Yield notes about int96 timestamps, and about CSV files that may have a different dialect."""
+    """Yield notes about int96 timestamps, and about CSV files that may be read incorrectly."""
     int96 = {name for part in parts if isinstance(part, Parquet) for name in part.int96_columns}
     for name in sorted(int96):
         yield f"column {name!r}: int96 timestamps are read with microsecond precision"

@@ -1,13 +1,14 @@
 """Lists of tables: recognize the names of index files, and expand lists.
 
-A `.txt` file is a table if its first line contains a tab. It is also a table if the first line does
-not start with `#` and does not end with the extension of a table, and if a delimiter occurs equally
-often in each of the first lines. Any other `.txt` file is a list.
+A `.txt` file is a table if its first line contains a tab. It is also a table if a delimiter occurs
+equally often in each of the first lines, unless the first line starts with `#` or ends with the
+extension of a table. Any other `.txt` file is a list.
 
 A list, such as `split_file_paths.txt`, has one address per line. Blank lines and lines that start
 with `#` are ignored. Relative addresses are relative to the folder of the list. The access rules
 for addresses in data apply to all addresses. A list may contain other lists, up to a depth of 4.
-Braces and wildcards are expanded in bytewise order, unless a file name equals the pattern.
+The files that match a wildcard are in bytewise order. A pattern with braces or wildcards is not
+expanded if a file has exactly this name.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _LIST = ".txt"
 
 
 def is_index(address: str) -> bool:
-    """Return whether an address is named like an index: a table, a list of tables, or `-`."""
+    """Return whether an address has the name of an index: a table, a list of tables, or `-`."""
     return address == STDIN or (not os.path.isdir(address) and _is_named_like_index(address))
 
 
@@ -78,7 +79,7 @@ class ListedFile(NamedTuple):
 def expand_lists(
     file: ListedFile, dialect: Dialect = DEFAULT, parents: tuple[Location, ...] = ()
 ) -> Iterator[ListedFile]:
-    """Yield a file, or all files that a list and its nested lists name.
+    """Yield the file, or if it is a list, all files in the list and in its nested lists.
 
     dialect  dialect of the file, if it is a table
     raises   FormatError with list and line for a list that is empty, nested too deeply, or contains

@@ -1,4 +1,4 @@
-"""Rows of Python objects, saved as a temporary Arrow file, which a pack reads as its source.
+"""Rows of Python objects. They are saved to a temporary Arrow file, which is the source of a pack.
 
     pandas and Polars DataFrames, DuckDB relations, pyarrow tables, flare datasets
                                           objects with `__arrow_c_stream__` or `__arrow_c_array__`
@@ -32,7 +32,7 @@ from flarecli.storage.local import temporary_file_error
 
 __all__ = ["PythonRows", "arrow_batches", "rows_of"]
 
-MAX_DEPTH = 64  # maximum number of levels of nested values, the same as for JSON sources
+MAX_DEPTH = 64  # maximum nesting depth of values, as for JSON sources
 _CONTAINERS = (list, tuple, set, frozenset, Mapping, np.ndarray)
 _ROWS = 1024  # dicts per batch
 _ARROW_ERRORS = (pa.ArrowException, ValueError, TypeError, OverflowError, NotImplementedError)
@@ -95,10 +95,10 @@ def _types(schema: pa.Schema) -> dict[str, str]:
 def rows_of(source: Any) -> tuple[PythonRows | None, Any]:
     """Return the rows of an object (None for addresses), and the source.
 
-    The source is returned unchanged, except that an iterator of addresses becomes a list: finding
-    out what it contains consumes its first item.
+    The source is returned unchanged, except that an iterable of addresses is returned as a list,
+    because the check of its first item may have consumed this item.
 
-    raises  UsageError for an object with neither rows nor addresses
+    raises  UsageError for an object that contains neither rows nor addresses
     """
     name = type(source).__name__
     if isinstance(source, (str, os.PathLike)):
@@ -141,8 +141,9 @@ def arrow_batches(source: Any) -> Iterator[pa.RecordBatch] | None:
     An Arrow object has the method `__arrow_c_stream__` or `__arrow_c_array__`. The column of an
     unnamed pandas index is omitted.
 
-    raises  UsageError for an object with one column that has no name, such as a pandas Series, and
-            for a DataFrame that cannot be converted, such as one with two columns of the same name
+    raises  UsageError for an object that is a single column without a name, such as a pandas
+            Series, and for a DataFrame that cannot be converted to Arrow, for example because two
+            columns have the same name
     """
     try:
         if hasattr(source, "__arrow_c_stream__"):
@@ -210,7 +211,11 @@ def _dict_batches(rows: Iterator[Mapping[str, Any]]) -> Iterator[pa.RecordBatch]
 
 
 def _column(name: str, values: list[Any], kind: pa.DataType | None, first: int) -> pa.Array:
-    """Return values as an array of a type. Raises ValueFitError for the first unsuitable value."""
+    """Return values as an array. Raises ValueFitError for the first value that cannot be converted.
+
+    kind   type of the array; None: inferred from the values
+    first  row number of the first value
+    """
     plain = [_plain(value) for value in values]
     for number, value in enumerate(plain):
         if not _is_shallow(value):
@@ -232,7 +237,7 @@ def _column(name: str, values: list[Any], kind: pa.DataType | None, first: int) 
 def _is_shallow(value: Any, depth: int = 0) -> bool:
     """Return whether a value has at most MAX_DEPTH levels.
 
-    Arrow crashes if a list contains itself.
+    This check also rejects a list that contains itself, with which Arrow would crash.
     """
     if isinstance(value, Mapping):
         value = value.values()

@@ -1,8 +1,8 @@
 """Parallel reader for the files whose names are in columns. Rows stay in order; memory is bounded.
 
 A first call reads the small files of a group of rows, and returns the sizes of the other files. A
-second call reads the other files of a few rows, as soon as the limit on memory permits it.
-Therefore, a small file is opened only once, for its size and its contents.
+second call reads the other files of a few rows, as soon as enough memory is available. Because the
+first call returns both sizes and contents, each small file is opened only once.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ SLICE_ROWS = 512  # maximum number of rows in a batch
 _BATCH_BYTES = 4 << 20
 GROUP_ROWS = 64  # rows per call that reads small local files
 SMALL_BYTES = 2 << 20  # maximum number of bytes per call that reads small files
-MAX_CALLS = 32  # maximum number of calls with unused results, for small and for other files
-MAX_READERS = 8  # more threads are not faster
+# Maximum number of unfinished calls and unused results. The limit applies to small files and to
+# other files separately.
+MAX_CALLS = 32
+MAX_READERS = 8  # maximum number of threads; more threads are not faster
 
 
 class Flaw(NamedTuple):
@@ -43,9 +45,11 @@ class Flaw(NamedTuple):
 
 
 def filled(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
-    """Return the schema of batches whose file names were replaced with file contents.
+    """Return the schema of batches after `contents` has replaced file names with file contents.
 
     If the name of a column is a file extension of text or JSON, the name determines the encoding.
+
+    columns  columns of file names
     """
     fields = []
     for field in schema:
@@ -63,12 +67,12 @@ _Value = bytes | FlareError | None
 
 
 class _Group(NamedTuple):
-    """Adjacent rows of a batch, whose files one call reads.
+    """Adjacent rows of a batch. One call reads the files of these rows.
 
-    first   number of the first row in the batch
-    names   file names: of the first row, of the second row, …
-    values  contents of these files, or errors; for a file that was not read, its size, or 0 if its
-            size is unknown
+    first   position of the first row in the batch
+    names   file names: all names of the first row, all names of the second row, …
+    values  contents of these files, or errors; for a file that has not been read, its size, or 0 if
+            its size is unknown
     """
 
     batch: pa.RecordBatch
@@ -103,8 +107,8 @@ def contents(
                 not read, and is returned as a Flaw
     is_remote   whether all files are remote
     has_addresses   whether names may be URLs, so that some files may be remote
-    return      batches with the schema of `filled`, in the order of the rows, and the files that
-                could not be read, whose values are null
+    return      batches with the schema of `filled`, in the order of the rows, and a Flaw for each
+                file that could not be read; the values of these files are null
     """
     keep_freed()  # otherwise, reading large files would cause many page faults
     limits = limits or Limits()
@@ -135,9 +139,9 @@ def contents(
 def _groups(
     batches: Iterable[pa.RecordBatch], columns: Sequence[str], is_remote: bool, has_addresses: bool
 ) -> Iterator[_Group]:
-    """Yield the rows in groups.
+    """Yield the rows in groups, which are read in parallel.
 
-    If a file may be remote, each group has one row, so that requests are sent in parallel.
+    If a file may be remote, each group has only one row, so that more requests are in flight.
     """
     for batch in batches:
         for start in range(0, batch.num_rows, SLICE_ROWS):
@@ -155,7 +159,7 @@ def _groups(
 
 
 def _pieces(groups: Iterable[_Group], width: int) -> Iterator[_Group]:
-    """Split each group, so that one call reads about SMALL_BYTES of its unread files."""
+    """Split each group into groups whose unread files have about SMALL_BYTES in total."""
     for group in groups:
         rows, start, size = len(group.names) // width, 0, 0
         for row in range(rows):
@@ -167,7 +171,7 @@ def _pieces(groups: Iterable[_Group], width: int) -> Iterator[_Group]:
 
 
 def _group_size(group: _Group) -> int:
-    """Return the size of all files of a group in bytes, including files that were read already."""
+    """Return the total size of the files of a group in bytes, both read and unread."""
     return sum(value if isinstance(value, int) else _size(value) for value in group.values)
 
 
@@ -176,7 +180,7 @@ def _size(value: _Value | int) -> int:
 
 
 def _read(locate: Callable[[str], Location], max_bytes: int, room: int, group: _Group) -> _Group:
-    """Read the files of a group that were not read yet, at most `room` bytes in total."""
+    """Read the files of a group that have not been read yet, at most `room` bytes in total."""
     values = list(group.values)
     located: list[tuple[Store, str, int]] = []
     for i, (name, value) in enumerate(zip(group.names, values, strict=True)):
@@ -230,7 +234,7 @@ def _replace_columns(
 
 
 def binary_array(values: Sequence[bytes | None]) -> pa.Array:
-    """Return a large_binary array of values. Unlike `pa.array`, this copies each value once."""
+    """Return a large_binary array of values. Unlike `pa.array`, copy each value only once."""
     offsets = np.zeros(len(values) + 1, np.int64)
     np.cumsum([len(value or b"") for value in values], out=offsets[1:])
     valid = None

@@ -1,8 +1,8 @@
-"""Streams: standard input (`-`) and FIFOs that the user names, such as `<(…)` of a shell.
+"""Streams: standard input (`-`) and FIFOs that the user names, such as `<(…)` in a shell.
 
 A stream is copied on demand to an unnamed temporary file, from which it can be read again, for
-example for a checksum. A compressed stream (gzip, bzip2, zstd) is decompressed first. The content
-determines the kind of a stream, in this order:
+example to compute a checksum. A compressed stream (gzip, bzip2, zstd) is decompressed first. The
+content determines the kind of a stream. The kinds are checked in this order:
 
     arrow    Arrow IPC file, or stream of messages in the encapsulated layout
     parquet  starts with PAR1
@@ -61,7 +61,7 @@ __all__ = [
 NAME, DATA = "name", "data"
 _ROWS = 8192
 MAX_ADDRESS_BYTES = 1 << 16
-_FILE = "stdin"  # name of the temporary file in a `_SpoolStore`
+_FILE = "stdin"  # name of the only file in a `_SpoolStore`
 _FIRST_LINES = 10
 _EMPTY_TAR_BYTES = 10240  # maximum size of an empty tar: two blocks of zeros, padded to a record
 _CONTROL = re.compile(rb"[\0-\x08\x0b\x0c\x0e-\x1f\x7f]")
@@ -140,16 +140,16 @@ def _open_stream(address: str, stdin: IO[bytes] | None, is_opaque: bool) -> Spoo
 
 
 def _read_blocks(stream: IO[bytes], where: str) -> Iterator[bytes]:
-    """Yield the bytes of a stream in blocks, and close a FIFO at its end.
+    """Yield the bytes of a stream in blocks, and close the stream at its end if it is a FIFO.
 
-    The first block has up to 4 MB, and all other blocks have up to 1 MB.
+    The first block has up to 4 MiB, and each other block has up to 1 MiB.
     """
     size = decompress.BLOCK_BYTES
     with contextlib.nullcontext() if where == STDIN else contextlib.closing(stream):
         while True:
             try:
                 data = stream.read(size)
-                while data is None:  # a non-blocking pipe without data
+                while data is None:  # the pipe is non-blocking, and has no data yet
                     select.select([stream], [], [])
                     data = stream.read(size)
             except OSError as error:
@@ -167,8 +167,8 @@ def _read_error(error: OSError, where: str) -> ReachError:
 class Spool:
     """A stream that is copied to an unnamed temporary file and can be read several times.
 
-    location  location of the temporary file. If the file is read through its location, the rest of
-              the stream is copied first.
+    location  location of the temporary file. Before the file is read through this location, the
+              rest of the stream is copied to the file.
     """
 
     def __init__(self, blocks: Iterator[bytes], shown: str = STDIN) -> None:
@@ -182,9 +182,9 @@ class Spool:
         return self._shown
 
     def blocks(self) -> Iterator[bytes]:
-        """Yield all bytes from the beginning; copy more of the stream if needed.
+        """Yield all bytes from the beginning. Bytes that are not in the file are copied first.
 
-        Raises ReachError if reading fails, the disk is full, or `drain` was called.
+        Raises ReachError if reading fails, if the disk is full, or if `drain` was called.
         """
         start, step = 0, decompress.BLOCK_BYTES
         while start < self._size or self._copy_block():
@@ -235,7 +235,7 @@ def _temporary_file() -> IO[bytes]:
 
 
 class _SpoolStore(LocalStore):
-    """A store with one file, the copy of a stream. Messages contain the address of the stream."""
+    """A store whose only file is the copy of a stream. Messages name the stream, not the file."""
 
     def __init__(self, spool: Spool, shown: str) -> None:
         super().__init__("", shown, maps=False)
@@ -266,8 +266,7 @@ class _SpoolStore(LocalStore):
                 yield fd
             return
         fd = self._spool.copied()
-        # reset the position, because opening /dev/fd/N may duplicate the descriptor with its
-        # position
+        # reset the position, because a reader that opens /dev/fd/N may share this position
         os.lseek(fd, 0, os.SEEK_SET)
         yield fd
 
@@ -278,8 +277,9 @@ class _SpoolStore(LocalStore):
 def sniff(spool: Blocks, dialect: Dialect = DEFAULT, null_separated: bool = False) -> str:
     """Return the kind of a stream: arrow, parquet, tar, lines, jsonl or csv.
 
-    dialect         dialect that the user set for CSV; if set, a stream of an unknown kind is CSV
-    null_separated  whether the stream is a list of addresses that end with a NUL
+    dialect         dialect that the user set for CSV; if it is set, every stream that is not arrow,
+                    parquet, tar, lines or jsonl is CSV
+    null_separated  whether the stream is a list of addresses, each of which ends with a NUL
     raises          FormatError if the kind is unknown
     """
     if null_separated:
@@ -373,9 +373,10 @@ def _is_address(line: bytes) -> bool:
 
 
 class Addresses(Part):
-    """Addresses that are separated by newlines or NULs.
+    """A list of addresses that are separated by newlines or NULs.
 
-    Each address is a row: `name` contains the address without secrets, and `data` the full address.
+    Each address is a row. Column `name` contains the address without secrets, and column `data`
+    contains the complete address.
     """
 
     schema = pa.schema([(NAME, pa.string()), (DATA, pa.string())])

@@ -322,7 +322,8 @@ def test_keys_without_the_requested_columns_are_counted_and_named(tmp_path):
         (
             {"a.jpg": "x", "metadata.csv": "file_name,image\na.jpg,1\n"},
             None,
-            "d/metadata.csv: column 'image' is also a column of the folder",
+            "d/metadata.csv: column 'image' has the same name as a column that is created from the "
+            "files",
             "Rename the column in the metadata.",
         ),
         (
@@ -452,7 +453,8 @@ def test_the_first_folder_is_a_column():
     ]
     found = opened(["1.jpg", "dog/1.jpg"], folder_column="label")
     assert rows_of(found)[0] == {"key": "1", "image": None, "label": None}
-    assert found.flaw("image", True, "1") == ("incomplete", "no folder for the column 'label'")
+    message = "not in a folder; column 'label' needs a folder name"
+    assert found.flaw("image", True, "1") == ("incomplete", message)
     found = opened(["1.jpg", "dog/1.jpg"], folder_column="label", allow_missing=True)
     assert rows_of(found)[0] == {"key": "1", "image": "1.jpg", "label": None}
     with pytest.raises(UsageError) as caught:

@@ -219,7 +219,9 @@ def test_files_without_a_class_folder_fail(tmp_path):
     folder = write(tmp_path / "in", {"a.jpg": picture("JPEG"), "cat/b.jpg": picture("JPEG")})
     with pytest.raises(FormatError) as caught:
         commands.pack(folder, str(tmp_path / "out"), folder_column="label")
-    assert str(caught.value) == f"{folder}[0]: a: no folder for the column 'label'"
+    assert (
+        str(caught.value) == f"{folder}[0]: a: not in a folder; column 'label' needs a folder name"
+    )
     with pytest.raises(UsageError) as usage:
         commands.pack(f"{folder}/*.jpg", str(tmp_path / "x"), folder_column="label")
     assert usage.value.message == "--folder-column: the source is not a folder of files"
