@@ -34,7 +34,7 @@ _BLOCK_STEPS = 1 << 16  # approximate number of steps for which rows are compute
 
 
 class GatheredBatches(NamedTuple):
-    """Consecutive batches whose stored values have been gathered from shards in memory.
+    """Consecutive batches whose stored values are already gathered from the shards.
 
     rows   the number of gathered rows
     batch  function(start, stop) that returns the gathered rows start..stop as a batch
@@ -45,7 +45,7 @@ class GatheredBatches(NamedTuple):
 
 
 class Block:
-    """Consecutive batches of an epoch. One call can gather the rows of several batches.
+    """Consecutive batches of one worker. One call can gather the rows of several batches.
 
     rows  int64 [k]: the row numbers of all these batches
     """
@@ -54,7 +54,7 @@ class Block:
         self.rows = rows
         self._can_gather = True
         # Position in `rows` of the first gathered row, and the gathered rows. Several threads use
-        # these two values; in one tuple, both are read or replaced together.
+        # this attribute. Because it is one tuple, both values are always from the same gather.
         self._gathered: tuple[int, GatheredBatches] | None = None
 
     def batch(self, data: Rows, start: int, stop: int) -> dict[str, Any]:
@@ -98,9 +98,9 @@ def batch_rows(
 ) -> Iterator[IntArray]:
     """Yield the row numbers of a worker's batches in order.
 
-    Each array, int64 [k], contains the row numbers of one or more batches. Each `batch * ranks`
-    consecutive steps are divided into one batch for each rank. Worker w of W makes the batches w,
-    w + W, … of its rank.
+    Each array, int64 [k], contains the row numbers of one or more batches. Every group of
+    `batch * ranks` consecutive steps is divided into one batch for each rank. Worker w of W makes
+    the batches w, w + W, … of its rank.
 
     start      first step of the run
     drop_last  omit batches that are not complete on every rank
@@ -108,8 +108,8 @@ def batch_rows(
     batch_steps, stop = batch * ranks, order.rows
     if drop_last:
         stop = start + (stop - start) // batch_steps * batch_steps
-    # Steps of this rank, counted from the first step of a batch. `range` and `min` are used because
-    # they accept integers that exceed int64.
+    # The steps of this rank in a group of `batch_steps` steps, counted from the start of the group.
+    # `range` and `min` are used because they accept integers that exceed int64.
     own_steps = np.array(range(rank, min(batch_steps, stop), ranks), np.int64)
     begin, stride = start + worker * batch_steps, workers * batch_steps
     block = stride  # the first array contains one batch, so that this batch is ready early
@@ -121,7 +121,10 @@ def batch_rows(
 
 
 def batch_tasks(rows: IntArray, batch: int, as_samples: bool = False) -> Iterator[BatchTask]:
-    """Split row numbers into tasks of `batch` rows each. All tasks share one block."""
+    """Split row numbers into tasks of `batch` rows each; the last task may have fewer rows.
+
+    All tasks refer to one `Block`, so one call can gather the rows of several tasks.
+    """
     block = Block(rows)
     for start in range(0, len(rows), batch):
         yield BatchTask(rows[start : start + batch], as_samples, block, start)
@@ -130,8 +133,9 @@ def batch_tasks(rows: IntArray, batch: int, as_samples: bool = False) -> Iterato
 class BatchResult(NamedTuple):
     """The result of a task: a batch, or the samples of each row.
 
-    samples  set if the task has `as_samples`, or if a transform did not return exactly one sample
-             for each row
+    batch    None if `samples` is set
+    samples  set if `as_samples` of the task is True, or if a transform did not return exactly one
+             sample for each row
     """
 
     rows: IntArray
@@ -140,7 +144,9 @@ class BatchResult(NamedTuple):
 
 
 class BatchMaker:
-    """A callable that makes the batch for a task. It can be pickled if its functions can.
+    """A callable that makes the batch for a task.
+
+    It can be pickled if its functions can be pickled.
 
     fetches  True: download complete shards into the cache before reading their rows
     """
@@ -155,20 +161,23 @@ class BatchMaker:
         fetches: bool = False,
     ) -> None:
         self._data, self._collate, self._key, self._fetches = data, collate, (seed, epoch), fetches
-        self._pid, self._is_closed = os.getpid(), False  # only this process releases shards
+        # Only this process releases shards, so worker processes must not keep shards in memory.
+        self._pid, self._is_closed = os.getpid(), False
         self._transforms = [(transform, _takes_rng(transform)) for transform in transforms]
 
     @property
     def is_inline(self) -> bool:
         """Return whether the thread that uses the batches should also make the batches.
 
-        In this case, batches are copies of mapped bytes. Copying these bytes costs less than
-        passing a batch between threads.
+        This is the case if making a batch only copies mapped bytes, because the copy costs less
+        than passing a batch between threads.
         """
         return not self._transforms and self._collate is None and self._data.is_copied
 
     def __call__(self, task: BatchTask) -> BatchResult:
-        if self._fetches:  # before rows are read, so that their bytes are not downloaded twice
+        if self._fetches:
+            # If rows were read first, their bytes would be downloaded twice: once for the rows, and
+            # once with the complete shards.
             self._data.shards.fetch_rows(task.rows, passing=os.getpid() == self._pid)
             if self._is_closed:  # `close` ran before this call downloaded its shards
                 self._data.shards.release_all()
@@ -228,5 +237,5 @@ def _samples_of(result: Any) -> Iterable[Any]:
 def _takes_rng(transform: Callable[..., Any]) -> bool:
     try:
         return "rng" in inspect.signature(transform).parameters
-    except (TypeError, ValueError):  # a builtin
+    except (TypeError, ValueError):  # a builtin without a signature
         return False

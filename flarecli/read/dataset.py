@@ -128,8 +128,8 @@ class Dataset(Data):
                 kind = None
             if kind is not None or natural is not stored:
                 self._conversions[field.name] = natural, kind
-            # A field with a type from the playlist names no encoding, because values of the
-            # encoding have a different type.
+            # If the type is from the playlist, the field has no metadata that names the encoding,
+            # because values of the encoding have another type.
             fields.append(field if kind is None else pa.field(field.name, kind))
         self.schema = pa.schema(fields)
 
@@ -187,7 +187,7 @@ class Dataset(Data):
         return self.__getitems__(index)
 
     def _compile(self) -> ReadSample:
-        """Return a cached function that reads single samples from mapped shards quickly.
+        """Create and cache a function that quickly reads single samples of mapped shards.
 
         The function returns None for a row that only `__getitems__` can read, and for a row that
         cannot be decoded. The caller then calls `__getitems__`, which reports the row and the
@@ -325,11 +325,11 @@ class Dataset(Data):
         return {name: out[name] for name in self._decoders}
 
     def gather(self, rows: IntArray, least: int) -> GatheredBatches | None:
-        """Gather the stored values of at least the first `least` of the given rows.
+        """Gather the stored values of `rows`, or of a prefix of `rows`.
 
-        The result is None if `collated` is equally fast.
-
-        rows  row numbers, int64 [k]
+        rows    row numbers, int64 [k]
+        least   minimum number of rows to gather
+        return  None if `collated` is as fast as gathering the rows
         """
         gathered = self._table.gather(rows, least, self._selected)
         if gathered is None:
@@ -488,8 +488,8 @@ class Dataset(Data):
         The size of a batch in bytes is also limited, so a batch of large rows has fewer rows.
 
         exact   True: do not convert numbers that are stored as text
-        views   True: return text and bytes as Arrow views of the mapped shard where possible. Views
-                are faster, but many Arrow kernels do not support views
+        views   True: where possible, return text and bytes as Arrow view types, which refer to the
+                mapped shard instead of copying values. Many Arrow kernels do not support view types
         raises  UsageError for a negative start or stop, a size below 1 or an unknown column
         """
         check_minimum(0, start=start, stop=stop)
@@ -575,9 +575,9 @@ class Dataset(Data):
         return self._table.stream_checksums
 
     def is_compaction_of(self, checksum: str) -> bool:
-        """Return whether an earlier version with this checksum has the same rows.
+        """Return whether `checksum` belongs to an earlier version with the same rows.
 
-        True only if all changes since this version are compactions.
+        An earlier version has the same rows if all later changes are compactions.
         """
         if len(self.playlists) != 1:
             return False
@@ -585,7 +585,7 @@ class Dataset(Data):
         return any(self._table.checksum_with(one) == checksum for one in earlier)
 
     def version_with(self, checksum: str) -> str:
-        """Return the address of the newest version with this checksum; empty if it is unknown."""
+        """Return the address of the newest version with this checksum; empty if none is found."""
         at = self.playlists[0].at if len(self.playlists) == 1 else None
         if at is None or self.version is None:
             return ""
@@ -601,7 +601,10 @@ class Dataset(Data):
 
     @property
     def edges(self) -> IntArray:
-        """Return the first row of each chunk in stream 0, and the row count: int64 [chunks + 1]."""
+        """Return the first row of each chunk of the first stream, and then the number of rows.
+
+        return  int64 [chunks + 1]
+        """
         return self._table.edges
 
     # -- selections
@@ -801,7 +804,7 @@ class Dataset(Data):
     ) -> Iterator[pa.RecordBatch]:
         """Yield rows start..stop as typed batches of `size` rows; the last batch may be smaller.
 
-        views  True: return text and bytes as Arrow views where possible; see `scan`
+        views  True: return text and bytes as Arrow view types where possible; see `scan`
         """
         return _of_size(self.scan(columns, start, stop, size, views=views), size)
 
@@ -846,7 +849,7 @@ def open(
 
     sources       playlists, MDS folders, shards or folders of files; local, HTTP(S) or in a bucket;
                   globs, braces and pathlib paths are allowed
-    format        shard format if no playlist or index lists the shards, such as `webdataset`
+    format        shard format, such as `webdataset`, if no playlist or index lists the shards
     input         kind of all sources, such as `csv`, even if they have other file extensions; None:
                   the kind of each source is detected
     csv           settings for CSV files, such as `["delimiter=;", "header=no"]`

@@ -32,7 +32,7 @@ DecodeRule: TypeAlias = "Callable[[bytes], Any] | bool"
 
 
 class DecodeFailure(Exception):
-    """The error for an invalid value in a list of values; `index` is its position in the list."""
+    """The error for an invalid value in a list of values; `index` is the value's position."""
 
     def __init__(self, index: int, error: FlareError) -> None:
         super().__init__(str(error))
@@ -157,8 +157,9 @@ class Decoder:
                 return None
             is_valid = len(joined) == size * len(data) and not set(map(len, data)) - {size}
             array = np.frombuffer(joined, dtype) if is_valid else None
-        # if the size of a value is invalid, the caller decodes the values one by one to find it
-        if array is not None and self.kind is not None:  # `kind` is always bool for numbers
+        # If the size of a value is invalid, the caller decodes the values one by one to find this
+        # value. A column of numbers has a `kind` only if the packed column contains booleans.
+        if array is not None and self.kind is not None:
             return array.astype(bool)
         return None if array is None else array.reshape(len(data), *encoding.shape)
 

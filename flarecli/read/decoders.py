@@ -1,4 +1,4 @@
-"""Picklable decoders for the argument `decode`, which convert stored bytes to arrays."""
+"""Decoders for the argument `decode`. They convert stored bytes to arrays, and can be pickled."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["audio", "image", "text", "video"]
 
 Decode: TypeAlias = "Callable[[bytes], Any]"
 
-# a media file can refer to other files and addresses, which FFmpeg would otherwise open
+# A media file can refer to other files and addresses. This option keeps FFmpeg from opening them.
 _NO_PROTOCOLS = {"protocol_whitelist": "none"}
 
 
@@ -26,7 +26,7 @@ _NO_PROTOCOLS = {"protocol_whitelist": "none"}
 def image(
     size: int | tuple[int, int] | None = None, mode: str = "RGB", crop: bool = True
 ) -> Decode:
-    """Return a decoder from images to uint8 [height, width, channels].
+    """Return a decoder that converts images to uint8 [height, width, channels].
 
     In mode `L`, the result is [height, width].
 
@@ -89,7 +89,10 @@ def _pair(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
 
 @checked
 def text(size: int) -> Decode:
-    """Return a decoder from text to uint8 [size]: UTF-8 bytes, truncated or padded with zeros."""
+    """Return a decoder that converts text to uint8 [size].
+
+    The result contains the UTF-8 bytes of the text, truncated or padded with zeros.
+    """
     check_minimum(0, size=size)
     return partial(_decode_text, size=size)
 
@@ -103,7 +106,7 @@ def _decode_text(data: bytes, size: int) -> Any:
 
 @checked
 def audio(rate: int | None = None, seconds: float = 600.0) -> Decode:
-    """Return a decoder from audio to float32 [channels, samples]. Requires PyAV.
+    """Return a decoder that converts audio to float32 [channels, samples]. Requires PyAV.
 
     rate     sample rate in Hz; None keeps the rate of each file
     seconds  maximum duration to decode
@@ -136,7 +139,7 @@ def _decode_audio(data: bytes, rate: int | None, seconds: float) -> Any:
 
 @checked
 def video(frames: int, step: int = 1, size: int | tuple[int, int] | None = None) -> Decode:
-    """Return a decoder from video to uint8 [frames, height, width, 3]. Requires PyAV.
+    """Return a decoder that converts video to uint8 [frames, height, width, 3]. Requires PyAV.
 
     frames  maximum number of frames
     step    decode every `step`-th frame

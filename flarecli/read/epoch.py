@@ -1,4 +1,4 @@
-"""Runs: iterators over one rank's samples in an epoch, which a cursor can resume at any step."""
+"""Runs: iterators over the samples of one rank in an epoch. A run can resume at any step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flarecli.read.shard_prefetch import Prefetch
 __all__ = ["DATASET_HINT", "WINDOW", "Data", "Run", "check_cursor", "check_rows", "parse_state"]
 
 DATASET_HINT = "Pass a dataset that flare.open or flare.mix returned."
-_NO_CHECKSUM = "position was saved by an earlier version of flare, without a data checksum"
+_NO_CHECKSUM = "the position was saved by an earlier version of flare, without a data checksum"
 
 WINDOW = 8  # default number of chunks whose rows are mixed
 _READ_ROWS = 64  # number of rows per read
@@ -26,8 +26,8 @@ _READ_ROWS = 64  # number of rows per read
 def _start(seed: int, epoch: int, order: str, window: int, cursor: Cursor | None = None) -> Cursor:
     """Return the cursor at which a run starts: `cursor`, or the start of the epoch.
 
-    raises  UsageError if the cursor is invalid, or if an argument differs from both its default and
-            the cursor
+    raises  UsageError if the cursor is invalid, or if an argument that differs from its default
+            also differs from the value in the cursor
     """
     if cursor is None:
         return Cursor(seed, epoch, 0, order, window=window)
@@ -125,7 +125,7 @@ def check_cursor(data: Rows, rows: int, cursor: Cursor) -> None:
         hint = f"Open {address}, the version with which the position was saved."
     if not has_same_length:
         raise UsageError(
-            f"position was saved with data of {cursor.rows} rows; this data has {rows} rows",
+            f"the position was saved with data of {cursor.rows} rows; this data has {rows} rows",
             hint=hint,
         )
     if cursor.checksum is None:
@@ -134,7 +134,7 @@ def check_cursor(data: Rows, rows: int, cursor: Cursor) -> None:
         )
         raise UsageError(_NO_CHECKSUM, hint=hint)
     raise UsageError(
-        f"position was saved with data whose checksum is {shown(cursor.checksum)}; "
+        f"the position was saved with data whose checksum is {shown(cursor.checksum)}; "
         f"this data has checksum {data.checksum!r}",
         hint=hint,
     )
@@ -180,9 +180,9 @@ class Data(Closable):
         """Return an iterator over the samples of one rank in an epoch; see `Run`.
 
         order   `shuffle` (permute all rows), `windows` (for remote data: permute the chunks, and
-                mix the rows of `window` chunks) or `sequential`
-        cursor  `cursor` of an earlier run, possibly with a different number of ranks; this run
-                resumes at the cursor, which sets seed, epoch, order and window
+                mix the rows of `window` chunks at a time) or `sequential`
+        cursor  position at which to resume: the attribute `cursor` of an earlier run, which may
+                have another number of ranks. The cursor sets seed, epoch, order and window
         raises  UsageError for an invalid rank or order, or a cursor saved with different data
         """
         return Run(cast("Rows", self), _start(seed, epoch, order, window, cursor), rank, ranks)

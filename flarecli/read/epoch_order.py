@@ -2,9 +2,9 @@
 
 sequential  step i reads row i
 shuffle     a keyed permutation of all rows
-windows     a keyed permutation of the chunks. In this order, each `window` consecutive chunks form
-            a window, and the rows of a window are permuted together. A reader needs only the chunks
-            of one window at a time
+windows     a keyed permutation of the chunks. Each group of `window` consecutive chunks in this
+            permutation is a window, and the rows of a window are permuted together. A reader needs
+            only the chunks of one window at a time
 
 A keyed permutation computes the row of any step in any epoch, without storing a shuffle. It is a
 Feistel network: a number below `rows` is a pair (left, right) in Z_a x Z_b, where a·b is `rows` or
@@ -37,7 +37,7 @@ _BLOCK_STEPS = 1 << 14
 # constants of splitmix64
 _MIX1, _MIX2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _GOLDEN, _MASK = 0x9E3779B97F4A7C15, (1 << 64) - 1
-_HALF = np.uint64(32)  # bits
+_HALF = np.uint64(32)  # half of the bits of a uint64
 MAX_EPOCH = 1 << 63
 ORDERS = ("shuffle", "windows", "sequential")
 
@@ -47,11 +47,12 @@ def positions(steps: IntArray, rows: int, seed: int, epoch: int = 0) -> IntArray
 
     A result depends only on (step, rows, seed, epoch), so a run can resume at any step.
 
-    steps   int64 [k], each in [0, rows)
-    rows    number of rows, at least 1; `seed` and `epoch` are at least 0 and change the order
-    return  int64 [k], each in [0, rows), distinct for distinct steps
-    raises  RowsError if a step is outside [0, rows)
-    source  cycle walking on a Feistel network: Black and Rogaway, CT-RSA 2002
+    steps        int64 [k], each in [0, rows)
+    rows         number of rows, at least 1
+    seed, epoch  numbers of at least 0, which determine the permutation
+    return       int64 [k], each in [0, rows), distinct for distinct steps
+    raises       RowsError if a step is outside [0, rows)
+    source       cycle walking on a Feistel network: Black and Rogaway, CT-RSA 2002
     """
     steps = np.asarray(steps, np.int64)
     if len(steps) and (rows < 1 or steps.min() < 0 or steps.max() >= rows):
@@ -94,8 +95,8 @@ def _inside(
     """Permute steps, one block at a time. A result that is not below `rows` is permuted again.
 
     rows      number of rows: one number, or uint64 [k] with a number for each step
-    permuted  function(numbers, positions) that permutes numbers. The positions of the numbers in
-              `steps` are a slice or int64 [n]
+    permuted  function(numbers, positions) that permutes numbers. `positions`, a slice or int64 [n],
+              selects the elements of `steps` to which the numbers belong
     """
     out = np.empty(len(steps), np.int64)
     for start in range(0, len(steps), _BLOCK_STEPS):
@@ -176,8 +177,8 @@ class Epoch:
         if order == "windows":
             chunks = len(edges) - 1
             self._chunks = positions(np.arange(chunks), chunks, seed, epoch)
-            # For each chunk, in permuted order: its first row; and the step at which the chunk
-            # would begin if the rows of a window were not mixed.
+            # Both arrays are in the permuted order of the chunks: the first row of each chunk, and
+            # the number of rows in the preceding chunks (at the end, the number of all rows).
             self._firsts = edges[:-1][self._chunks]
             self._starts = np.concatenate([[0], np.cumsum(np.diff(edges)[self._chunks])])
             # the first step of each window, then the number of steps
@@ -186,9 +187,8 @@ class Epoch:
     def windows(self, step: int) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
         """Yield the window that contains a step, and all later windows.
 
-        A window is a tuple: first step, end step (exclusive), and row range (start, stop) of each
-        chunk.
-        Order `shuffle` has no windows.
+        A window is a tuple: first step, end step (exclusive), and a list with the row range
+        (start, stop) of each chunk. The order `shuffle` has no windows.
         """
         if self._order == "sequential":
             chunk = max(0, int(np.searchsorted(self._edges, step, "right")) - 1)

@@ -38,7 +38,7 @@ def listing_checksum(streams: Sequence[Stream], columns: Columns, rows: IntArray
 
 
 def checksum_of(parts: Sequence[bytes]) -> str:
-    """Return one checksum of several byte strings. It also covers the length of each string."""
+    """Return one checksum of several byte strings and of their lengths."""
     sums = Sums([DEFAULT])
     for part in parts:
         sums.update(len(part).to_bytes(8, "little"))

@@ -1,4 +1,4 @@
-"""Loader: batches for training in a keyed order, prefetched by threads or processes."""
+"""Loader: resumable batches for training, prefetched by threads or processes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class _Pending(NamedTuple):
     """A sample and the loader position after the sample.
 
     rows  number of rows that this rank has completed since the iterator started
-    skip  number of samples that were already yielded from the next row
+    skip  number of samples yielded from the row that is not completed yet
     """
 
     sample: Any
@@ -60,8 +60,8 @@ class Loader(Closable):
     batch       samples per batch; the last batch of an epoch may be smaller, unless `drop_last`
     seed        random seed of the order
     workers     number of threads that prefetch batches; with 0, the calling thread makes batches
-    order       `shuffle`, `windows` (for remote data, with `window` chunks open at a time) or
-                `sequential`
+    order       `shuffle`, `windows` (for remote data: permute the chunks, and mix the rows of
+                `window` chunks at a time) or `sequential`
     rank, ranks rank r of R reads steps r, r + R, … of an epoch; each step reads one row
     decode      column -> decoder, as in `Dataset.decoded`
     transform   one or several functions that convert a sample to a sample or to a list of samples,
@@ -112,7 +112,7 @@ class Loader(Closable):
         # a small default, so that the allocator can reuse the memory of earlier batches
         self._ahead = ahead or workers + 2
         self._window = window
-        self._skip = 0  # samples of the next row that were already yielded
+        self._skip = 0  # number of samples already yielded from the row at the current step
         self._cursor, self._loop = Cursor(seed, epoch, 0, order), 0
         self._running: weakref.ref[Generator[Any, None, None]] | None = None
         self._order()
@@ -143,7 +143,7 @@ class Loader(Closable):
         return -(-max(0, steps - self.rank) // batch_steps)
 
     def save(self) -> dict[str, Any]:
-        """Return the position after the last batch as a dict of integers and strings."""
+        """Return the position after the last yielded batch, as a dict of integers and strings."""
         at = self._cursor
         return {
             "seed": at.seed,
@@ -172,14 +172,14 @@ class Loader(Closable):
         check_minimum(0, skip=skip)
         if skip and state["ranks"] != self.ranks:
             raise UsageError(
-                f"state was saved in the middle of a row, with ranks={state['ranks']}; this loader has ranks={self.ranks}",
+                f"the state was saved in the middle of a row, with ranks={state['ranks']}; this loader has ranks={self.ranks}",
                 hint=f"Resume with {state['ranks']} ranks.",
             )
         if skip and (not self._transforms or cursor.step == rows):
             raise UsageError(
-                f"state was saved after {skip} samples of a row; without transforms, each row is one sample"
+                f"the state was saved after {skip} samples of one row, but this loader has no transform, so each row is one sample"
                 if not self._transforms
-                else f"state was saved after {skip} samples of a row, but the epoch has no row at step {rows}",
+                else f"the state was saved after {skip} samples of one row, but its step {rows} is the end of the epoch",
                 hint="Use the same transforms as when the state was saved.",
             )
         self._cursor, self._window, self._skip = cursor, window, skip
@@ -238,7 +238,7 @@ class Loader(Closable):
                     for row, samples in zip(result.rows, several, strict=True):
                         if skip and skip >= len(samples):
                             raise UsageError(
-                                f"state was saved after {skip} samples of row {row}, "
+                                f"the state was saved after {skip} samples of row {row}, "
                                 f"which now has {len(samples)} samples",
                                 hint="Use the same transforms as when the state was saved.",
                             )
@@ -261,8 +261,9 @@ class Loader(Closable):
     ) -> Iterator[BatchTask]:
         """Yield this rank's tasks.
 
-        A task returns samples instead of a batch while samples of earlier rows are in `pending`.
-        The first task also does so if `skip` samples of its first row were already yielded.
+        As long as `pending` contains samples of earlier rows, each task returns samples instead of
+        a batch. The first task also returns samples if `skip` is above 0, because the first `skip`
+        samples of its first row were already yielded.
         """
         for rows in batch_rows(
             order,
@@ -298,7 +299,8 @@ class Loader(Closable):
             def make_in_process(task: BatchTask) -> BatchResult:
                 process = idle.get()
                 try:
-                    result: BatchResult = process(task._replace(block=None))  # not picklable
+                    # The process does not need the block, which has the rows of many batches.
+                    result: BatchResult = process(task._replace(block=None))
                     return result
                 except WorkerEndedError as error:
                     numbers = ", ".join(map(str, task.rows[:_MAX_SHOWN_ROWS].tolist()))
@@ -318,7 +320,7 @@ class Loader(Closable):
 
         start  position at which the iterator started
         rows   number of rows that this rank has completed since `start`
-        skip   number of samples that were already yielded from the next row
+        skip   number of samples yielded from the row that is not completed yet
         steps  number of steps in the epoch
         """
         step = min(steps, start.step + rows * self.ranks)

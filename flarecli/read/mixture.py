@@ -1,9 +1,12 @@
 """Weighted mix of datasets. The dataset for each step is computed, so runs can resume at any step.
 
-Each block of 10,000 steps reads each dataset a fixed number of times, in a keyed order. The reads
-of one dataset are numbered across the blocks and epochs of the mix; these numbers are the dataset's
-own steps. Own steps select rows in the order of the dataset's own epochs, so every row of a dataset
-is read once before any row is repeated.
+Each block of 10,000 steps reads each dataset a fixed number of times. The seed determines the order
+of the datasets in a block.
+
+The steps that read one dataset are numbered from 0, across all blocks and epochs of the mix. Such a
+number is called an own step of the dataset. The first n own steps of a dataset with n rows use the
+row order of the dataset's epoch 0, the next n own steps use the row order of its epoch 1, and so
+on. Therefore, every row of a dataset is read once before any row is repeated.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ __all__ = ["Mix", "MixOrder", "mix"]
 
 BLOCK = 10_000  # steps per block; weights are rounded to 1 / BLOCK
 _MAX_STEPS = 1 << 62  # limit for the total steps of all epochs, because steps are int64
-# A block's permutation uses the block's number plus this constant as its `epoch`.
+# The permutation of a block uses the number of the block plus this constant as `epoch`.
 _FIRST_BLOCK_KEY = 1 << 40
 
 
@@ -113,12 +116,15 @@ class Mix(Data):
 
     @property
     def checksum(self) -> str:
-        """Return one checksum of the dataset checksums, the quotas and the steps per epoch."""
+        """Return one checksum of the dataset checksums, the quotas and the steps per epoch.
+
+        The quota of a dataset is its number of steps per block.
+        """
         numbers = np.asarray([self.rows, *self.quotas.tolist()], "<i8").tobytes()
         return checksum_of([*(part.checksum.encode() for part in self.parts), numbers])
 
     def begins_with(self, checksum: str, rows: int) -> bool:
-        """Return False, because appended rows change the row of each step."""
+        """Return False, because a mix cannot resume after rows are appended to its datasets."""
         return False
 
     def is_compaction_of(self, checksum: str) -> bool:
@@ -126,7 +132,7 @@ class Mix(Data):
         return False
 
     def version_with(self, checksum: str) -> str:
-        """Return an empty address, because a mix has no versions."""
+        """Return an empty string instead of an address, because a mix has no versions."""
         return ""
 
     def collated(self, indices: Sequence[int] | IntArray) -> dict[str, Any]:
@@ -220,7 +226,7 @@ class MixOrder:
         )
 
     def _windows(self, k: int, step: int) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
-        """Yield the windows of dataset `k`."""
+        """Yield the windows of dataset `k`, starting at the window that contains `step`."""
         rows, row = len(self._mix.parts[k]), int(self._mix._firsts[k])
         own_step, end = self._own_step(k, step), self._own_step(k, self.rows)
         while own_step < end:
@@ -245,12 +251,18 @@ class MixOrder:
         return block * int(self._mix.quotas[k]) + int(in_block)
 
     def _mix_step(self, k: int, own_step: int) -> int:
-        """Return the step of this epoch that reads step `own_step` of dataset `k`."""
+        """Return the step of this epoch that reads dataset `k` after `own_step` earlier reads.
+
+        Only reads of dataset `k` are counted, including reads in earlier epochs.
+        """
         block, which = divmod(own_step, int(self._mix.quotas[k]))
         return block * BLOCK + int(np.flatnonzero(self._block(block)[0] == k)[which]) - self._first
 
     def _block(self, block: int) -> tuple[IntArray, IntArray]:
-        """Return the dataset and the dataset's own step for each step in a block: int64 [BLOCK]."""
+        """Return the dataset of each step in a block, and the number of its earlier reads.
+
+        return  two arrays, int64 [BLOCK]; reads in earlier blocks and epochs are included
+        """
         ends = np.cumsum(self._mix.quotas)
         part = np.searchsorted(
             ends, positions(np.arange(BLOCK), BLOCK, self._seed, _FIRST_BLOCK_KEY + block), "right"
@@ -261,7 +273,11 @@ class MixOrder:
         return part, own_steps
 
     def _rows_of(self, k: int, own_steps: IntArray) -> IntArray:
-        """Convert own steps of dataset `k` to row numbers of the mix: int64 [n] -> int64 [n]."""
+        """Convert own steps, which count only reads of dataset `k`, to row numbers of the mix.
+
+        own_steps  int64 [n]
+        return     int64 [n]
+        """
         rows = len(self._mix.parts[k])
         out = np.empty(len(own_steps), np.int64)
         epochs = own_steps // rows

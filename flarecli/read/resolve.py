@@ -295,7 +295,7 @@ def _of_folder(at: Location, format: str | None) -> Playlist:
     if (at / playlists.PLAYLIST).exists():
         return _formatted(playlists.read(at / playlists.PLAYLIST), format)
     # In a bucket, an old playlist remains valid while a pack replaces the dataset. Therefore, an
-    # unfinished pack is an error only without a playlist.
+    # unfinished pack is an error only if there is no playlist.
     if not at.is_local:
         refuse_unfinished(at)
     if (at / INDEX).exists():
@@ -396,7 +396,7 @@ def _refuse_shards_without_index(at: Location, names: Sequence[str]) -> None:
     subfolders = sorted({name.partition("/")[0] for name in names if name.endswith(indexes)})
     index = formats.facts(formats.of_suffix(shards[0], tables=False)).index_files[0]
     if subfolders:
-        hint = f"Pass one of the datasets in it: {', '.join(map(shell_quoted, subfolders[:5]))}."
+        hint = f"Pass one of the datasets in this folder: {', '.join(map(shell_quoted, subfolders[:5]))}."
     elif index == INDEX and at.is_local:
         command = f"flare playlist {shell_quoted(str(at))} --reindex"
         hint = f"If no shard is missing, run `{command}` to create the index."
@@ -559,7 +559,10 @@ def refuse_repeats(found: Sequence[Playlist], selected: Sequence[Sequence[Stream
 
 
 def places_of(stream: Stream) -> Iterator[str]:
-    """Yield the absolute address of each shard. It is the same in playlists and in indexes."""
+    """Yield the absolute address of each shard.
+
+    A shard has the same absolute address in a playlist and in an index.
+    """
     folder = place_of(stream.at)
     for url in stream.urls:
         yield url if is_url(url) else f"{folder}/{url.removeprefix('./')}"

@@ -44,7 +44,7 @@ class Prefetch:
     """
 
     def __init__(self, data: Rows, order: Order, start: Cursor, ranks: int) -> None:
-        keep_freed()  # also reuses memory for the batches that worker processes send
+        keep_freed()  # this process can then reuse memory for batches from worker processes
         self._shards, self._step = data.shards, start.step
         if ranks <= _MAX_LOCAL_RANKS:
             self._shards.expect_epoch(_MIN_LARGE_PAGE_BYTES)
@@ -76,7 +76,8 @@ class Prefetch:
             while self._fetched and self._fetched[0][0] <= step:
                 ended.append(heapq.heappop(self._fetched))
                 self._bytes -= ended[-1][3]
-            if ended or is_next_window:  # the threads may download more shards
+            if ended or is_next_window:
+                # Waiting threads can continue, because space is free or a new window has begun.
                 self._wake.notify_all()
         for _, start, stop, _ in ended:
             self._shards.release(start, stop)
@@ -84,7 +85,8 @@ class Prefetch:
     def _next(self) -> tuple[int, int, int] | None:
         """Wait until another download may start. Return None if there is nothing left to download.
 
-        return  (end, start, stop): the rows start..stop to download, and the end step of the window
+        return  (end, start, stop): the step at which the window ends, and the rows start..stop to
+                download
         """
         with self._wake:
             while not self._closed:
@@ -116,7 +118,7 @@ class Prefetch:
                 self._shards.release(start, stop)
 
     def _is_current(self, end: int) -> bool:
-        """Return whether the run is before step `end`, the end of a window."""
+        """Return whether the run has not reached the step `end`, at which a window ends."""
         return self._step < end
 
     def close(self) -> None:

@@ -52,7 +52,8 @@ class Series:
     """
 
     def __init__(self, streams: Sequence[Stream]) -> None:
-        # A single file is not opened here to find its types, because `fields` opens it later.
+        # If there is only one file, it is not opened here to find its types, because `fields` opens
+        # the file later.
         is_single = sum(map(len, streams)) == 1 and streams[0].columns is None
         self.streams = tuple(streams if is_single else described(streams))
         self.name = self.streams[0].name
@@ -65,7 +66,7 @@ class Series:
         # downloaded chunks, kept here because `chunk` would check the address again
         self._fetched: dict[int, Chunk] = {}
         self._fetch_locks: dict[int, threading.Lock] = {}
-        self._passing: set[int] = set()  # chunks that runs have fetched but not yet released
+        self._passing: set[int] = set()  # positions of chunks to release; see `fetch`
         self._lock = threading.Lock()
         _all_series.add(self)
         self.columns: Columns = ()  # `_columns` may call `shard`, which reads this attribute
@@ -210,7 +211,7 @@ class Series:
 
     @property
     def room(self) -> int:
-        """Return the maximum size of prefetched shards in the smallest cache; 0 without a cache."""
+        """Return the maximum number of bytes to prefetch; 0 if a stream has no cache."""
         return min(stream.at.store.room for stream in self.streams)
 
     @property
@@ -240,7 +241,9 @@ class Series:
         with self._lock:
             expected = 0 if i in self._advised else self._expected
             self._advised.update((i,) if expected else ())
-        if expected:  # before `open_shard`, which reads mapped bytes and thus allocates small pages
+        if expected:
+            # Advise the kernel before `open_shard` reads mapped bytes, because bytes that are read
+            # earlier are loaded into small pages.
             with contextlib.suppress(FlareError):  # `open_shard` raises the same error
                 _advise(chunk, expected)
         keep_freed()
@@ -300,10 +303,12 @@ class Series:
     def fetch(
         self, i: int, passing: bool = False, is_needed: Callable[[], bool] | None = None
     ) -> None:
-        """Download a chunk into the cache once. Skip a chunk that does not fit into the cache.
+        """Download a chunk into the cache once.
 
-        passing    True: keep a chunk that does not fit into the cache in memory, if possible. The
-                   caller must call `release` when it no longer needs the chunk
+        By default, a chunk that does not fit into the cache is not downloaded.
+
+        passing    True: if the chunk does not fit into the cache, keep its bytes in memory instead,
+                   if possible. The caller must call `release` when it no longer needs the chunk
         is_needed  function that returns False if the run has already called `release`. The chunk
                    is then not downloaded again. None means that the chunk is always needed
         """
@@ -311,7 +316,8 @@ class Series:
             return
         with self._lock:
             fetch_lock = self._fetch_locks.setdefault(i, threading.Lock())
-        # This lock is faster than the cache's lock between processes, which waiting threads poll.
+        # Threads that wait for the cache's lock between processes must poll that lock. Waiting for
+        # this lock first is faster.
         with fetch_lock:
             if i in self._fetched or (is_needed is not None and not is_needed()):
                 return
@@ -321,17 +327,20 @@ class Series:
             for at, file in zip_longest((chunk.at, *chunk.companions), chunk.files):
                 at.store.keep(at.path, file.size if file else None, passing)
             self._fetched[i] = chunk
-            if passing and i not in self._passing:  # the iteration that needed the shard ended
+            if passing and i not in self._passing:  # the chunk was released during the download
                 self._release(i, chunk)
 
     def release(self, i: int) -> None:
-        """Close the shard of a chunk after its window in a run, and release its bytes in memory."""
+        """Close the shard of a chunk that a run no longer needs, and release the chunk's bytes."""
         chunk = self._fetched.get(i) or self.chunk(i)
         self.close_shard(i)
         self._release(i, chunk)
 
     def release_all(self) -> None:
-        """Release the bytes of all chunks that runs keep in memory. Open shards remain open."""
+        """Release the bytes of all chunks that were fetched with `passing`.
+
+        Open shards remain open.
+        """
         for i in list(self._passing):
             self._release(i, self.chunk(i))
 
@@ -399,11 +408,12 @@ class Series:
     def gather(
         self, rows: IntArray, least: int, columns: Sequence[str] | None = None
     ) -> GatheredRows | None:
-        """Gather the stored values of the first rows of `rows`, in the order of `rows`.
+        """Gather the stored values of `rows`, or of a prefix of `rows`, in the order of `rows`.
 
         rows    row numbers, int64 [k], each in [0, self.rows)
         least   minimum number of rows to gather. More rows are gathered only if the rows are small
-                and their shards are mapped. Rows of other shards would be downloaded or copied
+                and their shards are mapped, because rows of shards that are not mapped would have
+                to be downloaded or copied
         return  None if the format or the store cannot gather rows, or if each shard contains only a
                 few of the rows
         """
@@ -413,7 +423,7 @@ class Series:
         ascending = rows[order]
         positions = self.starts.searchsorted(ascending, "right") - 1
         own_rows = ascending - self.starts[positions]
-        # index in `positions` at which each shard begins, and the number of rows
+        # index in `positions` at which each shard begins; the last item is the number of rows
         edges = [0, *((positions[1:] != positions[:-1]).nonzero()[0] + 1).tolist(), len(rows)]
         if len(rows) < _MIN_SHARD_ROWS * (len(edges) - 1):
             return None
@@ -424,7 +434,8 @@ class Series:
             is_mapped = _is_mapped(shard)
             if len(rows) > least and not is_mapped:
                 return self.gather(rows[:least], least, columns)
-            # a group ends after a shard that is not mapped, because its bytes take memory
+            # A shard that is not mapped ends its group, so that the bytes of at most one such shard
+            # are in memory.
             if is_mapped and len(group) < max_shards and k < len(edges) - 1:
                 continue
             own_edges = edges[k - len(group) : k + 1]
@@ -496,7 +507,7 @@ def _gathered(
 
 
 def _copied(columns: byte_ranges.GatheredColumns) -> byte_ranges.GatheredColumns:
-    """Copy the values that refer to the memory of a shard; return the columns."""
+    """Return columns whose values are copies and do not refer to the memory of a shard."""
     return {
         name: [(value, 0, len(value)) for value in byte_ranges.sliced(column)]
         if isinstance(column, list)
@@ -522,9 +533,9 @@ def _advise(chunk: Chunk, total_bytes: int) -> None:
 class GatheredRows:
     """The stored values of rows in several shards, in the requested order.
 
-    Large values may be ranges of the memory maps of their shards, which then remain open.
+    Large values may be ranges in the memory maps of their shards. These maps then remain open.
 
-    parts  columns of the rows in the first shards, the next shards, and so on
+    parts  one item for each group of shards: the columns of the rows in these shards
     order  int64 [rows]: for each row of the concatenated parts, its position in the requested order
     """
 
@@ -535,7 +546,7 @@ class GatheredRows:
         self._columns = {name: _in_order([part[name] for part in parts], back) for name in parts[0]}
 
     def columns(self, start: int, stop: int) -> dict[str, Any]:
-        """Copy the stored bytes of rows start..stop.
+        """Return copies of the stored bytes of rows start..stop.
 
         return  column -> numpy array [rows] of dtype void if all values have the same size,
                 otherwise a list of bytes

@@ -1,4 +1,4 @@
-"""Assignment of rows to the parts of a split, by a keyed hash of the row number or of a key."""
+"""Assignment of rows to the parts of a split, by a hash of the seed and the row number or key."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check_fractions(fractions: Mapping[str, float]) -> None:
 
 
 def row_hashes(rows: int, seed: int) -> UInt64Array:
-    """Return a keyed hash of each row number: uint64 [rows]."""
+    """Return a hash of the seed and each row number: uint64 [rows]."""
     with np.errstate(over="ignore"):
         mixed = np.arange(rows, dtype=np.uint64) + np.uint64(seed % (1 << 64)) * _GOLDEN
         for _ in range(2):  # one pass would return related hashes for adjacent seeds
@@ -45,7 +45,7 @@ def row_hashes(rows: int, seed: int) -> UInt64Array:
 
 
 def key_hashes(columns: Iterable[pa.Array], seed: int) -> UInt64Array:
-    """Return a keyed hash of each key: uint64 [rows]; a null has the hash of an empty key.
+    """Return a hash of the seed and each key: uint64 [rows]; a null has the hash of an empty key.
 
     columns  arrays of text, bytes, integers or other types that Arrow casts to text
     """

@@ -36,10 +36,10 @@ def row_numbers(indices: Sequence[int] | IntArray) -> IntArray:
         rows = np.zeros((0, 0))
     if rows.ndim != 1:
         hint = "Pass a flat list of integers, as in data[[7, 3]]."
-        if isinstance(indices, str):  # as in pandas
+        if isinstance(indices, str):  # a column name, as in pandas
             hint = f"Select a column with data.select([{shown(indices)}])."
         raise UsageError(f"expected a list of row numbers, got {type(indices).__name__}", hint=hint)
-    if rows.dtype.kind not in "iu" and len(rows):  # a conversion would select different rows
+    if rows.dtype.kind not in "iu" and len(rows):  # as integers, they would select other rows
         hint = "Convert the mask with numpy.flatnonzero(mask)." if rows.dtype.kind == "b" else ""
         raise UsageError(f"expected row numbers, got values of type {rows.dtype.name}", hint=hint)
     if rows.dtype == np.uint64 and len(rows) and rows.max() >= 1 << 63:  # int64 would overflow
@@ -80,7 +80,7 @@ def parse_rows(spec: str, rows: int) -> list[range]:
 class Table:
     """The rows of one or several series, whose columns are joined. A Table can be pickled.
 
-    columns  the columns of all series, in the order of the formats
+    columns  the columns of all series; the columns of a series are in the order of its format
     order    the names of all columns. The columns of a series are in the order of the packed table
              if the playlist lists this order, otherwise in the order of the format
     raises   UsageError if the row counts differ, or if two columns have the same name
@@ -176,17 +176,23 @@ class Table:
 
     @property
     def edges(self) -> IntArray:
-        """Return the first row of each chunk in stream 0, and the row count: int64 [chunks + 1]."""
+        """Return the first row of each chunk of the first stream, and then the number of rows.
+
+        return  int64 [chunks + 1]
+        """
         starts = self.series[0].starts
         return starts if self._selected is None else np.searchsorted(self._selected, starts)
 
     def series_rows(self, indices: Sequence[int] | IntArray) -> IntArray:
-        """Return the numbers that rows of this table have in each Series of the table: int64 [k].
+        """Convert row numbers of this table to row numbers of its series: int64 [k].
+
+        A table of selected rows has its own row numbers. A negative number counts from the end.
 
         raises  RowsError for a row outside the data; UsageError for invalid row numbers
         """
         rows = row_numbers(indices)
-        if len(rows) and rows.view(np.uint64).max() >= self.rows:  # a negative row is a huge uint64
+        # as uint64, a negative row number is above all valid row numbers
+        if len(rows) and rows.view(np.uint64).max() >= self.rows:
             wrong = (rows < -self.rows) | (rows >= self.rows)
             if wrong.any():
                 raise RowsError(
@@ -236,13 +242,17 @@ class Table:
     def gather(
         self, indices: Sequence[int] | IntArray, least: int, names: Sequence[str] | None
     ) -> GatheredRows | None:
-        """Gather rows, or a prefix of at least `least` of them; see `Series.gather`."""
+        """Gather rows, or a prefix of at least `least` rows; see `Series.gather`."""
         if len(self.series) > 1:
             return None
         return self.series[0].gather(self.series_rows(indices), least, names)
 
     def _split(self, names: Sequence[str] | None) -> list[tuple[Series, Sequence[str] | None]]:
-        """Return (series, names of its requested columns) for each series with such columns."""
+        """Group column names by series: a list of (series, names of columns of this series).
+
+        A series without any of the columns is omitted. If `names` is empty, the result has only the
+        first series.
+        """
         if len(self.series) == 1:
             return [(self.series[0], names)]
         names = [column.name for column in self.columns] if names is None else names
@@ -257,7 +267,10 @@ class Table:
     def scan(
         self, names: Sequence[str], start: int, stop: int, size: int, views: bool
     ) -> Iterator[pa.RecordBatch]:
-        """Yield stored rows start..stop in batches of at most `size` rows and of limited bytes."""
+        """Yield stored rows start..stop in batches of at most `size` rows.
+
+        The size of a batch in bytes is also limited.
+        """
         selected = self._selected
         if selected is None:
             yield from self._scan(names, start, stop, size, views)
@@ -316,7 +329,10 @@ class Table:
     # -- chunks that contain the given rows
 
     def chunks(self, start: int, stop: int) -> Iterator[tuple[Series, int]]:
-        """Yield (series, position of the chunk) for each chunk that contains rows start..stop."""
+        """Yield each chunk that contains any of the rows start..stop.
+
+        A chunk is a tuple: its series, and its position in the series.
+        """
         if start >= stop:
             return
         first, last = start, stop - 1
@@ -327,7 +343,9 @@ class Table:
                 yield series, i
 
     def chunks_of(self, rows: IntArray) -> Iterator[tuple[Series, int]]:
-        """Yield (Series, position of the chunk) for each chunk with at least one of the rows.
+        """Yield each chunk that contains any of the given rows.
+
+        A chunk is a tuple: its series, and its position in the series.
 
         rows  row numbers, int64 [k]
         """
@@ -356,7 +374,7 @@ class Shards:
 
     @property
     def room(self) -> int:
-        """Return the maximum size of prefetched shards in the smallest cache; 0 without a cache."""
+        """Return the maximum number of bytes to prefetch into any cache; 0 without a cache."""
         rooms = (min(series.room for series in table.series) for _, table in self._tables)
         return min((room for room in rooms if room), default=0)
 
@@ -382,7 +400,8 @@ class Shards:
     def fetch(self, start: int, stop: int, is_needed: Callable[[], bool]) -> None:
         """Download the shards that contain rows start..stop into the cache.
 
-        A shard that does not fit into the cache is kept in memory until `release`, if possible.
+        If a shard does not fit into the cache, its bytes are kept in memory until `release`, if
+        possible.
 
         is_needed  function that returns False after the run has released the rows
         """
@@ -392,7 +411,8 @@ class Shards:
     def fetch_rows(self, rows: IntArray, passing: bool = False) -> None:
         """Download the shards that contain the given rows, int64 [k], into the cache.
 
-        passing  True: keep a shard that does not fit into the cache in memory until `release`
+        passing  True: if a shard does not fit into the cache, keep its bytes in memory until
+                 `release`, if possible
         """
         tables = np.searchsorted(self._firsts, rows, "right") - 1
         for k in np.unique(tables).tolist():
@@ -401,12 +421,12 @@ class Shards:
                 series.fetch(i, passing)
 
     def release(self, start: int, stop: int) -> None:
-        """Close the shards that contain rows start..stop, and release their bytes in memory."""
+        """Close the shards that contain rows start..stop, and release the shards' bytes."""
         for series, i in self._chunks(start, stop):
             series.release(i)
 
     def release_all(self) -> None:
-        """Release all shards that are kept in memory for iterations."""
+        """Release the bytes of all shards that were fetched with `passing`."""
         for series in self._series:
             series.release_all()
 

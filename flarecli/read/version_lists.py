@@ -1,4 +1,4 @@
-"""The playlists and file names in the folder of a changed dataset; see `write/versions`.
+"""The playlists and file names in the folder of a dataset with versions; see `write/versions`.
 
 OUT/playlist.yaml            the current version: a copy of the newest numbered playlist
 OUT/playlist.000001.yaml     the playlist of each version
@@ -83,7 +83,7 @@ def is_version_file(name: str) -> bool:
 
 
 def list_names(at: Location) -> list[str]:
-    """Return the names of all playlists in a folder: the current and numbered ones, and pins."""
+    """Return the names of the current playlist, the numbered playlists and the pins in a folder."""
     return [name for name in at.names() if name == PLAYLIST or pin_of(name) is not None]
 
 
@@ -97,9 +97,9 @@ def file_names(stream: Stream) -> Iterator[tuple[str, int | None]]:
 
 
 def listed_files(at: Location, name: str) -> dict[str, int | None]:
-    """Return the size of each file that the playlist `name` lists in the folder `at`.
+    """Return the files in the folder `at` that the playlist `name` lists: file name -> size.
 
-    The size is None if the playlist does not list it.
+    The size of a file is None if the playlist does not list this size.
 
     raises  FormatError for an invalid playlist
     """
@@ -108,7 +108,10 @@ def listed_files(at: Location, name: str) -> dict[str, int | None]:
 
 
 def files_of(at: Location, playlist: Playlist) -> dict[str, int | None]:
-    """Return the size of each file that a playlist lists in the folder `at`; None if not listed."""
+    """Return the files in the folder `at` that a playlist lists: file name -> size.
+
+    The size of a file is None if the playlist does not list this size.
+    """
     at = confined(at)
     out = {}
     for stream in map(without_version_index, playlist.streams):
@@ -120,7 +123,7 @@ def files_of(at: Location, playlist: Playlist) -> dict[str, int | None]:
 
 
 def _name_inside(at: Location, url: str) -> str | None:
-    """Return the name of a listed file relative to the folder `at`; None if it is not in `at`."""
+    """Return the name of a listed file relative to the folder `at`; None if it is elsewhere."""
     path = bare(url)
     if not is_url(path) and not name_fault(path):
         return path
@@ -136,7 +139,7 @@ def _name_inside(at: Location, url: str) -> str | None:
 
 
 def listed_in_versions(at: Location, removed: Iterable[str] = ()) -> set[str]:
-    """Return the names of all files that the playlists in a folder list.
+    """Return the names of all files that are listed by the playlists of a folder.
 
     removed  names of playlists that are ignored, because they will be removed
     raises   FormatError for an invalid playlist

@@ -160,9 +160,10 @@ def _excludes(sign: str, value: Literal, low: Any, high: Any, kind: pa.DataType)
 
 
 def _ranges(value: Literal, low: Any, high: Any, kind: pa.DataType) -> tuple[_Range, _Range] | None:
-    """Return the ranges of the literal and of the column, after DuckDB has rounded the values.
+    """Return the range of the literal and the range of the column.
 
-    Return None if DuckDB may compare values of `kind` differently.
+    DuckDB may round numbers, so ranges of numbers are widened by the possible error. The result is
+    None if it is not certain that DuckDB compares the values as this module does.
 
     value      the literal
     low, high  minimum and maximum of the column
@@ -218,7 +219,7 @@ def _as_datetime(value: Any) -> datetime.datetime | None:
 def _parse_datetime(text: str) -> datetime.datetime | None:
     """Parse `YYYY-MM-DD` or `YYYY-MM-DD hh:mm:ss`.
 
-    Return None for any other text, because DuckDB may parse such text differently.
+    Return None for any other text, because DuckDB may parse such text in another way than Python.
     """
     for form in ("%Y-%m-%d", "%Y-%m-%d %H:%M:%S"):
         try:

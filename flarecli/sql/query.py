@@ -51,10 +51,10 @@ _STATEMENT = re.compile(r"\s*(?:select|with|from)\b", re.IGNORECASE)
 _CONNECTION_SETTINGS: dict[str, Any] = {
     "threads": "1",  # several threads would read ahead and change the order of rows
     "memory_limit": "1GB",
-    "enable_external_access": "false",  # blocks files, URLs and extensions
+    "enable_external_access": "false",  # queries cannot use files, URLs or extensions
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
-    "python_enable_replacements": "false",  # blocks Python variables as tables
+    "python_enable_replacements": "false",  # queries cannot read Python variables as tables
 }
 _RESULT_SETTINGS = ("SET streaming_buffer_size = '64KB'", "SET lock_configuration = true")
 # Operators of DuckDB's query plans. Operators in `_ROW_BY_ROW` process one row at a time. Operators
@@ -69,7 +69,8 @@ _ROW_PRESERVING = {
     "EMPTY_RESULT",
 }
 _MAX_DIGITS = 38  # maximum number of digits of a decimal in DuckDB
-_POSITION = "position in its batch"  # name of a column that conditions add; see `_unused_name`
+# name of the column with row positions that `select` adds for a condition; see `_unused_name`
+_POSITION = "position in its batch"
 _SELECT_HINT = "Write SELECT … FROM dataframe …, or a condition."
 _HINT = "Use a form such as \"aes > 4 and lang = 'en'\"."
 
@@ -298,7 +299,7 @@ def _steps(con: Any, query: str) -> list[str]:
     return names
 
 
-# -- the hidden column
+# -- source row numbers, as a hidden column in the result of a SELECT
 
 
 def _add_column(

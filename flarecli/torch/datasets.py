@@ -119,7 +119,8 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
         self._seed = seed
         self._epoch = _shared(epoch, 0)  # epoch and first step, shared with persistent workers
         self._rows = self.data.order(seed, epoch, order, window).rows
-        # Position of the loop, and number of already yielded samples of the next batch.
+        # Position of the first batch that is not completely yielded, and the number of samples of
+        # this batch that are already yielded.
         self._at = Cursor(seed, epoch, 0, order), 0
         self._resume: tuple[int, int, int, int] | None = None  # epoch, step, samples, workers
 
@@ -185,7 +186,7 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
         return -(-max(0, self._rows - rank) // batch_steps)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of the loop in this process."""
+        """Return the position after the last batch or sample that this process yielded."""
         cursor, given = self._at
         return {
             "seed": cursor.seed,
@@ -211,7 +212,7 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
         for key in ("seed", "order", "window", "rows", "batch", "ranks"):
             if state[key] != current[key]:
                 raise UsageError(
-                    f"state was saved with {key} {state[key]}; this dataset has {key} {current[key]}",
+                    f"the state was saved with {key} {state[key]}; this dataset has {key} {current[key]}",
                     hint="Use set_epoch(epoch, step) to resume with a different number of ranks.",
                 )
         cursor = Cursor(state["seed"], state["epoch"], state["step"], state["order"])
@@ -223,10 +224,10 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
         check_minimum(0, given=given)
         if given and (self._collated or cursor.step == self._rows):
             raise UsageError(
-                f"state was saved after {given} samples of a batch; this dataset yields complete batches"
+                f"the state was saved after {given} samples of a batch, but this dataset yields complete batches"
                 if self._collated
-                else f"state was saved after {given} samples of a batch, but the epoch has no row at "
-                f"step {self._rows}",
+                else f"the state was saved after {given} samples of a batch, but its step {self._rows} "
+                "is the end of the epoch",
                 hint="Use the same options as when the state was saved.",
             )
         self._at = cursor, given
@@ -246,7 +247,7 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
         self._resume = None
         if saved_workers != workers:
             raise UsageError(
-                f"state was saved with num_workers={saved_workers}; this DataLoader has num_workers={workers}",
+                f"the state was saved with num_workers={saved_workers}; this DataLoader has num_workers={workers}",
                 hint="Use the same number of workers, or call set_epoch(epoch, step).",
             )
         order = self.data.order(self._seed, epoch, self._order, self._window)
@@ -284,10 +285,10 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
     def _yielded(
         self, maker: BatchMaker, result: BatchResult, given: int, step: int
     ) -> Iterator[Any]:
-        """Yield a batch or its samples; update the position of the loop before each yield.
+        """Yield a batch or its samples; update the saved position before each yield.
 
         given  number of samples of this batch that were already yielded
-        step   position of the loop after this batch
+        step   step to save as the position after this batch
         """
         here = self._at[0]
         after = Cursor(here.seed, here.epoch, step, here.order)
@@ -327,7 +328,7 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
 
 def _batch_changed(given: int, samples: int) -> UsageError:
     return UsageError(
-        f"state was saved after {given} samples of a batch, which now has {samples} samples",
+        f"the state was saved after {given} samples of a batch, which now has {samples} samples",
         hint="Use the same options and transforms as when the state was saved.",
     )
 

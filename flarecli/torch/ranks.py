@@ -49,7 +49,7 @@ class Inherited(NamedTuple):
 def share_of(
     dataset: object, rank: int | None, ranks: int | None, is_iterated: bool = False
 ) -> Share:
-    """Return the share of the rows that a dataset yields in this process.
+    """Return the rank whose rows a dataset yields in this process, and the number of ranks.
 
     rank, ranks  arguments of the dataset; None means that accelerate, torch.distributed or the
                  environment determines the value
@@ -83,9 +83,9 @@ def share_of(
 
 
 def inherited_share(inherited: Inherited | None) -> Share | None:
-    """Return the share that a spawned DataLoader worker inherited; None in all other processes.
+    """Return the Share that a spawned DataLoader worker inherited; None in all other processes.
 
-    raises  the UsageError of the parent, if the parent failed to determine its share
+    raises  the UsageError of the parent process, if it could not determine its Share
     """
     parent = multiprocessing.parent_process()
     if (
@@ -101,7 +101,7 @@ def inherited_share(inherited: Inherited | None) -> Share | None:
 
 
 def _launched_share() -> Share:
-    """Return the share from torch.distributed, or from the environment that torchrun sets."""
+    """Return the rank and number of ranks from torch.distributed, or from RANK and WORLD_SIZE."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return Share(torch.distributed.get_rank(), torch.distributed.get_world_size())
     ranks = os.environ.get("WORLD_SIZE", "1")

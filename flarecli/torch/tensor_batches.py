@@ -103,7 +103,7 @@ def _small_array(value: Any) -> Any:
     try:
         is_small = value.nbytes <= _MAX_PICKLED_BYTES
         return value.resolve_conj().resolve_neg().numpy() if is_small else None
-    except (TypeError, RuntimeError):  # numpy lacks the dtype, the layout or the device
+    except (TypeError, RuntimeError):  # numpy does not support the dtype, the layout or the device
         return None
 
 
@@ -115,7 +115,7 @@ def _restore(
     return {name: batch[name] for name in names}
 
 
-ForkingPickler.register(_Sent, _reduce)  # `pickle` does not call `_reduce`
+ForkingPickler.register(_Sent, _reduce)  # only ForkingPickler calls `_reduce`
 
 
 # -- the ring
@@ -171,7 +171,8 @@ class _Ring:
         at = first = _HEADER_BYTES + start % self.size
         for k in range(0, len(values), _MAX_BUFFERS):
             at += os.pwritev(self.fd, values[k : k + _MAX_BUFFERS], at)
-        if at - first != total:  # the system is out of memory
+        if at - first != total:
+            # `pwritev` wrote fewer bytes than requested, because the system is out of memory.
             return None
         self.end = start + total
         return start

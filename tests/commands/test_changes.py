@@ -1293,7 +1293,7 @@ def test_ranks_that_open_around_a_commit_read_one_version_of_the_first_rank(out,
     order = ids_of(flare.Loader(flare.open(f"{out}/playlist.000001.yaml"), batch=2))
     assert [json.loads(text) for text in early] == [order[0::4], order[1::4]]
     assert late == 2 * [
-        "position was saved with data of 10 rows; this data has 16 rows\n"
+        "the position was saved with data of 10 rows; this data has 16 rows\n"
         f"Open {out}/playlist.000001.yaml, the version with which the position was saved."
     ]
     os.close(opened[0])
@@ -1333,7 +1333,9 @@ def test_a_state_is_valid_for_later_versions_only_if_its_steps_are_unchanged(out
         change()
         if number or order != "sequential":
             message = f"of 10 rows|whose checksum is '{state['checksum']}'"
-            expects = pytest.raises(UsageError, match=f"^position was saved with data ({message})")
+            expects = pytest.raises(
+                UsageError, match=f"^the position was saved with data ({message})"
+            )
             with expects as caught:
                 resumed(out)
             assert caught.value.hint == (
@@ -1388,7 +1390,7 @@ def test_a_state_remains_valid_after_compactions_if_its_order_depends_only_on_ro
             f"Open {out}/playlist.000002.yaml, the version with which the position was saved."
         )
         assert str(caught.value).startswith(
-            f"position was saved with data whose checksum is '{state['checksum']}'; "
+            f"the position was saved with data whose checksum is '{state['checksum']}'; "
         )
 
 

@@ -112,12 +112,12 @@ OTHER = "Open the data with which the position was saved."
         ),
         (
             {"cursor": Cursor(0, 0, 9, "shuffle", rows=200)},
-            f"position was saved with data of 200 rows; this data has {ROWS} rows",
+            f"the position was saved with data of 200 rows; this data has {ROWS} rows",
             OTHER,
         ),
         (
             {"cursor": Cursor(0, 0, 9, "windows", rows=50)},
-            f"position was saved with data of 50 rows; this data has {ROWS} rows",
+            f"the position was saved with data of 50 rows; this data has {ROWS} rows",
             OTHER,
         ),
         (
@@ -181,7 +181,7 @@ def test_a_cursor_contains_the_options_of_its_run(data, order):
     less = data.where("n < 50")
     with pytest.raises(
         UsageError,
-        match=f"^position was saved with data of {ROWS} rows; this data has 50 rows(?m:$)",
+        match=f"^the position was saved with data of {ROWS} rows; this data has 50 rows(?m:$)",
     ):
         less.run(cursor=cursor)
 

@@ -19,7 +19,7 @@ from tests.properties import examples
 
 ROWS = 40
 OPEN = "Open the data with which the position was saved."
-EARLIER = "position was saved by an earlier version of flare, without a data checksum"
+EARLIER = "the position was saved by an earlier version of flare, without a data checksum"
 
 
 def pack(path, shift=0, rows=ROWS, columns=None, **options):
@@ -73,7 +73,7 @@ def test_a_cursor_is_refused_after_its_dataset_was_replaced(tmp_path, format, or
     cursor = run.cursor
     assert cursor.checksum == old.checksum and len(old.checksum) == 32
     new = replaced(100)
-    message = f"position was saved with data whose checksum is {old.checksum!r}; this data has checksum {new.checksum!r}"
+    message = f"the position was saved with data whose checksum is {old.checksum!r}; this data has checksum {new.checksum!r}"
     assert refusal(lambda: new.run(cursor=cursor)) == (message, OPEN)
     same = replaced(0)
     assert len(list(same.run(cursor=cursor))) == ROWS - 1
@@ -85,7 +85,7 @@ def test_a_loader_state_is_refused_after_its_dataset_was_replaced(tmp_path):
     state = json.loads(json.dumps(loader.save()))
     before = loader.data.checksum
     new = pack(tmp_path / "d", 100, overwrite=True)
-    message = f"position was saved with data whose checksum is {before!r}; this data has checksum {new.checksum!r}"
+    message = f"the position was saved with data whose checksum is {before!r}; this data has checksum {new.checksum!r}"
     assert refusal(lambda: flare.Loader(new, 4).load(state)) == (message, OPEN)
     assert refusal(lambda: new.run(cursor=loader.cursor)) == (message, OPEN)
 
@@ -101,7 +101,7 @@ def test_a_cursor_of_a_mix_is_refused_by_another_mix(tmp_path):
     other = pack(tmp_path / "b", 200, overwrite=True)
     for changed in (flare.mix({a: 0.5, other: 0.5}), flare.mix({a: 0.6, b: 0.4})):
         assert len(changed) == len(mixed)
-        message = f"position was saved with data whose checksum is {mixed.checksum!r}; this data has checksum {changed.checksum!r}"
+        message = f"the position was saved with data whose checksum is {mixed.checksum!r}; this data has checksum {changed.checksum!r}"
         assert refusal(lambda changed=changed: changed.run(cursor=run.cursor)) == (message, OPEN)
         assert refusal(lambda changed=changed: flare.Loader(changed, 4).load(loader.save())) == (
             message,
@@ -116,7 +116,7 @@ def test_the_checksum_covers_selected_rows_but_not_columns_or_address(tmp_path):
     cursor = less.run(1).cursor
     with pytest.raises(
         UsageError,
-        match=r"^position was saved with data whose checksum is '[0-9a-f]{32}'; this data",
+        match=r"^the position was saved with data whose checksum is '[0-9a-f]{32}'; this data",
     ):
         other.run(cursor=cursor)
     assert data.select(["n"]).decoded({"n": False}).checksum == data.checksum
@@ -154,12 +154,12 @@ def test_a_sequential_run_resumes_after_rows_were_appended(tmp_path):
     assert first + numbers(grown.run(cursor=run.cursor)) == list(range(24))
     swapped = flare.open([str(tmp_path / "b"), str(tmp_path / "a")])
     assert refusal(lambda: swapped.run(cursor=run.cursor)) == (
-        "position was saved with data of 14 rows; this data has 24 rows",
+        "the position was saved with data of 14 rows; this data has 24 rows",
         OPEN,
     )
     shuffled = old.run().cursor
     assert refusal(lambda: grown.run(cursor=shuffled)) == (
-        "position was saved with data of 14 rows; this data has 24 rows",
+        "the position was saved with data of 14 rows; this data has 24 rows",
         OPEN,
     )
 
@@ -278,12 +278,12 @@ def test_a_run_refuses_a_cursor_or_yields_exactly_the_remaining_rows(data, curso
     [
         (
             {"skip": 5},
-            "state was saved after 5 samples of a row; without transforms, each row is one sample",
+            "the state was saved after 5 samples of one row, but this loader has no transform, so each row is one sample",
         ),
         ({"skip": -1}, "skip: expected at least 0, got -1"),
         ({"ranks": 0}, "ranks: expected at least 1, got 0"),
         ({"epoch": 1 << 63}, f"epoch: expected less than 2^63, got {1 << 63}"),
-        ({"checksum": "0" * 32}, "position was saved with data whose checksum is"),
+        ({"checksum": "0" * 32}, "the position was saved with data whose checksum is"),
         ({"checksum": None}, "expected a state that a Loader saved"),
         ({"step": 10**5000}, "expected a state that a Loader saved"),
     ],
@@ -308,8 +308,8 @@ def test_a_state_after_the_last_sample_of_a_row_is_refused(data):
     changed.load(state)
     message, _ = refusal(lambda: next(iter(changed)))
     row = numbers(data.run())[1]
-    assert message == f"state was saved after 1 samples of row {row}, which now has 1 samples"
+    assert message == f"the state was saved after 1 samples of row {row}, which now has 1 samples"
     at_end = state | {"step": ROWS}
     assert refusal(lambda: flare.Loader(data, 3, transform=two).load(at_end))[0] == (
-        f"state was saved after 1 samples of a row, but the epoch has no row at step {ROWS}"
+        f"the state was saved after 1 samples of one row, but its step {ROWS} is the end of the epoch"
     )

@@ -202,7 +202,7 @@ def test_transforms_may_return_several_samples_or_none(data):
         next(loop)
     with pytest.raises(
         UsageError,
-        match="^state was saved in the middle of a row, with ranks=2; this loader has ranks=1(?m:$)",
+        match="^the state was saved in the middle of a row, with ranks=2; this loader has ranks=1(?m:$)",
     ):
         flare.Loader(data, 8).load(other.save())
 
@@ -288,7 +288,7 @@ def test_invalid_arguments_and_samples_are_refused(data):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"rows": 104}, "position was saved with data of 104 rows; this data has 103 rows"),
+        ({"rows": 104}, "the position was saved with data of 104 rows; this data has 103 rows"),
         ({"step": 104}, "step 104 is outside the epoch, which has 103 steps"),
         ({"order": "x"}, "unknown order 'x'"),
         ({"step": "1"}, "expected a state that a Loader saved"),

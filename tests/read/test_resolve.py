@@ -120,7 +120,7 @@ def test_shards_without_an_index_are_not_read_as_plain_files(out, tmp_path):
         read.open(str(tmp_path / "d"))
     with pytest.raises(FormatError) as caught:
         read.open(str(GOLDEN / "splits_mds" / "data"))
-    assert caught.value.hint.startswith("Pass one of the datasets in it: ")
+    assert caught.value.hint.startswith("Pass one of the datasets in this folder: ")
 
 
 @pytest.mark.parametrize("name", ["journal", "lock"])

@@ -167,8 +167,8 @@ def test_another_number_of_ranks_resumes_from_a_step(data):
 def test_states_of_another_dataset_are_refused(data):
     stream = IterableDataset(data, 8, seed=6)
     for change, message in (
-        ({"seed": 7}, "state was saved with seed 7; this dataset has seed 6"),
-        ({"ranks": 2}, "state was saved with ranks 2; this dataset has ranks 1"),
+        ({"seed": 7}, "the state was saved with seed 7; this dataset has seed 6"),
+        ({"ranks": 2}, "the state was saved with ranks 2; this dataset has ranks 1"),
         ({"step": 999}, "step 999 is outside the epoch, which has 103 steps"),
         ({"more": 1}, "expected a state that an IterableDataset saved"),
     ):
@@ -178,7 +178,7 @@ def test_states_of_another_dataset_are_refused(data):
     stream.load_state_dict(stream.state_dict() | {"workers": 2})
     with pytest.raises(
         UsageError,
-        match="^state was saved with num_workers=2; this DataLoader has num_workers=1(?m:$)",
+        match="^the state was saved with num_workers=2; this DataLoader has num_workers=1(?m:$)",
     ):
         next(iter(stream))
     with pytest.raises(UsageError, match="^batch: expected at least 1, got 0$"):
