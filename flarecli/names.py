@@ -102,7 +102,7 @@ def name_fault(name: str) -> str:
         return "contains a " + ("control character" if found[0] < "\ud800" else "lone surrogate")
     parts = name.split("/")
     if ".." in parts:
-        return "leaves the folder"
+        return "points outside the folder"
     if "" in parts or "." in parts:
         return "has an empty part"
     if re.search(_DOTS_AND_SPACES, name):

@@ -154,7 +154,7 @@ def test_rows_with_reserved_names_can_be_skipped(tmp_path, capfd, in_tmp_path):
     assert main(["unpack", "d", "out", "--name", "{key}", "--on-error", "skip"]) == 1
     assert capfd.readouterr().err.splitlines()[:6] == [
         "con: file name 'con' is a device name on Windows",
-        "../up: the name '../up' leaves the folder",
+        "../up: the name '../up' points outside the folder",
         "Index.jsonl: file name 'Index.jsonl' is reserved by flare",
         ".flare: file name '.flare' is reserved by flare",
         "3 rows failed: format",

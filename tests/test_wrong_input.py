@@ -500,12 +500,14 @@ def test_a_name_that_leaves_the_folder_is_reported(here, capfd):
     index = json.loads((here / "d" / "index.json").read_text())
     index["shards"][0]["raw_data"]["basename"] = "../../etc/passwd"
     (here / "d" / "index.json").write_text(json.dumps(index))
-    error = "d/index.json: shards[0].raw_data: the name '../../etc/passwd' leaves the folder"
+    error = (
+        "d/index.json: shards[0].raw_data: the name '../../etc/passwd' points outside the folder"
+    )
     hint = "Repair the file that contains the name. No file with this name was read or written."
     for command in ("cat d", "inspect d", "unpack d files", "pack d out"):
         check_error(capfd, command, 5, error, hint)
     assert main(["verify", "d"]) == 1
-    assert "leaves the folder" in capfd.readouterr().out
+    assert "points outside the folder" in capfd.readouterr().out
 
 
 def test_a_truncated_shard_is_reported(here, capfd):
@@ -668,7 +670,7 @@ def test_a_link_that_leaves_the_folder_suggests_allow_local(here, capfd):
         capfd,
         "pack l.csv out --fetch u",
         5,
-        "l.csv[0]: the address 'file:///etc/passwd' leaves the folder",
+        "l.csv[0]: the address 'file:///etc/passwd' points outside the folder",
         hint,
     )
 

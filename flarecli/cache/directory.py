@@ -1,7 +1,8 @@
 """The cache folder: layout, space accounting, eviction, and file system errors.
 
     FOLDER/flare-1/KEY-SIZE                  a copy; see `entry`
-    FOLDER/flare-1/KEY.HOST.PID.N.part       a copy that is being fetched, with its final size
+    FOLDER/flare-1/KEY.HOST.PID.N.part       a copy that is being fetched; it already has its final
+                                             size
     FOLDER/flare-1/HOST.PID.N.room           space that a process has reserved for small copies
     FOLDER/flare-1/lock                      locked while space is reserved or a copy is renamed
     FOLDER/flare-1/here/of.HOST.PID.N.here   locked as long as a process uses the folder; see
@@ -11,8 +12,8 @@
 The used space is the total size of these files. Space is reserved before a file is fetched, so that
 the total never exceeds the limit. On file systems without working locks, every copy is still
 correct, but two processes may fetch the same copy, and the total may exceed the limit by the size
-of the copies in flight. A process that needs more space first removes the `.part` and `.room` files
-of processes that have ended.
+of the copies that are being fetched. A process that needs more space first removes the `.part` and
+`.room` files of processes that have ended.
 """
 
 from __future__ import annotations
@@ -67,15 +68,19 @@ __all__ = [
 ]
 
 LAYOUT = "flare-1"
-MANY_COPIES = 512  # listings are avoided above this number of copies
-BATCH_SHARE = 32  # with many copies, limit / BATCH_SHARE bytes are evicted in addition
-_MAX_NAMES = 1 << 12  # for larger folders, a listing takes longer than a request for a version
+# If the folder contains more than MANY_COPIES copies, an eviction frees limit / BATCH_SHARE bytes
+# more than needed, because the listing before each eviction takes long.
+MANY_COPIES = 512
+BATCH_SHARE = 32
+_MAX_NAMES = 1 << 12  # a listing of more names takes longer than a request for a version
 _LISTING_S = 0.25  # time for which a process reuses its listing if no other process uses the folder
-_MAX_DAMAGED = 2  # copies that were damaged this many times are not written again
-_MAX_DAMAGED_NAMES = 1 << 12  # maximum number of copies with a damage count
-# Maximum space reserved at a time for small copies: in bytes, and as a fraction of the limit.
+_MAX_DAMAGED = 2  # a copy that was damaged this many times is not written again
+_MAX_DAMAGED_NAMES = 1 << 12  # maximum number of names in `Folder._damage_counts`
+# A reservation for small copies has at most _RESERVE_BYTES bytes, and at most
+# limit / _RESERVE_SHARE bytes.
 _RESERVE_BYTES, _RESERVE_SHARE = 64 << 20, 64
-_LOCK_S, _OTHERS_S = 2.0, 30.0  # maximum wait for the lock of the folder, and of a key
+_LOCK_S = 2.0  # maximum wait for the lock of the folder
+_OTHERS_S = 30.0  # maximum wait for a thread or process that fetches the same data
 _RETRY_S = 30.0  # delay after an error before copies are added again
 _number = itertools.count()
 _warned: set[str] = set()
@@ -112,7 +117,8 @@ class Folder:
         """The file descriptor of the folder, or -1 if the folder cannot be used."""
         if self._pid != os.getpid():
             with self._threads:
-                # Inherited descriptors remain open, because other threads may use them.
+                # The descriptors that a forked child inherits remain open, because other threads
+                # may use them.
                 if self._pid != os.getpid():
                     self._reserved_fd, self._reserved_bytes = -1, 0
                     self._presence = Presence()
@@ -333,8 +339,8 @@ class Folder:
     def _scan(self) -> tuple[int, list[tuple[float, str, int]]]:
         """Return the total size of all files, and (time of last use, name, size) of each copy.
 
-        Also remove files of processes that have ended, and files whose size does not match their
-        name.
+        Also remove the temporary files of processes that have ended, and copies whose size differs
+        from the size in their name.
         """
         used, copies = 0, []
         with listing(self.fd) as folder, os.scandir(folder) as files:
@@ -392,7 +398,7 @@ class Folder:
     def locked(self) -> Iterator[None]:
         """Lock the folder for the duration of the block.
 
-        If the folder cannot be locked within a time limit, the block runs without the lock.
+        If the folder cannot be locked within _LOCK_S seconds, the block runs without the lock.
         """
         threads = self._threads
         is_mine = threads.acquire(timeout=_LOCK_S)
@@ -421,9 +427,9 @@ class Folder:
         meanwhile: Callable[[], object] | None = None,
         own: bool = False,
     ) -> AbstractContextManager[None]:
-        """Lock a key for the duration of the block, so that only one thread or process fetches it.
+        """Lock a key for the duration of the block, so that its data is fetched only once.
 
-        After a time limit, the block runs without the lock.
+        If the key cannot be locked within _OTHERS_S seconds, the block runs without the lock.
 
         kind       one letter; nested locks need different letters
         meanwhile  function that is called once before a wait for another process
@@ -435,7 +441,7 @@ class Folder:
 
     def _notify_wait(self, fd: int) -> None:
         self._notify(
-            f"the cache in {self._shown}: waiting for {holder(fd)}, which fetches the same file"
+            f"the cache in {self._shown}: waiting for {holder(fd)}, which is fetching the same file"
         )
 
 
@@ -464,7 +470,7 @@ class PartialFile:
     def publish(self, identity: Entry, open_now: bool = False) -> bool:
         """Rename the complete temporary file to its final name; return False after an error.
 
-        open_now  whether to keep the file open for reads, without verifying it again
+        open_now  whether to open the copy for reads without verifying its checksum
         """
         folder = self._folder.fd
         try:
@@ -593,7 +599,7 @@ lifetimes.after_fork(_forked)
 
 
 class CachedCopy(NamedTuple):
-    """A copy, as `list_copies` returns it.
+    """A copy in a cache folder.
 
     address  address of the object, without secrets
     part     `whole`, a byte range or a kind of derived data; see `entry.entry`
@@ -610,7 +616,7 @@ class CachedCopy(NamedTuple):
 def list_copies(path: str) -> Iterator[CachedCopy]:
     """Yield every copy in a cache folder, in no particular order.
 
-    If the folder does not exist, there are no copies.
+    A folder that does not exist contains no copies.
 
     raises  ReachError for a folder that cannot be listed
     """

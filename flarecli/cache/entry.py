@@ -1,16 +1,17 @@
 """Name, layout and checksum of a cached copy, and the open copies of this process.
 
     0        bytes     data of the copy, n bytes
-    n        JSON      {"address": …, "version": …, "part": …, "key": …}, m bytes; the address is
-                       without secrets
+    n        JSON      note, m bytes: {"address": …, "version": …, "part": …, "key": …}; the address
+                       contains no secrets
     n + m    uint64    n
     +8       uint32    m
     +12      bytes     XXH3-128 of the preceding n + m bytes: 16 bytes, big-endian
     +28      bytes     "flare" and the version of this layout, 8 bytes
 
 Little-endian. The name consists of the key and the size of the file in hexadecimal. The key
-consists of 12 digits of the SHA-256 of the address, which all copies of an object share, and 28
-digits of the SHA-256 of address, version and part. A copy can be checked without an index.
+consists of 12 digits of the SHA-256 of the address, and 28 digits of the SHA-256 of address,
+version and part. The first 12 digits are the same for all copies of an object. A copy can be
+checked without an index.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ _TAIL = struct.Struct("<QI16s8s")
 _MAGIC = b"flare\0\0\1"
 _MAX_NOTE_BYTES = 1 << 16
 _MAX_REMEMBERED = 1 << 10  # maximum number of results that `lru_cache` keeps for a function
-_SMALL_BYTES = 1 << 16  # files up to this size are not mapped; a map may use a file handle
-# After this many seconds, the next use of an open copy is recorded, and the existence of the file
+_SMALL_BYTES = 1 << 16  # files up to this size are not mapped, because a map may use a file handle
+# If an open copy is used again after this time, its use is recorded, and the existence of its file
 # is checked.
 _TOUCH_S = 1.0
 # For each type of signature in a query string: the parameters that identify the type, and a pattern
@@ -205,7 +206,7 @@ def _opened(folder: int, name: str) -> int:
 def mapped_copy(fd: int, identity: Entry) -> memoryview:
     """Map the data of a copy in an open file. Small data is read into memory instead.
 
-    The data is not verified. The map ends before the note, so it contains only the cached data.
+    The data is not verified. The note at the end of the file is not mapped.
 
     raises  OSError if the file cannot be mapped or read
     """
@@ -239,11 +240,11 @@ def read_note(folder: int, name: str) -> dict[str, Any]:
 
 
 class OpenCopies:
-    """The open copies of this process, and transient objects, which are only in memory.
+    """The open copies of this process, and its in-memory objects, which have no file in the folder.
 
-    A copy is verified when it is opened. The least recently used copy is closed first. Maps may
-    keep file handles, so `files_limit` limits the number of maps. A transient object remains in
-    memory until `release` is called.
+    A copy is verified when it is opened. Above the limits, the least recently used copy is closed
+    first. Maps may keep file handles, so `files_limit` limits the number of maps. An in-memory
+    object is kept until `release` is called.
 
     touch  function that records the use of a copy in the folder, and returns whether the copy still
            exists
@@ -254,14 +255,14 @@ class OpenCopies:
         # Name -> (data, time of the last touch); the least recently used copy is first.
         self._open: dict[str, tuple[memoryview, float]] = {}
         self._bytes = self._maps = 0
-        # Prefix of the name -> (name, data, reserved bytes); the name is empty while the data is
-        # being fetched.
+        # Name prefix of an in-memory object -> (complete name, data, reserved bytes). The complete
+        # name is empty while the data is being fetched.
         self._transient: dict[str, tuple[str, memoryview, int]] = {}
         self._transient_bytes = 0
         self._lock = threading.Lock()
 
     def get(self, name: str) -> memoryview | None:
-        """Return the data of an open copy or of a transient object, or None if there is neither.
+        """Return the data of an open copy or of an in-memory object, or None if there is neither.
 
         An open copy that was removed from the folder is closed, and None is returned. The folder is
         checked at most once per _TOUCH_S seconds.
@@ -307,18 +308,18 @@ class OpenCopies:
             self._maps -= isinstance(view.obj, mmap.mmap)
 
     def clear(self) -> None:
-        """Close all copies, but keep the transient objects."""
+        """Close all copies, but keep the in-memory objects."""
         with self._lock:
             for name in [*self._open]:
                 self._drop(name)
 
-    # -- transient objects
+    # -- in-memory objects
 
     def reserve(self, prefix: str, size: int) -> bool:
-        """Reserve memory for a transient object until the object is added or released.
+        """Reserve memory for an in-memory object until the object is added or released.
 
         prefix  see `name_prefix`
-        return  False if the limit for transient objects would be exceeded
+        return  False if the total size of the in-memory objects would exceed MAX_TRANSIENT_BYTES
         """
         with self._lock:
             self._release(prefix)
@@ -329,14 +330,14 @@ class OpenCopies:
         return True
 
     def put_transient(self, name: str, view: memoryview) -> None:
-        """Add a transient object with its data."""
+        """Add an in-memory object with its data."""
         with self._lock:
             self._release(name[:PREFIX_DIGITS])
             self._transient[name[:PREFIX_DIGITS]] = name, view, len(view)
             self._transient_bytes += len(view)
 
     def release(self, prefix: str) -> None:
-        """Release a transient object (any version), or the memory reserved for it.
+        """Release an in-memory object of any version, or the memory that is reserved for it.
 
         prefix  see `name_prefix`
         """
@@ -351,7 +352,7 @@ class OpenCopies:
         """Reset the state in a forked child.
 
         At the time of the fork, a thread of the parent may have held the lock, or may have been
-        fetching a transient object.
+        fetching an in-memory object.
         """
         self._lock = threading.Lock()
         self._transient = {key: one for key, one in self._transient.items() if one[0]}

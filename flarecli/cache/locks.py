@@ -4,10 +4,10 @@ FOLDER/turns/KIND.NNN           locked while a process fetches the data of a key
                                 and NNN are the last digits of the key
 FOLDER/here/of.HOST.PID.N.here  locked as long as a process uses the folder
 
-The cache is correct even if locks do not work. The files are empty. Files in `turns` are never
-removed, because creating a file takes as long as fetching 0.5 MB. If two keys have the same last
-digits, they share a file, so a process that fetches the data of one key waits for a process that
-fetches the data of the other key.
+The cache is correct even if locks do not work. All lock files are empty. The files in `turns` are
+never removed, because creating a file takes as long as fetching 0.5 MB. Two keys with the same last
+digits share a file, so a process that fetches the data of one key waits for a process that fetches
+the data of the other key.
 """
 
 from __future__ import annotations
@@ -38,11 +38,13 @@ __all__ = [
 _PAUSE_S = 0.004  # maximum delay between two attempts to lock a file
 _TURNS, _DIGITS = "turns", 3
 NOTICE_AFTER_S = 10.0  # the user is notified of a longer wait for a lock
-# Minimum ages at which a temporary file is deleted if its process may still be running.
-_YOUNG_S = 5.0  # for a file that is not locked
-_OLD_S = 3600.0  # for a file system that does not support locks
+# The process that created a file may still be running. The file counts as in use until it has the
+# age _YOUNG_S. An older file counts as in use if it is locked. On a file system that does not
+# support locks, a file counts as in use until it has the age _OLD_S.
+_YOUNG_S = 5.0
+_OLD_S = 3600.0
 _HERE = "here"
-_ALONE_S = 0.25  # time for which the number of other processes is not counted again
+_ALONE_S = 0.25  # time after which the other processes are counted again
 _number = itertools.count()
 
 
@@ -94,7 +96,7 @@ class Turns:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Key -> lock, and the number of threads that have locked it or wait for it.
+        # Key -> (lock, number of threads that have locked the key or wait for its lock).
         self._taken: dict[str, tuple[threading.Lock, int]] = {}
 
     @contextlib.contextmanager
@@ -116,7 +118,8 @@ class Turns:
         key        string that ends in hexadecimal digits
         kind       one letter; nested locks need different letters
         meanwhile  function that is called once if another process has locked the key
-        notice     function that is called once with the locked file if the wait is long
+        notice     function that is called once with the descriptor of the lock file if the wait
+                   takes longer than NOTICE_AFTER_S
         """
         with self._of_threads(kind + key, seconds):
             if folder < 0:
@@ -184,7 +187,7 @@ def _opened(folder: int, name: str) -> Iterator[int]:
 def host() -> str:
     """Return an identifier for this machine, boot and process namespace.
 
-    Process ids are unique within this identifier.
+    Running processes with the same identifier have different process ids.
     """
     words = [socket.gethostname()]
     with contextlib.suppress(OSError):
@@ -235,7 +238,10 @@ class Presence:
         self._fd, self._others, self._counted = -1, 0, 0.0
 
     def register(self, folder: int) -> None:
-        """Register this process until it ends. `folder` is a file descriptor."""
+        """Register this process until `unregister` is called or the process ends.
+
+        folder  file descriptor of the cache folder
+        """
         self.unregister()  # needed if the folder was removed and created again
         with contextlib.suppress(OSError):
             with contextlib.suppress(FileExistsError):
@@ -261,7 +267,7 @@ class Presence:
         return self._fd >= 0 and not self._others
 
     def _count(self, folder: int) -> int:
-        """Return the number of other processes, or 1 if the number is unknown."""
+        """Return the number of other processes that use the folder, or 1 if it is unknown."""
         others = 0
         try:
             fd = os.open(_HERE, descriptors.FOLDER, dir_fd=folder)

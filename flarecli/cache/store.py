@@ -32,9 +32,9 @@ BLOCK = 1 << 20  # size of a block in bytes
 _REQUEST_BYTES = 8 << 20  # maximum bytes per request for missing blocks
 _FETCH_BYTES = 32 << 20  # bytes to fetch at a time if a whole object is fetched
 _JOBS = 8  # maximum number of parallel requests per read
-# Only objects of at most limit / _WHOLE_SHARE bytes are cached as one file. A larger object that is
+# An object of at most limit / _WHOLE_SHARE bytes is cached as one file. A larger object that is
 # used only once in a run is kept in memory. If there is not enough memory, such an object is cached
-# as one file if its size is at most limit / _TRANSIENT_SHARE bytes.
+# as one file up to a size of limit / _TRANSIENT_SHARE bytes.
 _WHOLE_SHARE, _TRANSIENT_SHARE = 4, 2
 MAX_OBJECTS = 1 << 16  # maximum number of objects whose used blocks are recorded
 # After an attempt to evict copies has failed because all copies are in use, the next attempt is
@@ -49,8 +49,8 @@ class Cache:
     note  function that receives the warnings of this process; if None, they are issued as
           `CacheWarning`
 
-    `close`, or the end of a `with` block, releases the maps and handles of this process. The copies
-    remain in the folder.
+    `close`, or the end of a `with` block, releases the memory maps and file handles of this
+    process. The cached files remain in the folder.
     """
 
     folder: str
@@ -61,7 +61,10 @@ class Cache:
         return Cache, (self.folder, self.limit)
 
     def close(self) -> None:
-        """Release the maps and handles of this process. The cache can be used again."""
+        """Release the memory maps and file handles of this process.
+
+        The cache can be used again.
+        """
         directory.shared(self.folder, self.limit).close()
 
     def __enter__(self) -> Cache:
@@ -140,10 +143,7 @@ class CachedStore(Store):
 
     @property
     def room(self) -> int:
-        """The maximum number of bytes to prefetch.
-
-        This number is smaller if other processes use the folder.
-        """
+        """The maximum number of bytes to prefetch; smaller if other processes use the folder."""
         if self._folder.is_alone():
             return max(self.cache.limit * 9 // 10, MAX_TRANSIENT_BYTES)
         return self.cache.limit // 2
@@ -394,8 +394,8 @@ class CachedStore(Store):
     ) -> list[memoryview]:
         """Read the first _FETCH_BYTES of an uncached object without requesting its version first.
 
-        return  the pieces; an empty list if, for example, the version is known, the folder may
-                contain a copy, the object is too large for the cache, or shorter than `listed`
+        return  the pieces; an empty list if this is not possible, for example because the version
+                is already known, or because the cache folder may contain a copy of the object
         """
         if not listed or path in self._pins or not self._has_versions:
             return []

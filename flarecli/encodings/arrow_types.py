@@ -98,7 +98,7 @@ Convert: TypeAlias = Callable[[Any], Any]
 NANOSECONDS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 
 
-# -- playlist headers of types
+# -- Arrow types in the headers of a playlist
 
 
 def without_variants(kind: pa.DataType) -> pa.DataType:
@@ -504,9 +504,10 @@ def _parsed_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _python_value(kind: pa.DataType) -> Convert | None:
-    """Return a function that converts a time or duration in a document to a value for Arrow.
+    """Return a function that converts a time or duration to a value that Arrow accepts.
 
-    Arrow accepts the other values of a document, so the result is None for other types.
+    The values come from a decoded document, such as JSON or MessagePack. The result is None for all
+    other types, because Arrow accepts their values unchanged.
     """
     if pa.types.is_time(kind):
         return time.fromisoformat

@@ -236,7 +236,7 @@ def _reason(array: pa.Array, row: int, encoding: Encoding) -> str:
     else:
         try:
             shown = str(array[row].as_py())
-        except (ValueError, OverflowError):  # Python cannot represent some dates, for example
+        except (ValueError, OverflowError):  # for example, a date that Python cannot represent
             shown = "the value"
     values = f" ({_RANGES[encoding.name]})" if encoding.name in _RANGES else ""
     return f"{_shorten(shown)} cannot be stored as {encoding.name}{values}"
@@ -302,7 +302,8 @@ def natural(
         return each_item(array, lambda values: plain(values, stored)[0]), lookup(f"{name}[]"), []
     if not encoding.is_text:
         return array, lookup(name), []
-    if not array.type.equals(encoding.arrow):  # Arrow's kernels do not support views
+    # For example, a string view is cast, because Arrow's kernels do not support string views.
+    if not array.type.equals(encoding.arrow):
         array = array.cast(encoding.arrow)
     if name == "int":
         parse_int = _parse_json_int if encoding.name == "json_int" else int
@@ -772,7 +773,7 @@ def _same(value: Any) -> Any:
 
 
 def _image_encoding(encoding: Encoding) -> str:
-    """Return the encoding of the images in a list of images; empty for other encodings."""
+    """Return the encoding of the images if `encoding` stores a list of images; otherwise ""."""
     if encoding.item is not None:
         return encoding.item.name if encoding.item.name in ("jpeg", "png", "pil") else ""
     if encoding.name in ("jpeg_array", "jpegarray"):

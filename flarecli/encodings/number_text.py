@@ -54,7 +54,10 @@ _LARGE_TEXT_BYTES = 1 << 20  # larger values are escaped in chunks of this size
 
 
 def _json_widths() -> ByteArray:
-    """Return the size in JSON text of a character, indexed by its first UTF-8 byte: uint8 [256]."""
+    """Return a table of the number of bytes that each character needs in JSON text: uint8 [256].
+
+    The index is the first byte of the character in UTF-8.
+    """
     widths = np.full(256, 6, np.uint8)  # an escape such as \u00e9
     widths[32:127] = 1
     widths[list(b'"\\\b\f\n\r\t')] = 2
@@ -211,7 +214,7 @@ def _json_text_size(value: memoryview) -> int:
 
 
 def _json_text_parts(value: memoryview) -> Iterator[bytes]:
-    """Yield the JSON string for UTF-8 text in chunks."""
+    """Convert UTF-8 text to a JSON string, and yield the string in chunks."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     yield b'"'
     for start in range(0, len(value), _LARGE_TEXT_BYTES):

@@ -77,7 +77,7 @@ def packed_value(encoding: Encoding, kind: pa.DataType) -> Convert | None:
 
 
 def _converter(kind: pa.DataType, is_nested: bool) -> Convert | None:
-    """Return the conversion of a tensor, or of a value of a type without children.
+    """Return a function that converts a tensor, or a value of a type without children.
 
     The result is None if no conversion is needed.
     """

@@ -44,7 +44,7 @@ Chunk = tuple[bytes, int, int]  # name, start and end of the payload
 
 
 def until_damage(parts: Iterable[_Part]) -> Iterator[_Part]:
-    """Yield parts up to the first damage, without raising an error."""
+    """Yield parts; stop at the first damaged part without raising an error."""
     with suppress(*DAMAGE):
         yield from parts
 
@@ -183,7 +183,7 @@ def boxes(data: bytes, start: int, stop: int) -> Iterator[Chunk]:
 def find_boxes(
     data: bytes, path: tuple[bytes, ...], start: int, stop: int
 ) -> Iterator[tuple[int, int]]:
-    """Yield the start and end of the payload of each box at a path, up to the first damage."""
+    """Yield the start and end of the payload of each box at a path; stop at a damaged box."""
     for name, begin, end in until_damage(boxes(data, start, stop)):
         if name != path[0]:
             continue

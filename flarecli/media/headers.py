@@ -97,7 +97,10 @@ def check_header(data: bytes) -> MediaInfo:
 
 
 def _read(data: bytes, kind: str | None) -> tuple[MediaInfo, str | None]:
-    """Return the facts in a header up to the first damage, and a description of the damage."""
+    """Return the facts in a header, and a description of the damage, or None if there is none.
+
+    The facts after the first damaged part are missing.
+    """
     info, damage = MediaInfo(kind), None
     reader = _READERS.get(kind or "")
     if reader is not None:
@@ -189,7 +192,7 @@ def _bmp(data: bytes, header: MediaInfo) -> None:
 def _tiff(data: bytes, header: MediaInfo) -> None:
     directories = list(tiff_directories(data))
     if not directories:
-        raise ValueFitError("no image directory")
+        raise ValueFitError("the file contains no image")
     header.width, header.height = directories[0].get(256), directories[0].get(257)
     header.frames = len(directories)
 

@@ -92,7 +92,8 @@ def serve(source: BinaryIO, sink: BinaryIO, max_pixels: int) -> None:
         if len(data) < size:
             return
         start = time.process_time()
-        _limit("RLIMIT_CPU", int(start + seconds) + 1)  # total of this process
+        # The limit includes the CPU time of all earlier requests.
+        _limit("RLIMIT_CPU", int(start + seconds) + 1)
         status, message = decode(data, max_pixels)
         text = message.encode("utf-8", "replace")
         cpu_us = min(int(1e6 * (time.process_time() - start)), (1 << 32) - 1)

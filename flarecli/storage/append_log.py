@@ -222,8 +222,10 @@ class ObjectLog(AppendLog):
                 for entry in self._folder.list()
                 if (named := _PIECE.fullmatch(entry.name))
             }
+        # The log ends before the first missing object. The objects after the missing object are
+        # deleted here.
         for number in range(len(found)):
-            if number not in found:  # all objects after a missing object are deleted
+            if number not in found:
                 break
             self._sizes.append(found.pop(number).size)
         self._delete([entry.name for _, entry in sorted(found.items())])

@@ -694,7 +694,7 @@ def short_message(size: int, stop: int) -> str:
 
 
 def _entered(name: str, previous: str) -> list[str]:
-    """Return the folders that contain a listed file, but not the file listed before it."""
+    """Return each folder that contains the file `name`, but not the file `previous`."""
     return [
         name[:i]
         for i, sign in enumerate(name)

@@ -329,7 +329,9 @@ class FsspecStore(Store):
             lambda: self._call(path, lambda files, name: files.find(name, detail=True))
         )
         top, entries = self._full_path(path).strip("/"), list[Entry]()
-        while infos:  # each `popitem` frees a record of the library, which is larger than an entry
+        # The dicts of the library are dropped one by one, because a dict uses more memory than the
+        # Entry that is created from it.
+        while infos:
             name, info = infos.popitem()
             below = str(name).strip("/")[len(top) + 1 if top else 0 :]
             entries.append(Entry(below, int(info.get("size") or 0)))

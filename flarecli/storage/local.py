@@ -213,7 +213,7 @@ class LocalStore(Store):
             name = self._name_inside(path, url)
         if name is None:
             raise UnsafeError(
-                f"the address {url!r} leaves the folder",
+                f"the address {url!r} points outside the folder",
                 where=self.show(path),
                 hint=ALLOW_LOCAL_HINT,
             )
@@ -254,9 +254,10 @@ class LocalStore(Store):
         return None
 
     def _roots(self) -> list[str]:
-        """Return the absolute paths of the root, first with links resolved, then as typed.
+        """Return the absolute paths of the root: without links, and as the user typed the path.
 
-        A relative path that the user typed is resolved in $PWD and in the working folder.
+        A typed path that is relative results in two paths, one in $PWD and one in the working
+        folder. $PWD may contain links.
         """
         if self._root_names is None:
             typed = [os.path.join(os.environ.get("PWD", ""), self.shown)]
@@ -701,9 +702,9 @@ class _OpenFolders:
     def scratch(self, name: str) -> tuple[OpenFolder, str]:
         """Return the open folder for a temporary file, and a unique name for the file.
 
-        A temporary file is in the scratch folder, or in the folder of the last file if there is no
-        scratch folder. The name must be unique, because files such as `0/x` and `1/x` may be
-        written at the same time.
+        A temporary file is in the scratch folder. If there is no scratch folder, the temporary file
+        is in the folder that `folder` opened last. The name must be unique, because files such as
+        `0/x` and `1/x` may be written at the same time.
         """
         if len(name) > 50:  # up to 4 bytes per character; name and suffix must fit in 255 bytes
             name = os.fsdecode(os.fsencode(name)[:200])

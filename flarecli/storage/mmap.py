@@ -1,4 +1,4 @@
-"""Memory: maps, read-ahead, large pages, the maximum number of mapped files, and freed memory."""
+"""Memory-mapped files and large buffers: read-ahead, large pages, limits, and freed memory."""
 
 from __future__ import annotations
 

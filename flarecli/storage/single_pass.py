@@ -33,9 +33,10 @@ _window = threading.local()
 def single_pass(at: Location, size: int, sums: Sums) -> Iterator[Location]:
     """Yield a Location of a local file whose first `size` bytes are read and hashed in one pass.
 
-    At the end of the `with` block, the remaining bytes are read and hashed. If `read_many` is
-    called with a single range, the result is a view of the window. The view is valid until the next
-    call. A range that starts before the window is read a second time.
+    The Location reads the file through a memory buffer, which contains a window of the file. A
+    range that starts before the window is read from the file a second time. If `read_many` is
+    called with a single range, the result is a view of the buffer, which is valid until the next
+    call. At the end of the `with` block, the remaining bytes are read and hashed.
 
     raises  ReachError with the offset of the first unreadable byte; FormatError if the file is
             shorter than `size`; both errors are raised by a read, or at the end of the `with` block

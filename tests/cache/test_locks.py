@@ -57,7 +57,7 @@ def test_a_long_wait_names_the_other_process(tmp_path, monkeypatch):
         child.communicate(b"\n")
     who = f"process {child.pid}" if Path("/proc/locks").exists() else "another process"
     assert [str(one.message) for one in told] == [
-        f"the cache in {tmp_path}: waiting for {who}, which fetches the same file"
+        f"the cache in {tmp_path}: waiting for {who}, which is fetching the same file"
     ]
 
 

@@ -148,7 +148,7 @@ def run_line(place, monkeypatch, capfd):
         ),
         (
             "unpack out new --name ../{key}.{ext}",
-            "--name '../{key}.{ext}': the file name leaves the folder",
+            "--name '../{key}.{ext}': the file name points outside the folder",
             "Use a pattern like '{key}.{ext}' or 'a/{key}.{ext}'.",
         ),
         (

@@ -1808,7 +1808,7 @@ def test_an_erasure_that_another_change_followed_is_completed(out, tmp_path, mon
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('"../outside"', "the name '../outside' leaves the folder"),
+        ('"../outside"', "the name '../outside' points outside the folder"),
         ('"/etc/x"', "the name '/etc/x' is not relative"),
         ('"a//b"', "the name 'a//b' has an empty part"),
         (

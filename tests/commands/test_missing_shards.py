@@ -164,7 +164,9 @@ def test_a_name_that_leaves_the_folder_is_listed_as_missing_and_is_not_opened(tm
     listed.write_text(
         "a:\n  headers: {format: mds, columns: {id: int}, rows: [2, 1], bytes: [90, 90]}\n  content: [shard.00000.mds, ../x.mds]\n"
     )
-    assert only(listed).holes == ("../x.mds: the address '../x.mds' leaves the folder, row 2",)
+    assert only(listed).holes == (
+        "../x.mds: the address '../x.mds' points outside the folder, row 2",
+    )
 
 
 def test_gaps_in_shard_numbers_are_reported(tmp_path):

@@ -51,7 +51,7 @@ def test_an_epoch_of_paths_outside_the_index_folder_fails(files, prefix):
         contents(opened(src, files))
     assert str(caught.value) == (
         f"{src}: all rows of epoch 0 failed; first error: row 0: column 'url': "
-        f"the address '{address}' leaves the folder"
+        f"the address '{address}' points outside the folder"
     )
     assert caught.value.hint == "Pass allow_local=True if you trust this index."
     assert caught.value.__notes__ == [f"hint: {caught.value.hint}"]

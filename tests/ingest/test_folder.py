@@ -527,7 +527,7 @@ def test_metadata_rows_and_files_that_do_not_match_are_failed_rows():
             "d/metadata.csv[8] and d/metadata.csv[9] describe files of the same key",
         ),
         "d/3.png": ("column", "no column for this file (columns: jpg)"),
-        "d/metadata.csv[1]": ("unsafe", "file_name '../1.jpg' leaves the folder"),
+        "d/metadata.csv[1]": ("unsafe", "file_name '../1.jpg' points outside the folder"),
         "d/metadata.csv[2]": ("unsafe", "file_name '/etc/passwd' is not relative"),
         "d/metadata.csv[3]": ("unsafe", "file_name 'http://host/1.jpg' is a URL"),
         "d/metadata.csv[4]": ("metadata", "file_name '1.jpg' is also in d/metadata.csv[0]"),

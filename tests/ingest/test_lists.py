@@ -87,13 +87,13 @@ def test_a_remote_list_names_files_in_its_folder(web):
         ),
         (
             {"l.txt": "../a.csv"},
-            "l.txt: line 1: the address '../a.csv' leaves the folder",
+            "l.txt: line 1: the address '../a.csv' points outside the folder",
             "Pass --allow-local if you trust this dataset.",
         ),
         ({"l.txt": "a.csv\nx/*.csv"}, "l.txt: line 2: nothing matches 'x/*.csv'", ""),
         (
             {"l.txt": "../*.csv"},
-            "l.txt: line 1: the address '../*.csv' leaves the folder",
+            "l.txt: line 1: the address '../*.csv' points outside the folder",
             "Pass --allow-local if you trust this dataset.",
         ),
         (

@@ -238,7 +238,7 @@ def test_listing_opens_only_folders_and_links(root, tmp_path, monkeypatch):
 def test_addresses_in_data_stay_in_the_folder(root, url):
     with pytest.raises(UnsafeError) as caught:
         root.join(url)
-    assert str(caught.value) == f"{root}: the address {url!r} leaves the folder"
+    assert str(caught.value) == f"{root}: the address {url!r} points outside the folder"
     assert caught.value.hint == "Pass --allow-local if you trust this dataset."
 
 
@@ -317,7 +317,7 @@ def test_paths_inside_a_folder_below_the_root_are_accepted(linked, tmp_path, url
 
 @pytest.mark.parametrize("url", ["{top}/data/a.bin", "../a.bin", "file://{top}/data/a.bin"])
 def test_paths_outside_a_folder_below_the_root_are_refused(linked, tmp_path, url):
-    with pytest.raises(UnsafeError, match="leaves the folder"):
+    with pytest.raises(UnsafeError, match="points outside the folder"):
         (linked / "sub").join(url.format(top=tmp_path))
 
 
@@ -334,7 +334,7 @@ def test_paths_outside_a_folder_below_the_root_are_refused(linked, tmp_path, url
     ],
 )
 def test_paths_outside_the_folder_are_refused(linked, tmp_path, url):
-    with pytest.raises(UnsafeError, match="leaves the folder"):
+    with pytest.raises(UnsafeError, match="points outside the folder"):
         linked.join(url.format(top=tmp_path))
 
 

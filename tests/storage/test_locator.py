@@ -249,7 +249,7 @@ def test_a_redirect_to_an_invalid_address_fails_alone(web, reference):
     other = web.file("/b", DATA)
     with pytest.raises(FormatError) as caught:
         locate(web.url("/a")).read()
-    assert caught.value.message == f"redirects to {reference}: the address has no host"
+    assert caught.value.message == f"redirects to {reference}: the address has no valid host"
     assert locate(other).read() == DATA  # other redirects are still followed
 
 
@@ -257,7 +257,7 @@ def test_a_redirect_to_an_invalid_address_fails_alone(web, reference):
 def test_a_reference_without_a_host_is_refused(reference):
     with pytest.raises(FormatError) as caught:
         addresses.join("http://h/a/", reference)
-    assert str(caught.value) == f"{reference}: the address has no host"
+    assert str(caught.value) == f"{reference}: the address has no valid host"
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def test_a_reference_without_a_host_is_refused(reference):
 def test_invalid_addresses_in_a_local_index_are_failed_rows(tmp_path, address):
     with pytest.raises(FlareError) as caught:
         locate(f"{tmp_path}/").join(address)
-    assert caught.value.message == "the address has no host"
+    assert caught.value.message == "the address has no valid host"
 
 
 def test_file_urls_of_this_machine_are_paths(tmp_path):

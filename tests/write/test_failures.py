@@ -29,7 +29,7 @@ def test_failed_rows_are_listed_without_secrets():
             "Pass --allow-host a, or --on-error skip to omit such rows.",
         ),
         ("unsafe", "the name 'https://example.com/a' is a URL", UnsafeError, "Skip it."),
-        ("unsafe", "the name '../x' leaves the folder", UnsafeError, "Skip it."),
+        ("unsafe", "the name '../x' points outside the folder", UnsafeError, "Skip it."),
         ("http", "404 not found", ReachError, "Skip it."),
     ],
 )

@@ -143,9 +143,9 @@ def test_a_local_index_may_link_only_to_files_in_its_folder(at, tmp_path):
     assert sorted(failures) == list(range(1, 8))
     up = tmp_path.parent
     assert [failures[row][1:] for row in range(1, 8)] == [
-        ("unsafe", "the address '../secret' leaves the folder"),
-        ("unsafe", f"the address '{up}/secret' leaves the folder"),
-        ("unsafe", f"the address 'file://{up}/secret' leaves the folder"),
+        ("unsafe", "the address '../secret' points outside the folder"),
+        ("unsafe", f"the address '{up}/secret' points outside the folder"),
+        ("unsafe", f"the address 'file://{up}/secret' points outside the folder"),
         ("unsafe", "link: is a symbolic link; its target may be outside the folder"),
         ("format", "sub: is a folder; expected a file"),
         ("missing", "missing.jpg: no such file or folder"),

@@ -44,8 +44,8 @@ _outages: dict[tuple[str, int, float], Outage] = {}
 def close_shared() -> None:
     """Drop the shared clients. A client is closed as soon as no store uses the client."""
     with fork_safety.opening:
-        # The clients of a parent process are kept, because closing them in this process could
-        # block.
+        # Clients that were inherited from a parent process are not dropped, because closing them in
+        # this process could block.
         for key in [key for key in _shared if key[0] == fork_safety.pid()]:
             del _shared[key]
 
@@ -148,8 +148,8 @@ class Clients:
         key = fork_safety.pid(), hashlib.sha256(repr(settings).encode()).digest()
         if key not in _shared:
             client = _client(library, self._home, source, self._limits, retry)
-            # Clients of a parent are kept, because closing them could wait for threads that do not
-            # exist in this process.
+            # Only clients of this process are dropped. Closing a client that was inherited from the
+            # parent process could wait for threads that do not exist in this process.
             own = [one for one in _shared if one[0] == fork_safety.pid()]
             for one in own[: len(own) + 1 - MAX_CLIENTS]:
                 del _shared[one]

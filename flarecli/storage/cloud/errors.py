@@ -65,7 +65,8 @@ _HINTS = {
 _ACCESS_HINT = "Check the credentials and their permissions; some stores also deny access to objects that do not exist."
 ANONYMOUS_HINT = "Links from network data to other buckets are read without credentials; if you trust the data, save it locally."
 _NO_CONNECTION = ("ConnectionRefused", "dns error", "failed to lookup", "kind: Connect")
-_CAUSES = (  # substring of a library error without a response -> message
+# For a library error that contains no HTTP status: substring of the error -> message.
+_CAUSES = (
     ("ConnectionRefused", "connection refused"),
     ("dns error", "cannot resolve the host name"),
     ("failed to lookup", "cannot resolve the host name"),

@@ -43,8 +43,8 @@ from flarecli.storage.versions import ObjectPin, Pins
 __all__ = ["ObjectStore", "Snapshot", "snapshot", "swap"]
 
 T = TypeVar("T")
-# Up to this number of small ranges, each range is read with its own conditional request. More
-# ranges are read with `get_ranges`.
+# At most this number of small ranges is read with one conditional request per range. A larger
+# number of small ranges is read with `get_ranges`.
 _MAX_SINGLE_RANGES = 8
 _RANGES_PER_CALL = 256  # maximum number of ranges per call of `get_ranges`
 _READ_BYTES = 4 << 20  # bytes per request of `blocks`
@@ -174,8 +174,8 @@ class ObjectStore(Store):
     def _call(self, path: str, call: Callable[[Any, Any], T], once: bool = False) -> T:
         """Call the library with a client, and convert its errors.
 
-        once  whether the call cannot be repeated, because it consumes an iterator; the library
-              itself retries such a call
+        once  True for a call that consumes an iterator; during an outage, the library retries its
+              requests, and the call is not repeated
         """
         began = time.monotonic()
         while True:
@@ -193,7 +193,7 @@ class ObjectStore(Store):
     def _handle_error(
         self, error: BaseException, client: Any, path: str, began: float | None
     ) -> None:
-        """Return if the call should be repeated, or raise the error.
+        """Raise the error, or return normally if the caller should repeat the call.
 
         A call is repeated with other credentials if access was denied, or after a delay during an
         outage.
@@ -339,7 +339,7 @@ class ObjectStore(Store):
             return done + [data for data, _ in rest], pin
         pin = pin or run_interruptibly(partial(self._head, path))
         groups = [pieces[i : i + _RANGES_PER_CALL] for i in range(0, len(pieces), _RANGES_PER_CALL)]
-        # `get_ranges` runs up to 10 requests at a time for each group.
+        # Each group is one call of `get_ranges`, which runs up to 10 requests at a time.
         results = ordered_map(
             partial(self._get_group, path, pin), groups, workers=max(1, jobs // 10)
         )

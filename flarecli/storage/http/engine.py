@@ -48,7 +48,9 @@ SocketAction: TypeAlias = Callable[[int, int], object]
 MAX_REDIRECTS = 5
 MIN_SPEED = 1000  # bytes per second; a transfer fails if it is slower for `timeout_s`
 _TICK_S = 0.2  # interval between two checks of deadlines and speeds
-_FEW_SHARE, _GATHER_S = 8, 0.0001  # wait longer if fewer than active / _FEW_SHARE sockets are ready
+# If fewer than active / _FEW_SHARE sockets are ready, `Sockets.wait` waits for more sockets for
+# _GATHER_S seconds.
+_FEW_SHARE, _GATHER_S = 8, 0.0001
 # Buffer size of a transfer in the caller's thread; a large buffer causes fewer waits for the
 # interpreter lock.
 _BUFFER_BYTES = 512 << 10
@@ -59,7 +61,7 @@ _MAX_IDLE = 64
 class Sockets:
     """The sockets for which the thread of the engine waits.
 
-    These are the sockets of all pools, and `wakeup`. Other threads use `wakeup` to end a wait.
+    These are the sockets of all pools, and `wakeup`, to which other threads write to end a wait.
     libcurl removes the socket of a connection after each transfer, and adds it again for the next
     transfer. With `poll`, neither step needs a system call.
     """
@@ -121,7 +123,7 @@ class Sockets:
 
 
 class Pool:
-    """A libcurl multi handle for one permit, and the handles of its transfers.
+    """A libcurl multi handle for all transfers with the same `Permit`, and their handles.
 
     free     idle handles
     handles  libcurl handle -> Handle, for all handles
@@ -157,7 +159,7 @@ class Window:
     """A limit on the bytes in flight, and on delivered bytes that the caller has not released.
 
     limit   maximum bytes, or None for no limit
-    head    order of the request whose data is needed next; this request may exceed the limit
+    head    order number of the request whose data is needed next; this request may exceed the limit
     held    bytes that currently count toward the limit
     paused  transfers that wait until bytes are released
     """
@@ -241,7 +243,7 @@ class Engine:
         # Times at which deadlines and speeds were last checked, and at which requests were last
         # started.
         self._checked = self._now = 0.0
-        self.idle = defaultdict[Permit, list[Handle]](list)  # handles of `transfer_here`
+        self.idle = defaultdict[Permit, list[Handle]](list)  # handles that `transfer_here` reuses
         self._waker, self._wakeup = socket.socketpair()
         self._waker.setblocking(False)
         self._wakeup.setblocking(False)
@@ -270,7 +272,7 @@ class Engine:
     def release(self, size: int, head: int) -> None:
         """Report that the caller released `size` delivered bytes.
 
-        head  order of the request whose data is needed next
+        head  order number of the request whose data is needed next
         """
         self._call(self._release, (size, head))
 
@@ -292,7 +294,8 @@ class Engine:
     def close(self) -> None:
         """End the thread and close its connections.
 
-        The call takes at most one second. No further requests are delivered.
+        The call takes at most one second. Unfinished requests are dropped: the engine does not call
+        their `deliver`.
         """
         if self.pid != os.getpid():
             return  # this process is a forked child, and the connections still belong to the parent
@@ -303,8 +306,8 @@ class Engine:
 
     def _call(self, method: Any, argument: Any) -> None:
         self._calls.append((method, argument))
-        # The crash is checked after queueing, so that either this thread detects the crash or
-        # `_run` handles the call.
+        # The call is queued before `_crash` is checked. If the engine's thread crashes at the same
+        # time, either this thread raises the error, or `_run` handles the call.
         if self._crash is not None:
             raise RuntimeError("the transfer thread has crashed") from self._crash
         self._wake()
@@ -426,7 +429,7 @@ class Engine:
     def _start(self, now: float) -> None:
         active, window = self._active, self._window
         # Paused transfers are not counted, because they could prevent the request with the lowest
-        # order from starting.
+        # order number from starting.
         while len(active) - len(window.paused) < self.limits.jobs:
             request = self.hosts.pick(now, window.head if window.is_full(len(active)) else None)
             if request is None:
@@ -516,7 +519,7 @@ class Engine:
         pool.free.append(handle)
 
     def _collect(self, pool: Pool, now: float) -> bool:
-        """Handle all finished transfers of a pool; return whether any transfer was finished."""
+        """Handle all finished transfers of a pool; return False if there were none."""
         waiting, any_ended, handles = 1, False, pool.handles
         while waiting:
             waiting, complete, failed = pool.multi.info_read()
@@ -549,10 +552,7 @@ class Engine:
         self.hosts.succeeded(request.origin)
 
     def _failed(self, request: Request, fault: Fault, now: float) -> None:
-        """Redirect or retry a failed request, or deliver its fault.
-
-        The request received an error response, or its connection failed.
-        """
+        """Redirect or retry a failed request, or deliver its fault."""
         response = request.response
         # A response does not always mean that the host responded, because a proxy may have refused
         # to connect.
@@ -602,8 +602,8 @@ class Engine:
         """Stop all transfers that exceed their deadline or are too slow."""
         for handle in [handle for handle in self._active if not handle.paused]:
             if now >= handle.request.deadline:
-                # After a retry, the fault of the earlier attempt is reported. Only this fault is
-                # reproducible, because the delays between retries are random.
+                # If an earlier attempt failed, its fault is reported instead of the exceeded
+                # deadline. Whether a retry exceeds the deadline depends on the random delays.
                 self._abort(handle, handle.request.fault or handle.deadline_fault(), now)
             elif now - handle.checked_at >= self.limits.timeout_s:
                 if handle.got - handle.checked_bytes < MIN_SPEED * self.limits.timeout_s:
@@ -635,9 +635,9 @@ def shared(limits: Limits) -> Engine:
 def transfer_here(request: Request, engine: Engine) -> bool:
     """Run a request in this thread and deliver its outcome.
 
-    If the transfer fails, the request is passed to the engine.
+    If the transfer fails, the engine redirects or retries the request.
 
-    return  False if the request was not run; the caller must then submit it to the engine
+    return  False if no transfer was started; the caller must then submit the request to the engine
     """
     if threading.current_thread() is threading.main_thread() or engine.hosts.is_overloaded(
         request.origin

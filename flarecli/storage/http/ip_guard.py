@@ -86,7 +86,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 class AllowedHost(NamedTuple):
     """A value of `--allow-host`: a host or a network.
 
-    host     host in lower case, IPv6 addresses in brackets; empty for a network
+    host     host name or IP address in lower case, an IPv6 address in brackets; empty for a network
     network  network such as 10.1.0.0/16; None for a host
     port     allowed port; None allows ports 80 and 443 of a host, or any port in a network
     """
@@ -105,8 +105,8 @@ class Permit(NamedTuple):
     """The private addresses that connections to one origin may reach.
 
     any_private  whether all private addresses are allowed (`--allow-private`)
-    by_name      whether the user allowed the host by name; the IP addresses of the host may then be
-                 private if the first address was private
+    by_name      whether the user allowed the host by name; if the first connection to the host used
+                 a private IP address, later connections may then also use private IP addresses
     metadata     whether the host is the IP address of a metadata service, and the user allowed this
                  exact address
     networks     networks that the user allowed for the port of the origin
@@ -228,10 +228,10 @@ def _is_metadata(ip: str) -> bool:
     return address is not None and any(address in network for network in METADATA)
 
 
-# Host that the user allowed -> whether its first address was public. If so, later addresses must
-# not be private, because the owner of the name could redirect the name to this machine or the local
-# network (DNS rebinding). The dict has no lock, because `setdefault` is atomic, and a fork could
-# copy a lock in its locked state.
+# Host that the user allowed -> whether the first connection to the host used a public IP address.
+# If so, later connections must not use private IP addresses, because the owner of the name could
+# redirect the name to this machine or the local network (DNS rebinding). The dict has no lock,
+# because `setdefault` is atomic, and a fork could copy a lock in its locked state.
 _first_is_public: dict[str, bool] = {}
 
 
@@ -250,13 +250,13 @@ def check_address(origin: str, permit: Permit, ip: str) -> tuple[str, str]:
     if _is_metadata(ip):
         if permit.metadata:
             return "", ""
-        return message, f"A metadata address needs its own permit: pass {host_option(ip, port)}."
+        return message, f"To allow this metadata service, pass {host_option(ip, port)}."
     if permit.any_private:
         return "", ""
     if permit.by_name:
         if not _first_is_public.setdefault(host, False):
             return "", ""
-        return f"{message}; its first address was public", (
+        return f"{message}; an earlier connection to the host used a public address", (
             "The host has public and private addresses; use the IP address if you trust the host."
         )
     address = unwrapped(ip)

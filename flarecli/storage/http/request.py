@@ -23,11 +23,10 @@ class Request:
     address     current address; a redirect changes the address
     original    address before any redirect
     guard       restrictions on private addresses
-    start, stop requested range; stop None means the end; if both are 0, only the size of the object
-                is requested
+    start, stop requested range; a `stop` of None means the end of the object; if both are 0, only
+                the size of the object is requested
     if_match    ETag that the object must have, or empty
-    order       position in the order in which the caller needs the data; a lower order has a higher
-                priority
+    order       order number; the caller needs the data of requests with lower numbers first
     sink        function that receives the bytes in pieces; `data` then stays empty. Each piece
                 increases `start`, so that a retry continues at the first missing byte
     unused      number of bytes that the sink has received and the caller has not used
@@ -35,7 +34,7 @@ class Request:
     version     version of the bytes that the sink has received; a retry must receive the same
                 version
 
-    requeued_at time at which the started request was queued again, or 0
+    requeued_at time at which the request was queued again after its start, or 0
 
     data        requested bytes, if the transfer succeeded
     response    head of the last response
@@ -98,16 +97,17 @@ class Page(NamedTuple):
 
 
 class BatchRequest:
-    """A request for many whole objects. Each position of the lists belongs to one object.
+    """A request for many whole objects. The position of an object is the same in all lists.
 
     urls, origins  URL and origin of each object; empty at a position without an object
     users     position -> user info, for the addresses that contain user info
     outcomes  list that receives the outcomes: bytes, a Page or a Fault; None until the outcome is
               known
-    arrived   function that the engine's thread calls when the object at the position in the
-              attribute `awaited` has an outcome
+    arrived   function that the engine's thread calls when the outcome of the object at position
+              `awaited` is known
     guard     restrictions on private addresses
-    first     order of position 0; the order of position i is `first` + i
+    first     order number of the object at position 0; the object at position i has the order
+              number `first` + i
     obeys_robots_tag  whether an object fails if its X-Robots-Tag disallows the use of the object
     """
 

@@ -1,10 +1,10 @@
 """Request scheduler: a queue per host, and retries with exponential backoff and full jitter.
 
-A slow or overloaded host does not delay other hosts. A retry counts toward the limit of the request
-and toward the retry budget of the run, with two exceptions. Retries to an overloaded host do not
-count toward the budget, and the host is paused. Retries during an outage count toward neither the
-limit nor the budget. An outage begins if a host that has responded before becomes unreachable. If
-the outage lasts too long, the requests to the host fail.
+A slow or overloaded host does not delay other hosts. A retry counts toward the retry limit of its
+request and toward the retry budget of the run, with two exceptions. Retries to an overloaded host
+do not count toward the budget, and the host is paused. Retries during an outage count toward
+neither the limit nor the budget. An outage begins if a host that has responded before becomes
+unreachable. If the outage lasts too long, the requests to the host fail.
 """
 
 from __future__ import annotations
@@ -32,20 +32,24 @@ OVERLOAD_WINDOW_S = 1.0  # within this time after a pause, a refusal causes no f
 MIN_RETRY_BUDGET, RETRY_BUDGET_SHARE = 100, 0.5
 # Delay before retry n: random in [0, min(MAX_DELAY_S, BASE_DELAY_S * 2**n)].
 BASE_DELAY_S, MAX_DELAY_S = 0.5, 20.0
-OVERLOAD_SHARE = 0.1  # factor of BASE_DELAY_S after an overload, because the host is also paused
+# After an overload, BASE_DELAY_S is multiplied by this factor, because the pause of the host also
+# delays the retry.
+OVERLOAD_SHARE = 0.1
 MAX_RETRY_AFTER_S = 60.0  # upper bound on a server's Retry-After
 OUTAGE_S = 90.0  # maximum time to retry an unreachable host that has responded before
 FIRST_CONTACT_S = 8.0  # maximum time to retry an unreachable host that has never responded
 _OUTAGE_DELAYS_S = (0.25, 5.0)  # shortest and longest delay between attempts during an outage
 
-# (order, request or batch, position in the batch)
+# (order number, request or batch, position in the batch)
 _Turn: TypeAlias = tuple[int, Request | BatchRequest, int]
 
 
 class _Host:
-    """The queued requests of one origin, the requests in flight, and the pace of new requests.
+    """The queued requests of one origin, and the state that decides when the next request starts.
 
-    name  host name without scheme and port
+    name    host name without scheme and port
+    active  number of requests in flight
+    pace    delay in seconds between requests if the host is overloaded, otherwise 0
     """
 
     __slots__ = ("active", "name", "next_at", "pace", "refused", "served", "waiting", "wave_until")
@@ -76,9 +80,9 @@ class HostQueues:
     def put(self, request: Request, is_retry: bool = False) -> None:
         """Add a request to the queue of its host.
 
-        A new request is added at the end, and a retry before all requests with a higher order. The
-        request with the lowest order must be first, because `pick` compares only the first request
-        of each queue.
+        A new request is added at the end. A retry is inserted before all requests with a higher
+        order number. The request with the lowest order number must be first, because `pick`
+        compares only the first request of each queue.
         """
         host, turn = self._host(request.origin), (request.order, request, 0)
         if is_retry:
@@ -92,7 +96,7 @@ class HostQueues:
         self._ready[request.origin] = host
 
     def put_batch(self, batch: BatchRequest) -> int:
-        """Queue the requests of a batch by host, and return the number of requests."""
+        """Add each request of a batch to the queue of its host; return the number of requests."""
         count = 0
         for origin, indices in batch.by_origin().items():
             host = self._ready[origin] = self._host(origin)
@@ -104,9 +108,9 @@ class HostQueues:
         """Remove and return the request to start next, or None.
 
         The host with the fewest requests in flight is preferred, then the request with the lowest
-        order.
+        order number.
 
-        head  highest order that may start, or None for any order
+        head  highest order number of a request that may start, or None for no limit
         """
         best, fewest, lowest = None, 0, 0
         is_limited = self._per_host is not None
@@ -136,7 +140,7 @@ class HostQueues:
         return due
 
     def count(self, origin: str, change: int) -> None:
-        """Add `change` to the number of transfers in flight: 1 for a start, -1 for an end."""
+        """Count a started transfer (`change` is 1) or an ended transfer (-1) of an origin."""
         host = self._hosts.get(origin) or self._host(origin)
         host.active += change
         if self._per_host is not None:
@@ -151,9 +155,9 @@ class HostQueues:
         return not self._is_full(host_of(origin)[0])
 
     def blocked_host(self, now: float, head: int) -> str | None:
-        """Return the name of a host that is at its limit and therefore delays its next request.
+        """Return the name of a host whose next request must wait, because the host is at its limit.
 
-        head    maximum order of the delayed request
+        head    highest order number of a request that is considered
         return  None if there is no such host
         """
         for host in self._ready.values() if self._per_host is not None else ():

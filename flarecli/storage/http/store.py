@@ -37,7 +37,7 @@ from flarecli.storage.versions import NO_PIN, ObjectPin, Pins
 __all__ = ["HttpStore"]
 
 _ONE_REQUEST_BYTES = 1 << 20  # `blocks` reads files up to this size with a single `read`
-_WINDOW_BYTES = 8 << 20  # maximum bytes that `blocks` reads ahead of use
+_WINDOW_BYTES = 8 << 20  # maximum bytes that `blocks` reads ahead of the caller
 # Maximum total size of complete files in memory (for servers that ignore ranges); the newest file
 # may exceed this limit.
 _WHOLE_BYTES = 64 << 20
@@ -138,7 +138,10 @@ class HttpStore(Store):
         return pin.version, size
 
     def _sized_pin(self, path: str) -> tuple[ObjectPin, int]:
-        """Return the pin of a file, and its size in bytes. Request both if the size is unknown."""
+        """Return the pinned version of a file, and the size of the file in bytes.
+
+        If the size is unknown, both are requested from the server.
+        """
         pin = self._pins.get(path)
         if pin is not None and pin.size >= 0:
             return pin, pin.size
@@ -378,7 +381,7 @@ def _is_final(request: Request) -> bool:
 
 
 def _path(address: Address) -> str:
-    """Return the Location path for an address: its URL with user info."""
+    """Return the path of the Location for an address: the URL with user info."""
     if not address.user:
         return address.url
     scheme, rest = address.url.split("://", 1)

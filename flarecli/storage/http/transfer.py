@@ -97,7 +97,7 @@ class Handle:
         The caller starts the transfer. `fresh` forces a new connection.
         """
         self.request = request
-        if request.response is not None:  # the response of an earlier hop or attempt
+        if request.response is not None:  # the response of an earlier redirect or attempt
             request.response = request.total = request.whole = None
         self.lines.clear()
         self.parts = []
@@ -253,7 +253,7 @@ class Handle:
             return
         self._limit = sys.maxsize
         if is_probe:
-            self._first = sys.maxsize  # keep no byte of the body, which is only counted
+            self._first = sys.maxsize  # the bytes of the body are counted, but not kept
             self._last = 0 if total is not None else sys.maxsize
         else:
             self._first = request.start

@@ -121,7 +121,7 @@ def _host(host: str) -> str:
             host = ""
     host = host.lower()
     if not _HOST.fullmatch(host):
-        raise FormatError("the address has no host")
+        raise FormatError("the address has no valid host")
     return host
 
 
@@ -144,7 +144,7 @@ def join(base: str, url: str) -> str:
     try:
         return urljoin(base, url)
     except ValueError:  # an unpaired bracket, or characters that NFKC changes to slashes
-        raise FormatError("the address has no host", where=_shown(url)) from None
+        raise FormatError("the address has no valid host", where=_shown(url)) from None
 
 
 def redirected(before: Address, location: str) -> Address:

@@ -266,7 +266,7 @@ def test_metadata_that_does_not_match_is_listed_by_name(photos, tmp_path):
         ("cat/1", missing),
         ("cat/2", missing),
         ("dog/2", missing),
-        ("dog/metadata.csv[1]", "file_name '../cat/1.jpg' leaves the folder"),
+        ("dog/metadata.csv[1]", "file_name '../cat/1.jpg' points outside the folder"),
         ("dog/metadata.csv[3]", "file_name '1.png' is also in dog/metadata.csv[0]"),
         ("dog/metadata.csv[2]", "no data file 'dog/9.png'"),
     ]

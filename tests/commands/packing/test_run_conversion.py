@@ -207,7 +207,7 @@ def test_a_key_that_is_invalid_in_a_tar_is_reported_with_its_source_row_and_can_
         flarecli.pack(
             str(tmp_path / "i.parquet"), str(tmp_path / "out"), format="webdataset", key="key"
         )
-    message = f"{tmp_path}/i.parquet[3]: ../e: the name '../e' leaves the folder"
+    message = f"{tmp_path}/i.parquet[3]: ../e: the name '../e' points outside the folder"
     assert str(caught.value) == message
     done = flarecli.pack(
         str(tmp_path / "i.parquet"),

@@ -171,7 +171,11 @@ def test_a_tar_has_the_same_files_and_is_reproducible(plain, tmp_path):
 @pytest.mark.parametrize(
     ("key", "error", "message"),
     [
-        ("../x", UnsafeError, "d/shard.00000.mds[1]: the name '../x.bin' leaves the folder"),
+        (
+            "../x",
+            UnsafeError,
+            "d/shard.00000.mds[1]: the name '../x.bin' points outside the folder",
+        ),
         ("/etc/x", UnsafeError, "d/shard.00000.mds[1]: the name '/etc/x.bin' is not relative"),
         (
             "a\x1b[2J",
@@ -255,7 +259,7 @@ def test_rows_whose_key_is_not_a_file_name_can_be_skipped_and_are_listed(tmp_pat
         for one in failed
     ] == [
         (1, "", "key", "value", "column 'key' is empty, so the file has no name"),
-        (3, "../c", "key", "unsafe", "the name '../c.bin' leaves the folder"),
+        (3, "../c", "key", "unsafe", "the name '../c.bin' points outside the folder"),
         (4, "d\x1b", "key", "unsafe", "the name 'd\\x1b.bin' contains a control character"),
     ]
 

@@ -159,8 +159,8 @@ def test_an_unsafe_pickle_is_refused_with_the_object_it_refers_to():
 @pytest.mark.parametrize(
     ("tree", "kind", "message"),
     [
-        ({"..": 0}, UnsafeError, "the name '..' leaves the folder"),
-        ({"a": {"..": {"b": 0}}}, UnsafeError, "the name '..' leaves the folder"),
+        ({"..": 0}, UnsafeError, "the name '..' points outside the folder"),
+        ({"a": {"..": {"b": 0}}}, UnsafeError, "the name '..' points outside the folder"),
         ({"/etc": 0}, UnsafeError, "the name '/etc' contains a slash"),
         ({"a/b": 0}, UnsafeError, "the name 'a/b' contains a slash"),
         ({"": 0}, UnsafeError, "the name '' is empty"),

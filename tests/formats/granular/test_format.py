@@ -404,7 +404,7 @@ def test_columns_get_encodings_that_the_format_stores(given, new, refs):
         ),
         (
             ["../a"],
-            "column '../a': the name '../a.bag' leaves the folder; granular stores each column in a file named after the column",
+            "column '../a': the name '../a.bag' points outside the folder; granular stores each column in a file named after the column",
         ),
         (
             [""],

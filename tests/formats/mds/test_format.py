@@ -342,7 +342,7 @@ def test_any_damage_is_an_error_or_harmless(data):
     [
         (
             lambda i: i["shards"][0]["raw_data"].update(basename="../x.mds"),
-            "index.json: shards[0].raw_data: the name '../x.mds' leaves the folder",
+            "index.json: shards[0].raw_data: the name '../x.mds' points outside the folder",
             5,
         ),
         (

@@ -425,10 +425,14 @@ def test_a_part_with_an_unsafe_index_is_refused(tmp_path):
         (
             "raw_data",
             {"basename": "../a/x"},
-            f"{where}.raw_data: the name '../a/x' leaves the folder",
+            f"{where}.raw_data: the name '../a/x' points outside the folder",
         ),
         ("zip_data", {"basename": "/x"}, f"{where}.zip_data: the name '/x' is not relative"),
-        ("raw_meta", {"basename": "../x"}, f"{where}.raw_meta: the name '../x' leaves the folder"),
+        (
+            "raw_meta",
+            {"basename": "../x"},
+            f"{where}.raw_meta: the name '../x' points outside the folder",
+        ),
     ):
         edited(tmp_path / "a" / "index.json", lambda shard: shard.update({key: value}))  # noqa: B023
         assert refusal(lambda: merge(at)) == message

@@ -455,7 +455,7 @@ def changed(name, edit):
         (
             "csv_plain",
             lambda s: s["raw_meta"].update(basename="../x"),
-            "shards[0].raw_meta: the name '../x' leaves the folder",
+            "shards[0].raw_meta: the name '../x' points outside the folder",
         ),
         (
             "csv_plain",

@@ -212,7 +212,7 @@ def test_verify_reports_skipped_members():
             "the end marker is 512 bytes; expected a multiple of 512 bytes, at least 1024",
         ),
         ("t.tar", "skipped", "skipped members of type symbolic link: 1"),
-        ("t.tar[1]", "unsafe", "the name '../c' leaves the folder"),
+        ("t.tar[1]", "unsafe", "the name '../c' points outside the folder"),
     ]
 
 

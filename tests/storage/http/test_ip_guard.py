@@ -140,7 +140,7 @@ def test_an_address_is_allowed_by_host_port_or_network(origin, hosts, ip, is_all
         (
             "http://a.example:80",
             "169.254.169.254",
-            "A metadata address needs its own permit: pass --allow-host 169.254.169.254.",
+            "To allow this metadata service, pass --allow-host 169.254.169.254.",
         ),
     ],
 )
@@ -355,7 +355,7 @@ def test_a_typed_host_whose_first_address_was_public_stays_public(web, public):
     assert code and not web.asked
     assert (fault.kind, fault.message) == (
         "unsafe",
-        "leads to 127.0.0.1, a loopback address; its first address was public",
+        "leads to 127.0.0.1, a loopback address; an earlier connection to the host used a public address",
     )
     # the name server returns only the private address: a later connection is refused, too
     assert fetch(origin, web.port, ["127.0.0.1"], permit)[1].kind == "unsafe"
