@@ -78,12 +78,12 @@ class Part(ABC):
     def group_starts(self) -> list[int]:
         """The rows, in order, at which `batches_from` can start.
 
-        If the file has groups, the last item is the number of rows.
+        If the file has groups, the number of rows follows as the last item.
         """
         return [0]
 
     def start_before(self, row: int) -> int:
-        """Return the nearest row, at or before `row`, from which `batches_from` can start."""
+        """Return the last row, at or before `row`, at which `batches_from` can start."""
         starts = self.group_starts
         return starts[max(0, bisect_right(starts, row) - 1)]
 
@@ -189,17 +189,19 @@ class TextPart(Part):
         return part
 
     def parsed_pieces(
-        self, columns: Sequence[str], after: Piece | None = None
+        self, columns: Sequence[str], begin: Piece | None = None
     ) -> Iterator[tuple[Piece, Iterator[pa.RecordBatch]]]:
         """Yield each piece of the file with the batches of its rows.
 
-        after  piece at which to start; its position is used, and its data is ignored
+        begin  the first piece to read; only its position is used. None: the first piece of the file
         """
         raise NotImplementedError
 
     @cached_property
     def _positions(self) -> tuple[list[int], list[Piece]]:
-        """First row of each piece that was read, and the pieces without data, in file order."""
+        """Two lists about the pieces that were read, in file order: the first row of each piece,
+        and each piece with its data removed.
+        """
         return [0], [Piece(0, b"")]
 
     @property
@@ -217,8 +219,8 @@ class TextPart(Part):
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yield batches, beginning with the piece whose first row is `start`."""
         rows, positions = self._positions
-        after = positions[bisect_right(rows, start) - 1] if start else None
-        for piece, batches in self.parsed_pieces(columns, after):
+        begin = positions[bisect_right(rows, start) - 1] if start else None
+        for piece, batches in self.parsed_pieces(columns, begin):
             if self.is_seekable and start > rows[-1]:
                 rows.append(start)
                 positions.append(Piece(piece.line, b"", piece.start))

@@ -1,11 +1,11 @@
 """CSV and TSV reader. The default dialect is RFC 4180 with a header.
 
 Errors contain the line number. The first line contains the column names. However, if the first line
-contains only numbers, and two of them are equal, it is the first row. The type of a column is
+contains only numbers, and two of them are equal, the file has no header. The type of a column is
 inferred from the first 4 MB: int64, float64 or bool if every value can be converted without loss,
-and text otherwise (`007` and a 20-digit number stay text). Key columns, link columns and columns
-that the user encodes as text are always read as text. In a number or bool column, an empty field is
-null. In a text column, an empty field is an empty string.
+and text otherwise (`007` and a 20-digit number stay text). Key columns, columns of addresses and
+columns that the user encodes as text are always read as text. In a number or bool column, an empty
+field is null. In a text column, an empty field is an empty string.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _THOUSANDS = r"^[+-]?[0-9]{1,3},[0-9]{3}$"
 _EXPECTED = {pa.int64(): "integers", pa.float64(): "numbers", pa.bool_(): "true or false"}
 _NULL_TEXTS = ("NA", "N/A", "n/a", "#N/A", "NULL", "null", "None", "\\N")
 _TYPES = {*_EXPECTED, pa.string()}
-# These patterns match text that Arrow would convert with loss: leading zeros, too many digits, 0 or
-# 1 for a bool
+# Type -> pattern of text that Arrow would convert to this type with loss: a number with leading
+# zeros or too many digits, and 0 or 1 as a bool.
 _LOSSY = {pa.float64(): r"^[+-]?(?:0[0-9]|[0-9]{16,}$)", pa.bool_(): r"^[01]$"}
 
 
@@ -104,7 +104,7 @@ class Delimited(TextPart):
         return other in _TYPES
 
     def parsed_pieces(
-        self, columns: Sequence[str], after: Piece | None = None
+        self, columns: Sequence[str], begin: Piece | None = None
     ) -> Iterator[tuple[Piece, Iterator[pa.RecordBatch]]]:
         """Yield each piece with the batches of its rows.
 
@@ -112,7 +112,7 @@ class Delimited(TextPart):
                 an invalid value
         """
         schema = self.selected(columns)
-        for piece, table in self._tables(schema.names, after):
+        for piece, table in self._tables(schema.names, begin):
             yield piece, self._batches(piece, table, schema)
 
     def _batches(
@@ -153,10 +153,10 @@ class Delimited(TextPart):
         self._head = first if has_header else b""
         return list(found.names) if has_header else [f"column_{i}" for i in range(len(found.names))]
 
-    def _pieces(self, after: Piece | None = None) -> Iterator[Piece]:
+    def _pieces(self, begin: Piece | None = None) -> Iterator[Piece]:
         """Yield the pieces of the file that are not blank, without the `sep=` line."""
-        found = pieces(self.at, self._dialect.delimiter, self._dialect.quote, after)
-        is_first = after is None
+        found = pieces(self.at, self._dialect.delimiter, self._dialect.quote, begin)
+        is_first = begin is None
         for piece in found:
             if is_first and piece.data.startswith(self._sep_line):
                 piece = piece.after(len(self._sep_line))
@@ -173,10 +173,10 @@ class Delimited(TextPart):
         found = records(piece.data, self._dialect.quote)
         return piece.line + next(lines for lines, _, _ in islice(found, record, None))
 
-    def _body(self, after: Piece | None = None) -> Iterator[Piece]:
+    def _body(self, begin: Piece | None = None) -> Iterator[Piece]:
         """Yield the pieces of the file, without the header record."""
-        for number, piece in enumerate(self._pieces(after)):
-            is_first = self._dialect.has_header and not number and after is None
+        for number, piece in enumerate(self._pieces(begin)):
+            is_first = self._dialect.has_header and not number and begin is None
             end = self._first_record(piece) if is_first else 0
             if is_first and piece.data[:end] != self._head:
                 raise FormatError(
@@ -206,7 +206,7 @@ class Delimited(TextPart):
         )
 
     def _tables(
-        self, columns: Sequence[str], after: Piece | None = None
+        self, columns: Sequence[str], begin: Piece | None = None
     ) -> Iterator[tuple[Piece, pa.Table]]:
         """Yield each piece with a table of its rows, in which all values are text."""
         convert = csv.ConvertOptions(
@@ -215,12 +215,12 @@ class Delimited(TextPart):
             strings_can_be_null=False,
             check_utf8=False,
         )
-        for piece in self._body(after):
+        for piece in self._body(begin):
             read = csv.ReadOptions(
                 use_threads=False, block_size=len(piece.data) + 4, column_names=self._names
             )
             ragged: list[Any] = []
-            # Arrow removes a leading BOM. A BOM here is part of a value, so prepend a second BOM.
+            # Arrow removes a leading BOM. Here, a BOM is part of a value, so add another BOM.
             data = BOM + piece.data if piece.data.startswith(BOM) else piece.data
             try:
                 table = csv.read_csv(

@@ -41,7 +41,10 @@ class Blocks(Protocol):
 
 
 def split_compression(name: str) -> tuple[str, str]:
-    """Split a compression suffix from a file name; return the name and the compression, or ""."""
+    """Return a file name without its compression suffix, and the compression.
+
+    The compression is empty if the name has no compression suffix.
+    """
     for suffix, compression in COMPRESSIONS.items():
         if name.endswith(suffix):
             return name.removesuffix(suffix), compression

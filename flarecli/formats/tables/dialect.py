@@ -152,7 +152,7 @@ def _codec(name: str) -> str:
 def detected(source: Blocks, dialect: Dialect, delimiter: str) -> tuple[Blocks, Dialect, bytes]:
     """Return the file as UTF-8, its dialect with the delimiter set, and its `sep=` line.
 
-    The line is empty if the file does not start with one, or if the user set `header=no`.
+    The `sep=` line is empty if the file has no such line, or if the user set `header=no`.
 
     delimiter  default delimiter for the file suffix
     raises     FormatError for an empty file
@@ -201,10 +201,11 @@ def first_line(head: bytes) -> bytes:
 
 
 def detect_delimiter(head: bytes, quote: str, default: str, strict: bool = False) -> str:
-    """Detect the delimiter in the first bytes of a file; return `default` if none matches.
+    """Return the delimiter that occurs equally often in all records of `head`, or `default`.
 
-    strict  if true, the delimiter must occur equally often in all records; if false, it may occur
-            equally often only in most records
+    head    first bytes of a file
+    strict  if false, and the header does not contain `default`, the delimiter need only occur
+            equally often in most records
     """
     lines: list[bytes] = []
     for _, start, end in records(head, quote):

@@ -78,7 +78,9 @@ __all__ = ["ArrowFormat", "ParquetFormat", "TextTable"]
 
 _REMOTE_JOBS = 16  # may exceed the CPU count, because remote jobs wait for the network
 _VERIFIED_ROWS = 8192
-MAX_ROW_BYTES = 1 << 30  # a Parquet page contains complete rows, and has at most 2 GiB
+# Maximum size of a row that is written to Parquet. A row must fit in one page, and the maximum size
+# of a page is 2 GiB.
+MAX_ROW_BYTES = 1 << 30
 # keys of the stream headers for the values of --csv and --input
 DIALECT, INPUT = "csv", "input"
 _CHANGED = (
@@ -119,7 +121,7 @@ class TableFormat(Format):
         )
 
     def described(self, streams: Sequence[Stream]) -> Sequence[Stream]:
-        """Return the streams with the common columns and types of all files."""
+        """Add the common columns and types of all files to the streams; return the new streams."""
         if not all(facts(stream.format).typed for stream in streams):
             return streams
         first = streams[0]
@@ -149,7 +151,7 @@ class TableFormat(Format):
         return out
 
     def open_shard(self, chunk: Chunk, columns: Columns | None = None) -> Shard:
-        """Open a file. Count its rows if their number is in neither the file nor the playlist.
+        """Open a file. Count its rows if neither the file nor the playlist contains their number.
 
         raises  FormatError for an invalid file, or a row count that differs from the listed count;
                 IntegrityError if the columns differ from the listed columns
@@ -292,8 +294,8 @@ class TableFormat(Format):
     def _findings(self, shard: Shard, error: FlareError) -> Iterator[Finding]:
         """Read each column separately; yield a finding for each column that cannot be read.
 
-        error  error of reading all columns together; it becomes a finding if every column can be
-               read separately
+        error  error that was raised when all columns were read together; it becomes a finding if
+               every column can be read separately
         """
         found = []
         for one in shard.columns:
@@ -369,7 +371,7 @@ def _columns(schema: pa.Schema, types: Mapping[str, pa.DataType], part: Part) ->
 
 
 def _fits(encoding: str, kind: pa.DataType) -> bool:
-    """Return whether an Arrow type is the type of the values in an encoding."""
+    """Return whether the values of an encoding have the given Arrow type."""
     try:
         return bool(lookup(encoding).arrow.equals(encodings.without_variants(kind)))
     except UsageError:
@@ -518,7 +520,8 @@ class ParquetFormat(TableFormat):
     ) -> Chunk:
         """Write rows as a file such as `00000.parquet`, with page checksums and a page index.
 
-        The file has the column types of the batches, even if their encodings have other types.
+        The columns of the file have the types of the batches, even if the Arrow types of their
+        encodings differ.
         """
         name = f"{number:05d}.parquet"
         types = [encodings.field(one).type for one in columns]

@@ -46,7 +46,7 @@ _MAGIC, _FEATHER_1 = b"ARROW1", b"FEA1"
 _CONTINUATION = b"\xff\xff\xff\xff"
 _DICTIONARY, _BATCH = 2, 3  # message types
 _MAX_METADATA_BYTES = 1 << 26
-_INVALID = (struct.error, IndexError, OverflowError)  # errors that invalid messages cause
+_INVALID = (struct.error, IndexError, OverflowError)  # raised while an invalid message is parsed
 _ROWS, _BATCH_BYTES = 8192, 16 << 20
 
 
@@ -103,7 +103,10 @@ class Ipc(Part):
 
     @property
     def group_starts(self) -> list[int]:
-        """The first row of each record batch, and the number of rows; [0] for a stream."""
+        """The first row of each record batch, followed by the number of rows.
+
+        The result is [0] for a stream, because a stream can only be read from its beginning.
+        """
         return self._messages[0] if self._is_file else [0]
 
     def facts(self) -> dict[str, int | str]:
@@ -170,8 +173,8 @@ class Ipc(Part):
         source = open_native(file)  # keep the file open, because its path may be replaced
         options = pa.ipc.IpcReadOptions(use_threads=False)
         if names is not None and set(names) != set(self.schema.names):
-            # If all fields are selected, `included_fields` is not set, because its only effect
-            # would be that Arrow uses a different memory pool.
+            # For all columns, `included_fields` stays unset: it would only make Arrow use a
+            # different memory pool.
             all_names = self.schema.names
             options.included_fields = sorted(all_names.index(name) for name in names)
         open_source = pa.ipc.open_file if self._is_file else pa.ipc.open_stream

@@ -41,7 +41,8 @@ MAX_CELLS = 1 << 25  # rows times columns of one parsed table
 MAX_DEPTH = 64  # levels of nested brackets; Arrow uses stack space for each level
 # matches an integer that may be inexact as a double
 _LONG_INTEGER = re.compile(rb"[:\[,]\s*-?\d{16,}\s*[,}\]]")
-_NOT_AN_OBJECT = re.compile(rb"^[ \t\r]*[^{ \t\r\n]", re.MULTILINE)  # a line
+# matches the start of a line that is neither blank nor an object
+_NOT_AN_OBJECT = re.compile(rb"^[ \t\r]*[^{ \t\r\n]", re.MULTILINE)
 _TYPE_CHANGED = re.compile(r"Column\(/(.*)\) changed from (\w+) to (\w+)")
 _DUPLICATE = re.compile(r"Column\(/(.*)\) was specified twice")
 _ROW = re.compile(r"\.? in row \d+$")
@@ -93,13 +94,13 @@ class Json(TextPart):
         return bool(kinds.is_null(kind) or (kinds.is_integer(kind) and kinds.is_floating(other)))
 
     def parsed_pieces(
-        self, columns: Sequence[str], after: Piece | None = None
+        self, columns: Sequence[str], begin: Piece | None = None
     ) -> Iterator[tuple[Piece, Iterator[pa.RecordBatch]]]:
         """Yield each piece with the batches of its rows.
 
         Raises FormatError with the row number for an invalid object or value.
         """
-        for piece in self._pieces(after):
+        for piece in self._pieces(begin):
             yield piece, self._batches(piece, list(columns))
 
     def _batches(self, piece: Piece, names: list[str]) -> Iterator[pa.RecordBatch]:
@@ -109,12 +110,12 @@ class Json(TextPart):
             self._check_integers(part, self.schema)
             yield from table.select(names).combine_chunks().to_batches(_ROWS)
 
-    def _pieces(self, after: Piece | None = None) -> Iterator[Piece]:
+    def _pieces(self, begin: Piece | None = None) -> Iterator[Piece]:
         """Yield pieces with one object per line. In a JSON array, `Piece.line` is a row number.
 
         Raises FormatError for a row that is nested too deeply for Arrow's parser.
         """
-        found = json_array_pieces(self.at) if self._is_array else pieces(self.at, "", after=after)
+        found = json_array_pieces(self.at) if self._is_array else pieces(self.at, "", begin=begin)
         for piece in found:
             deep = first_deep_line(piece.data, MAX_DEPTH)
             if deep >= 0:
@@ -232,7 +233,10 @@ class Json(TextPart):
 
 
 def _paths(value: Any) -> Iterator[tuple[str, ...]]:
-    """Yield the paths of all members of an object, including nested members. Paths omit lists."""
+    """Yield the paths of all members of an object, including nested members.
+
+    The path of a member of an object in a list does not contain the index in the list.
+    """
     todo: list[tuple[tuple[str, ...], Any]] = [((), value)]
     while todo:
         path, node = todo.pop()

@@ -1,7 +1,7 @@
 """Parquet: read selected columns, one row group after another, and verify page checksums.
 
-A reader needs memory for one batch, and a megabyte per column. The memory use does not depend on
-the size of the file or of its row groups.
+A reader needs memory for one batch, and one megabyte for each column. The memory use does not
+depend on the size of the file or of its row groups.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Parquet(Part):
     def select_row_groups(
         self, bounds: Sequence[Bound], start: int, stop: int
     ) -> list[tuple[int, range]]:
-        """Return the row groups that may have rows within all bounds, as ranges of row groups.
+        """Return ranges of the row groups that may have rows within all bounds.
 
         A row group is skipped only if its column statistics prove that all its rows are outside a
         bound.
@@ -283,12 +283,13 @@ class Parquet(Part):
     def page_runs(
         self, row: int, stop: int, columns: Sequence[str]
     ) -> tuple[int, int, list[PageRun]] | None:
-        """Return the page runs that contain rows from `row` to at most `stop`; None if unknown.
+        """Return the pages that contain `row` and the following rows; None if they are unknown.
 
-        All page runs are in the row group that contains `row`.
+        The rows end at `stop` or earlier: at the end of the row group, after _ROWS rows, or, if the
+        pages are larger than MAX_PAGES_BYTES, at the end of the first page.
 
-        return  first row of the row group; the row after the last row to read; the page runs, whose
-                row numbers are relative to the row group
+        return  first row of the row group; the row after the last row to read; the pages, as runs
+                whose row numbers are relative to the row group
         """
         number = bisect_right(self.group_starts, row) - 1
         first, end = self.group_starts[number : number + 2]
@@ -304,7 +305,7 @@ class Parquet(Part):
         return first, stop, runs
 
     def read_runs(self, row: int, runs: Sequence[PageRun]) -> list[tuple[PageRun, pa.Array]] | None:
-        """Read runs of adjacent pages in the row group that contains `row`; return their values.
+        """Return the values of page runs in the row group that contains `row`.
 
         The result is None if the values may need too much memory; see `RowGroupPages.read`.
         """
@@ -404,7 +405,7 @@ class Parquet(Part):
                 if page.is_delta and page.size * min(rows, page.values) > MAX_EXPANDED_BYTES:
                     rows = max(1, MAX_EXPANDED_BYTES // page.size)
             if chunk.is_bytes and dictionary * rows > MAX_EXPANDED_BYTES:
-                # average number of values per row, because a row of a list column may have several
+                # average number of values in a row; it exceeds 1 for a list column
                 count = max(1, chunk.values // max(1, reader.metadata.row_group(number).num_rows))
                 file = LocationFile(self.at)
                 longest = _longest_entry(file, number, chunk, reader.metadata) * count

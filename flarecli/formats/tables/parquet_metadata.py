@@ -452,7 +452,7 @@ class _Reader:
         }
 
     def _field_heads(self) -> Iterator[tuple[int, int]]:
-        """Yield the number and the type of each field; the type of a bool is its value."""
+        """Yield the number and the type of each field. A bool has type 1 if true, 2 if false."""
         number = 0
         while head := self._byte():
             number = number + (head >> 4) if head >> 4 else self._signed()

@@ -119,7 +119,7 @@ class RowGroupPages:
         return out if row == self._rows and out else None
 
     def runs(self, column: str, start: int, stop: int) -> list[PageRun]:
-        """Return the page runs that contain rows start..stop. Callers must first call `find`."""
+        """Return the runs of pages that contain rows start..stop. First, call `find`."""
         edges = self._edges[column]
         first, last = bisect_right(edges, start) - 1, bisect_left(edges, stop)
         return [PageRun(column, *edges[i : i + 2]) for i in range(first, last)]

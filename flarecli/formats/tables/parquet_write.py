@@ -28,7 +28,7 @@ _CODECS = {"br": "brotli", "gz": "gzip", "snappy": "snappy", "zstd": "zstd"}
 
 
 def checked_codec(compression: str | None) -> tuple[str, int | None]:
-    """Return Parquet's name and the level of a compression; Snappy if no compression is set.
+    """Return the name that Parquet uses for a compression, and its level; Snappy if none is set.
 
     raises  UsageError for a compression that Parquet does not support
     """
@@ -76,7 +76,7 @@ def parquet_parts(
     except pa.ArrowNotImplementedError as error:
         raise UsageError(
             f"Parquet cannot store a column: {str(error).splitlines()[0][:200]}",
-            hint="Select other columns with -c.",
+            hint="Use -c to select other columns.",
         ) from None
     yield sink.getvalue()
 
@@ -134,7 +134,7 @@ def check_timestamps(batch: pa.RecordBatch) -> None:
 
 
 def _in_milliseconds(kind: pa.DataType) -> pa.DataType:
-    """Return a type with milliseconds as the unit of timestamps that had seconds."""
+    """Return the type with milliseconds instead of seconds as the unit of timestamps."""
     if pa.types.is_timestamp(kind) and kind.unit == "s":
         return pa.timestamp("ms", kind.tz)
     return encodings.with_children(kind, _in_milliseconds)

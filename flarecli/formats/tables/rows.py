@@ -30,7 +30,8 @@ MAX_CACHED_BYTES = 128 << 20  # maximum total size of decoded batches in the pro
 NEAR_ROWS = 8192
 MAX_OPEN_READERS = 2  # maximum number of open readers per table; each reads different columns
 Columns = tuple[str, ...]
-# cache key: number of the table; column names of a batch, or column name of a page run; first row
+# Cache key: (number of the table, columns, first row). For decoded pages, `columns` is the name of
+# one column; for a batch, it is a tuple of names.
 _Key = tuple[int, Columns | str, int]
 
 
@@ -126,7 +127,7 @@ class TableRows:
         return out
 
     def _batch(self, row: int, stop: int, names: Columns) -> tuple[int, pa.RecordBatch]:
-        """Return (number of the first row, batch) for a decoded batch that contains `row`.
+        """Return a decoded batch that contains `row`: (number of its first row, batch).
 
         stop  row number after the last row that the caller needs
         """
@@ -160,7 +161,10 @@ class TableRows:
         )
 
     def _paged(self, row: int, stop: int, names: Columns) -> pa.RecordBatch | None:
-        """Read only the pages of rows from `row` to at most `stop`; None if this is impossible."""
+        """Read the pages that contain `row` and the following rows, at most up to `stop`.
+
+        return  the rows as a batch; None if the pages cannot be read separately
+        """
         located = self.part.page_runs(row, stop, names)
         if located is None:
             return None

@@ -206,7 +206,10 @@ def _without_list_views(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def common_type(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
-    """Return the type that represents all values of both types, or None if no such type exists."""
+    """Return the common type of two types; None if there is none.
+
+    The docstring of this module lists the common types.
+    """
     if first == second or kinds.is_null(second):
         return first
     if kinds.is_null(first):

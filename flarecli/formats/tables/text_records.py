@@ -56,7 +56,8 @@ _LINE_ENDS_TO_BLANKS = bytes.maketrans(b"\r\n", b"  ")
 class Piece(NamedTuple):
     """One or more complete records of a text file.
 
-    line   line number of the first record, counted from 1; in a JSON array, its row number
+    line   line number of the first record, counted from 1; in a JSON array, row number of the first
+           record
     data   the records; each row of a JSON array is one line
     start  offset of the first record in the text; -1 in a JSON array
     """
@@ -80,20 +81,21 @@ class Piece(NamedTuple):
 
 
 def pieces(
-    source: Blocks, delimiter: str, quote: str = '"', after: Piece | None = None
+    source: Blocks, delimiter: str, quote: str = '"', begin: Piece | None = None
 ) -> Iterator[Piece]:
     """Yield pieces of complete records in order, with only one piece in memory at a time.
 
     delimiter  delimiter of CSV fields; if empty, each line is a record, and quotes are ignored
     quote      character around CSV fields; if empty, fields are not quoted
-    after      piece at whose position to start, in a file that is not compressed; None: read all
+    begin      the first piece to read; only its position is used. None: read the whole file, as
+               is necessary for a compressed file
     raises     FormatError with the line for invalid UTF-8, a NUL, a misplaced or unclosed quote, or
                a record of more than 64 MB
     """
     # bytes that may precede or follow a quoted field
     is_boundary = np.zeros(256, bool)
     is_boundary[list(f"{delimiter}\r\n{quote}".encode())] = True
-    line, first, data = (1, 0, b"") if after is None else (after.line, after.start, b"")
+    line, first, data = (1, 0, b"") if begin is None else (begin.line, begin.start, b"")
     blocks = source.blocks()
     if first and isinstance(source, decompress.TextFile):
         blocks = source.blocks(first)
@@ -325,7 +327,11 @@ class _Brackets:
 
 
 def member_names(data: bytes) -> set[bytes]:
-    """Return all member names, and possibly string values before a space, tab or CR."""
+    """Return the names of all members.
+
+    The result may contain other strings: a string is also taken for a name if a space, tab or CR
+    follows it, because these characters may precede the colon.
+    """
     raw = np.frombuffer(data, np.uint8)
     quotes = _find_quotes(raw)
     ends = quotes[1::2]
@@ -373,7 +379,7 @@ def _find_quotes(raw: ByteArray) -> IntArray:
         return quotes
     numbers = np.arange(len(slashes))
     begins = np.concatenate([[True], np.diff(slashes) != 1])
-    # number of consecutive backslashes that end at each backslash
+    # for each backslash: the length of the run of backslashes that ends with it
     run = numbers - np.maximum.accumulate(np.where(begins, numbers, 0)) + 1
     last = np.searchsorted(slashes, quotes) - 1  # index of the backslash before each quote, or -1
     follows = (last >= 0) & (slashes[np.maximum(last, 0)] == quotes - 1)

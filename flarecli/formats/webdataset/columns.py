@@ -4,10 +4,16 @@ If no columns are listed, each extension in lower case is a column. The last par
 determines the encoding; the encoding of an unknown extension is `bytes`.
 
 For listed columns, and when writing, the extension is the column's name if the last part of the
-name is an extension of the column's encoding. Otherwise the extension is NAME.EXTENSION, where
-EXTENSION is the first extension of the encoding, or the name of an encoding without extensions. So
-the names `jpg` and `image.jpg` (jpeg) are extensions, `image` (jpeg) is stored in `KEY.image.jpg`,
-`label` (str_int) in `KEY.label.cls`, and `data` (ndarray) in `KEY.data.ndarray`.
+name is an extension of the column's encoding. Otherwise, the extension is NAME.EXTENSION, where
+EXTENSION is the first extension of the encoding, or, if the encoding has no extensions, its name.
+Examples of columns, with their encodings and members:
+
+    jpg (jpeg)       KEY.jpg
+    image.jpg (jpeg) KEY.image.jpg
+    image (jpeg)     KEY.image.jpg
+    label (str_int)  KEY.label.cls
+    data (ndarray)   KEY.data.ndarray
+
 The name of a `bytes` column is its extension. If the name is an extension of another encoding, the
 extension is NAME.bin.
 
@@ -113,15 +119,15 @@ def extension_of(one: Column) -> str:
 
 
 def _is_allowed(extension: str) -> bool:
-    """Return False for a lower-case extension that webdataset reserves, otherwise True."""
+    """Return whether webdataset allows an extension in lower case for the members of a sample."""
     return extension not in _RESERVED and not extension.endswith("__")
 
 
 def extensions_of(columns: Columns, known: Container[str] = ()) -> list[str]:
     """Return the extension of each column with members, in column order.
 
-    known  extensions in a tar, in lower case. If `known` contains the name of a column, but not the
-           usual extension, the name is the extension of the column
+    known  extensions in a tar, in lower case. A column's name is its extension if the tar contains
+           the name, but not the extension that `extension_of` returns
     """
     named = [(one.name, extension_of(one)) for one in member_columns(columns)]
     return [

@@ -128,7 +128,7 @@ class WebDataset(Format):
     }
 
     def original_value(self, encoding: str) -> OriginalValue:
-        """Return the form in which webdataset's decoder returns values of an encoding."""
+        """Return the kind of value that webdataset's decoder returns for an encoding."""
         value = super().original_value(encoding)
         return {"decimals": "text", "arrays": "bytes"}.get(value, value)  # type: ignore[return-value]
 
@@ -329,7 +329,7 @@ class WebDataset(Format):
                 "format",
                 f"the end marker is {seen.end} bytes;"
                 f" expected a multiple of 512 bytes, at least {len(tar.END)}",
-                "Pack it again.",
+                "Pack the tar again.",
             )
         for kind, count in sorted(seen.skipped.items()):
             if kind not in _NOT_REPORTED:
@@ -337,7 +337,7 @@ class WebDataset(Format):
                     str(at),
                     "skipped",
                     f"skipped members of type {kind}: {count}",
-                    "Pack the files themselves.",
+                    "Pack files instead of such members.",
                 )
         yield from _verify_keys(table, at)
         yield from _verify_index(shard, table, source.size)
@@ -445,8 +445,9 @@ def _can_store(form: Format, one: Column) -> bool:
 
 
 def _without_dots(key: str) -> str:
+    # An invalid key such as `..` stays unchanged. Without dots, it would be valid.
     if name_fault(key.removeprefix("./")):
-        return key  # `..` must not become a valid key
+        return key
     folder, slash, last = key.rpartition("/")
     return f"{folder}{slash}{last.replace('.', '_')}"
 
@@ -456,7 +457,7 @@ def _row_tables(shard: Shard) -> Any:
 
     The arrays are memoryviews, because indexing a memoryview is faster than indexing a numpy array.
 
-    return  starts, sizes, ends and keys; the result of `_places`
+    return  (starts, sizes, ends, keys, places); `places` is the result of `_places`
     """
     if "rows" not in shard.memo:
         tables = (memoryview(shard.layout[name]) for name in ("starts", "sizes", "ends", "keys"))

@@ -237,7 +237,7 @@ def _check_keys(table: Table, where: object) -> None:
         key = keys[row].as_py()
         hint = (
             "The members of the sample are not consecutive; create the tar again with sorted names, "
-            "such as with `tar --sort=name`."
+            "for example with `tar --sort=name`."
         )
         raise FormatError(
             f"duplicate key {escape(key)!r:.80}, first used in row {seen[key]}",
@@ -295,7 +295,8 @@ def _samples(source: tar.Blocks, where: object) -> Iterator[dict[str, bytes]]:
                 sample, row = {}, row + 1
             extension = _text(parts[1], FormatError).lower()
             known.add(extension)
-            if len(known) > MAX_EXTENSIONS:  # empty members do not count towards MAX_BATCH_BYTES
+            # MAX_BATCH_BYTES does not limit the number of extensions, because members may be empty.
+            if len(known) > MAX_EXTENSIONS:
                 raise FormatError(f"more than {MAX_EXTENSIONS} extensions")
             if extension in sample:
                 raise FormatError(

@@ -221,11 +221,12 @@ def members(
 
 def _cut(source: byte_ranges.Source, end: int, pos: int, where: object) -> FormatError:
     end = end if source.size is None else min(end, source.size)
-    return FormatError(
-        f"data ends at byte {end}, {'inside a member' if end < pos else 'without an end marker'}",
-        where=where,
-        hint=DAMAGED,
+    message = (
+        f"data ends at byte {end}, inside a member"
+        if end < pos
+        else f"data ends at byte {end}, without an end marker"
     )
+    return FormatError(message, where=where, hint=DAMAGED)
 
 
 def _base_256(digits: bytes, where: object, pos: int) -> int:

@@ -33,16 +33,17 @@ from flarecli.storage import Location
 
 __all__ = ["row_sizes", "write_shard"]
 
-# Approximate limits for the bytes and rows that are joined at once, to fit in the CPU cache.
+# Approximate limits for the bytes and rows that are joined in one step, to fit in the CPU cache.
 _STEP_BYTES, _STEP_ROWS = 1 << 20, 8192
 _MAX_JOINED_ROW_BYTES = 1 << 16  # members of larger rows are written separately, without joining
 _MIN_STEP_ROWS = 8  # minimum rows per step for small members, to limit the number of Arrow calls
 _MAX_WIDE_ROWS = 64  # maximum rows per step if the members of all columns are processed together
 _NAME_BYTES = 100  # size of the name field in a header
 _FRAGMENT = re.compile(r"/fragment\.([0-9a-f]{16})[0-9a-f]{16}/(?:([0-9]{5,})/)?")
-# Matches an absolute path, a drive, a URL or a control character. Also matches a path in a folder
-# such as `__this__/`, and a path with an empty part, a part that consists of dots and spaces, or a
-# dot in the last part.
+# Matches a key that may be invalid; `_check_key` then checks it. Such a key
+# - is an absolute path, or starts with `~`, a drive or a folder such as `__this__/`,
+# - has an empty part, a part of only dots and spaces, or a dot in its last part, or
+# - contains a backslash or a control character.
 _INVALID_KEY = (
     r"^/|^~|(^|/)[A-Za-z]:|//|^\.[. ]+(/|$)|^ [. ]*(/|$)|/[. ]+(/|$)|/$|[\x00-\x1f\x7f\\]"
     r"|\.[^/]*$|^__[^/]*__/|^$"
@@ -308,9 +309,11 @@ def _table(
 def _by_extension(
     columns: Columns, batches: Sequence[pa.RecordBatch], starts: IntArray, sizes: IntArray
 ) -> tuple[tuple[str, ...], IntArray, IntArray]:
-    """Return the extensions of all members, and the starts and sizes of the members by extension.
+    """Group the members by extension instead of by column.
 
-    starts, sizes  start and size of each member, by column: int64 [columns, rows]
+    starts, sizes  start and size of each member: int64 [columns, rows]
+    return         all extensions; the starts and the sizes as int64 [extensions, rows], -1 for a
+                   missing member
     """
     extensions, out = list[str](), list[tuple[IntArray, IntArray]]()
     named = zip(member_columns(columns), extensions_of(columns), strict=True)
@@ -369,9 +372,9 @@ def _all_pieces(
 
 
 def _pieces(names: pa.Array, data: pa.Array) -> list[pa.Array]:
-    """Return the headers, data and padding of members: large_binary [members] each.
+    """Return the header, data and padding of each member: three large_binary arrays [members].
 
-    The values for a null are empty.
+    If the data of a member is null, its header and its padding are empty.
     """
     sizes = _sizes(data)
     padding = np.where(sizes < 0, 0, -sizes % tar.BLOCK)
