@@ -223,10 +223,12 @@ class Format:
         return False
 
     def described(self, streams: Sequence[Stream]) -> Sequence[Stream]:
-        """Return the streams of one dataset with the common columns and Arrow types of their files.
+        """Add the common columns and Arrow types of all files to the streams of one dataset.
 
-        Typed formats override this method, and open each file whose types are unknown. No rows are
-        read.
+        Only typed formats add columns and types. They open each file whose types are unknown, and
+        read no rows.
+
+        return  the new streams
 
         raises  FormatError if the columns of two files differ
         """

@@ -282,4 +282,4 @@ def test_a_column_of_intervals_is_reported_with_its_name(tmp_path):
         out.write_batch(table)
     error = caught.value
     assert error.message == "column 'v': month_day_nano_interval cannot be stored as str"
-    assert (error.column, error.hint) == ("v", "Use -c to select other columns.")
+    assert (error.column, error.hint) == ("v", "Select other columns with -c.")
