@@ -198,7 +198,7 @@ class _TypeCheck:
         self._expected = " or ".join(kinds)
 
     def convert(self, value: Any) -> Any:
-        """Return the value, converted to the parameter's type. Raises UsageError if that fails."""
+        """Convert the value to the parameter's type. Raises UsageError for other types."""
         for _, converter in self._converters:
             try:
                 return converter(value)
@@ -488,8 +488,9 @@ class Declared:
 class Options:
     """Base class for declarations of options. Creating an object checks its values.
 
-    Subclasses are dataclasses with `eq=False` and `repr=False`, because each start of the command
-    line would generate these methods for all commands. A class without objects has `init=False`.
+    Subclasses are dataclasses with `eq=False` and `repr=False`. Otherwise, each start of the
+    command line would generate `__eq__` and `__repr__` for the options of all commands. A class
+    from which no objects are created also has `init=False`.
 
     conflicts  pairs of options that cannot be combined
     """

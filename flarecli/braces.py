@@ -24,9 +24,9 @@ _LETTERS = r"(?a)(?:([a-z])\.\.([a-z])|([A-Z])\.\.([A-Z]))(?:\.\.([+-]?\d{1,18})
 def expand_braces(address: str) -> list[str]:
     r"""Expand braces as bash does: `{a,b}`, `{,.gz}`, `{0..9}`, `{00..96..8}` and `{a..f}`.
 
-    The words of the first braces vary most slowly. Braces may be nested. Unmatched braces, braces
-    without a comma or a range, and the escaped marks `\{`, `\}` and `\,` are literal text. Other
-    bash syntax (`${`, quotes, `{}`, ranges between `Z` and `a`) is literal text too.
+    In the result, the words of the first braces vary most slowly. Braces may be nested. Unmatched
+    braces, braces without a comma or a range, and the escaped marks `\{`, `\}` and `\,` are literal
+    text. Other bash syntax (`${`, quotes, `{}`, ranges between `Z` and `a`) is literal text too.
 
     raises  UsageError for more than MAX_ADDRESSES addresses, or more than MAX_DEPTH nested braces
     """
@@ -175,7 +175,7 @@ def compile_pattern(parts: Sequence[str]) -> re.Pattern[str]:
             continue
         hidden = "" if part.startswith(".") or not part else "(?!\\.)"
         signs = re.split(r"(\*+|\?|\[!?\]?[^\]]*\])", part)
-        runs = [""]  # patterns of the texts between stars
+        runs = [""]  # patterns for the text before, between and after the stars
         for k, sign in enumerate(signs):
             if k % 2 and sign[0] == "*":
                 runs.append("")

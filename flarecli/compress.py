@@ -58,7 +58,7 @@ NAMES = tuple(
 )
 _NAME = r"(?a)([a-z0-9]+)(?::(0|[1-9]\d?))?"
 MAX_ZSTD_WINDOW = 1 << 27  # default limit of the zstd tool; larger windows take more memory
-OUTPUT_BYTES = 1 << 20  # per step
+OUTPUT_BYTES = 1 << 20  # size of the blocks that are read or decompressed in one step
 # Input bytes per step of bz2 and zstd. The step is small, because the output size of zstd is not
 # limited: 4 bytes may decompress to 128 KiB.
 INPUT_BYTES = 1 << 11

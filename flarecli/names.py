@@ -106,7 +106,7 @@ def name_fault(name: str) -> str:
     if "" in parts or "." in parts:
         return "has an empty part"
     if re.search(_DOTS_AND_SPACES, name):
-        return "has a part of only dots and spaces"
+        return "has a part that contains only dots and spaces"
     if re.search(_PART_DRIVE, name):
         return "contains a Windows drive"
     if len(name) < NAME_BYTES // 4:  # UTF-8 uses at most 4 bytes per character
@@ -148,7 +148,7 @@ def collision_key(name: str) -> str:
 def windows_fault(name: str) -> str:
     """Return the reason why a name is not valid on Windows; empty if the name is valid.
 
-    For such a name, Windows would open another file or no file.
+    For such a name, Windows would open a different file or no file.
 
     name  one part of a path
     """
