@@ -24,7 +24,7 @@ __all__ = ["COMMANDS", "HELP_END", "execute"]
 # imported when the command is called.
 COMMANDS = {
     "pack": "Pack rows as shards, and download linked files.",
-    "unpack": "Write rows as files, or download the links in a table.",
+    "unpack": "Write rows as files, or download the files that a table links to.",
     "inspect": "Describe a dataset: format, rows, shards, bytes, columns, checksums.",
     "verify": "Check that a dataset is complete and undamaged.",
     "playlist": "Write a YAML playlist of datasets.",
@@ -60,9 +60,9 @@ Environment variables set the defaults of options: FLARE_SHARD_SIZE for --shard-
 
 Exit codes: 0 success, 1 problems were found, 2 invalid command line, 3 cannot read or write, 4 invalid data, 5 refused for
 safety, 6 missing library, 130 interrupted, 143 terminated, 129 hung up."""
-# text that `flare` prints without arguments
+# text that `flare` prints if it is called without arguments
 _FIRST_STEPS = """\
-flare pack photos.parquet out/ --fetch data_url:image   pack a table, and download its links
+flare pack photos.parquet out/ --fetch data_url:image   pack a table, and download linked files
 flare inspect out/                                      describe a dataset: rows, bytes, columns
 flare cat out/ --limit 3                                print rows
 flare verify out/                                       check that a dataset is complete

@@ -51,7 +51,7 @@ def run(
         if not stopped():  # after a signal, a flush could block if no process reads the pipe
             printer.finish()
         return code if isinstance(code, int) else 0
-    except SystemExit as end:  # completion
+    except SystemExit as end:  # raised by shell completion
         return end.code if isinstance(end.code, int) else 0
     except KeyboardInterrupt:
         raise

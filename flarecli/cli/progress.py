@@ -1,6 +1,6 @@
 """Progress of a command on stderr: a bar on a terminal; elsewhere, one line a minute.
 
-A thread prints both, so the elapsed time is updated even while no row is received.
+A thread prints the progress, so the elapsed time is updated even while no row is received.
 """
 
 from __future__ import annotations

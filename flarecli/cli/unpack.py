@@ -24,7 +24,7 @@ class Line(UnpackOptions, CommandLine):
 
 
 def command(line: Line) -> int:
-    """Write rows as files, or download the links in a table.
+    """Write rows as files, or download the files that a table links to.
 
     Prints the address of the index, which is a table of the file names and the other columns.
 

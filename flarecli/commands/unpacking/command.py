@@ -2,7 +2,7 @@
 
 1. If the rows can be read twice, check all file names.
 2. Read the rows in batches, and apply --where and --limit.
-3. Download the links of the following batches in parallel, and yield the rows in order.
+3. Download the links of several batches in parallel. The order of the rows does not change.
 4. If the names were not checked in step 1, check the file names of each batch.
 5. Write the files of each batch.
 6. Write an index of the file names and the other columns.
@@ -64,7 +64,7 @@ _FINISHED = "nothing to resume: the unpack is finished"
 class Unpacked:
     """Result of an unpack.
 
-    files, bytes  number and size of the files, including files from an interrupted run
+    files, bytes  number and total size of the files, including files from an interrupted run
     rows          number of unpacked rows, including `resumed_rows` from an interrupted run
     failed        number of failed rows
     reasons       error kind -> number of failed rows
@@ -155,7 +155,7 @@ def unpack(options: UnpackOptions) -> Unpacked:
 
 
 def _recorded(options: UnpackOptions, columns: Sequence[str] | None) -> dict[str, Any]:
-    """Return the options that a resumed unpack must repeat."""
+    """Return the options that must be the same in a resumed unpack."""
     names = ("format", "rows", "where", "limit", "key", "name", "index", "on_error")
     return {
         **{name: getattr(options, name) for name in names},
@@ -200,7 +200,8 @@ class _Unpacking:
         check_names(columns_after, columns or (), "--columns")
         chosen = columns_after if columns is None else list(dict.fromkeys(columns))
         extensions = {name: one for name, one in source.extensions.items() if name not in renamed}
-        if columns is None:  # omit columns of file extensions, because file names contain these
+        # columns of file extensions are omitted, because the file names contain the extensions
+        if columns is None:
             parts_of_names = {name for one in extensions.values() if (name := column_of(one))}
             chosen = [name for name in chosen if name not in parts_of_names]
         types = dict(zip(columns_after, schema.types, strict=True))
@@ -297,7 +298,7 @@ class _Unpacking:
         )
 
     def _with_addresses(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Add a column with the addresses of each link, which may contain file extensions."""
+        """Add the addresses of links as columns. File names may use extensions in the addresses."""
         for link in self.links:
             addresses = address_column(batch, link.source).cast(pa.large_string())
             batch = batch.append_column(ADDRESS + link.name, addresses)
@@ -306,7 +307,7 @@ class _Unpacking:
     def _invalid_names(self, batch: pa.RecordBatch) -> dict[int, FlareError]:
         """Return the error for each row without valid file names: position in the batch -> error.
 
-        The result is empty if failed rows are not skipped.
+        The result is empty with `--on-error fail`; the first invalid name is then an error.
         """
         if self.on_error == "fail" or not batch.num_rows:
             return {}

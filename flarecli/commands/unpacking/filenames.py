@@ -60,7 +60,10 @@ _TEXTS = {
 
 
 def default_key(schema: pa.Schema) -> str | None:
-    """Return a column of integers or text with a common key name, such as `id`; None if none."""
+    """Return the name of a column of integers or text that is named like a key, such as `id`.
+
+    The result is None if there is no such column.
+    """
     for name in _KEYS:
         if name in schema.names:
             kind = schema.field(name).type
@@ -107,7 +110,7 @@ class NamePattern:
             ) from None
         for _, field, spec, conversion in parsed:
             if conversion or (spec and (field != "row" or not _PADDING.fullmatch(spec))):
-                hint = "Only {row} may have a format, which is its padding, such as {row:04d}."
+                hint = "Only {row} may have a format: the number of digits, such as {row:04d}."
                 raise UsageError(
                     f"--name {self.pattern!r}: invalid format of {{{field}}}", hint=hint
                 )
@@ -157,8 +160,8 @@ class NamePattern:
 
         whole   whether the batch contains the bytes of the files; if not, `*` is used in place of
                 an extension that depends on the bytes
-        raises  UnsafeError for a name outside the folder, ValueFitError for a null in a name; both
-                errors contain the row
+        raises  UnsafeError for a name outside the folder; ValueFitError if a value in a name is
+                null or empty. Both errors contain the row
         """
         rows = batch.column(ROW).to_pylist()
         values = {name: self._texts(batch, name, rows, where) for name in self.columns}
@@ -262,7 +265,7 @@ def _is_extension(column: str, extension: str) -> bool:
 
 
 def _extensions(batch: pa.RecordBatch, name: str) -> list[str]:
-    """Return the extension for each value: for its first bytes, or else in its download address."""
+    """Return the extension of each value, from its first bytes or else from its address."""
     addresses: Iterable[Any] = [None] * batch.num_rows
     if ADDRESS + name in batch.schema.names:
         addresses = batch.column(ADDRESS + name).to_pylist()

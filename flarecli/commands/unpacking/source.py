@@ -51,7 +51,7 @@ class RowSource:
 
     rows      number of rows; None if unknown
     rereads   whether rows can be read twice at little cost
-    checksum  function that returns a checksum of the source lists
+    checksum  function that returns a checksum of the lists that describe the source
     batches   function that yields batches; its arguments are the column names and the number of
               rows to skip, and each batch also contains the column ROW of row numbers
     place     function that returns, for a row number, the index file or shard that contains the
@@ -255,10 +255,10 @@ def _read_files(
 def _unused_columns(
     schema: pa.Schema, options: UnpackOptions, text_columns: Collection[str]
 ) -> set[str]:
-    """Return the columns that need no value larger than `--max-object`.
+    """Return the columns in which values larger than `--max-object` need not be read.
 
-    A row with a larger value fails, so its value in such a column is not read. Columns of text, and
-    columns whose values determine file names, are always read.
+    Columns of text, and columns whose values determine file names, must always be read. In all
+    other columns, a larger value is not used, because its row fails.
     """
     pattern = options.name or ""
     return {
@@ -280,7 +280,7 @@ def _number(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _select(source: RowSource, where: str | None, limit: int | None) -> RowSource:
-    """Return a source that applies where, limit and the number of rows to skip."""
+    """Return a source that yields only the rows that `where` and `limit` select."""
     numbered = source.schema.append(_ROW_FIELD)
     selected = numbered if where is None else sql.select(numbered, iter(()), where)[0]
     source_skips = where is None and source.format != "index"

@@ -173,7 +173,11 @@ class Folder(Output):
         return dict(sorted(self._failed.counts.items()))
 
     def _load(self, head: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Truncate the journal after the last batch whose files exist; return the failed rows."""
+        """Create the journal, or read it and remove the entries from the first missing file on.
+
+        return  state of the list of failed rows, from the last entry that remains
+        raises  UsageError if the source or the options differ from those in the journal
+        """
         entries = self._log.entries()
         first = next(entries, None)
         if first is None:
@@ -368,7 +372,7 @@ def _read_begun(lines: Iterable[LogLine], next: int = 0) -> tuple[set[int], int]
 
 
 def _hashes(names: Any) -> set[int]:
-    """Return the hash of each string in a list from a log, which may contain any JSON value."""
+    """Return the hash of each string in `names`; empty if `names`, from a log, is not a list."""
     return (
         {hash(one) for one in names if isinstance(one, str)} if isinstance(names, list) else set()
     )

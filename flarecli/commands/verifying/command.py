@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Verification", "verify"]
 
-# a minimum that does not depend on the CPU count, because remote jobs mostly wait for the network
+# this minimum does not depend on the CPU count, because remote jobs mostly wait for the network
 _MIN_REMOTE_JOBS = 8
 _REPAIR = "fetch it again, or pack it again with `flare pack … --overwrite`."
 # writing a list again does not repair findings of these kinds
@@ -193,7 +193,7 @@ class Verification:
         settings = self._settings
         note_sources([playlist], settings.progress)
         yield from self._check_list(playlist)
-        # a state file contains no keys, so a resumed check could not compare all keys
+        # a state file contains no keys, so a resumed check cannot compare the keys of all rows
         compares_keys = (
             settings.reads_all_rows
             and len(plan.streams) > 1
@@ -340,7 +340,7 @@ def verify(options: VerifyOptions) -> Verification:
     """Check that datasets are complete and undamaged: sizes, checksums and structure of every file.
 
     A problem within a dataset is a finding, never an exception: for example, an unreadable index,
-    an unfinished pack, a name outside the folder, a missing shard or a damaged shard. Iterate over
+    an unfinished pack, a path outside the folder, a missing shard or a damaged shard. Iterate over
     the result to receive the findings; the counts are complete when the iteration has ended. Raises
     MissingError if an address does not exist, ReachError if no address can be read, and UsageError
     for invalid options.
@@ -453,7 +453,7 @@ def _total(counts: Sequence[Any], choice: Choice | None = None) -> int | None:
     """Return the sum of all counts; None if a count is unknown.
 
     counts  one array per stream, with one count per shard
-    choice  selection of the shards in each stream whose counts are added; None: all
+    choice  in each stream, only the counts of the shards in this selection are added; None: all
     """
     if any(one is None or (len(one) and one.min() < 0) for one in counts):
         return None

@@ -45,7 +45,7 @@ def decode_values(
         if column.encoding not in _PICKLES
     }
     chunk = shard.chunk
-    large: dict[int, list[str]] = {}  # row -> columns whose values are not read
+    large: dict[int, list[str]] = {}  # row -> columns whose values in this row are not read
     for value in form.large_values(shard, max_bytes) if decoded else ():
         if value.column in decoded:
             large.setdefault(value.row, []).append(value.column)
@@ -101,7 +101,7 @@ def _read_rows(
 ) -> Iterator[tuple[int, Row | FlareError]]:
     """Read rows together; if a row has a large value or cannot be read, read each row separately.
 
-    large  row -> columns that are not read
+    large  row -> columns whose values in this row are not read
     """
     if len(rows) == 1:
         names = [name for name in names if name not in large.get(rows[0], ())]

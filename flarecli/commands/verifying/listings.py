@@ -8,8 +8,8 @@ checked:
     out/00000/index.json     index of a part of the dataset
 
 If the main list names another list, the other list is checked like any file, and must contain the
-same shards. Further indexes are searched for at their usual paths. If the main list is an index,
-playlists are also searched for. Files that no list names are reported.
+same shards. Further indexes are searched for at their usual paths; playlists are searched for only
+if the main list is an index. Files that no list names are reported.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ __all__ = [
 ]
 
 _CHECKSUM_LINE = b"# flare "
-_TAIL_BYTES = 4096  # bytes at the end of a playlist that include its last line
+_TAIL_BYTES = 4096  # number of bytes at the end of a playlist that include the last line
 _INDEX_FILES = ("raw_data", "zip_data", "raw_meta", "zip_meta")
 _DAMAGED_LIST = "The checksums in the list cannot be trusted; fetch it again."
 LISTS_DIFFER = (
@@ -160,7 +160,7 @@ class OtherList:
         return i
 
     def unused(self) -> list[str]:
-        """Return the addresses of the listed shards that no call of `find` has returned."""
+        """Return the addresses of the listed shards that no call of `find` has found."""
         return [url for i, url in enumerate(self.stream.urls) if i not in self._used]
 
 
@@ -193,8 +193,9 @@ class OtherLists:
                 self.findings.append(finding_of(error, playlist.at))
         self._derived_index = _derived_index(playlist, stream)
         self._without_checksums: dict[bool, list[Location]] = {}  # is_playlist -> lists
-        self._checked: set[str] = set()  # paths of lists with a checksum in another list
-        self._by_folder: dict[str, list[OtherList]] = {}  # the key "" is for the --against list
+        self._checked: set[str] = set()  # paths of lists whose checksums another list contains
+        # folder -> lists in this folder; the key of the --against list is ""
+        self._by_folder: dict[str, list[OtherList]] = {}
 
     def add(self, other: OtherList) -> None:
         """Add a list."""
@@ -384,7 +385,7 @@ def read_other_lists(
 
     files      name of a file in the main list -> location of the file, and the result of its check
     depth      depth of the check; with `quick`, lists that require a request are not read
-    named      lists of the same shards that the user named, without the main list
+    named      further lists that the user named, with the same shards as the main list
     is_folder  whether the shards are the files of a folder without a main list
     only       positions of the shards that are checked; None: all
     """
@@ -517,9 +518,9 @@ def unlisted_shard(at: Location, listed_in: Location) -> Finding:
 def find_unlisted_files(
     playlist: Playlist, known: Collection[str]
 ) -> Iterator[tuple[str, Finding | None]]:
-    """Yield unlisted files in the folder of a dataset, and subfolders that are other datasets.
+    """Yield (name, finding) for unlisted files and for subfolders that contain other datasets.
 
-    An unlisted shard or an unreadable folder is returned with a finding.
+    `finding` is None except for an unlisted shard and for a folder that cannot be read.
 
     known  paths of files that are not reported, although the main list does not name them
     """
@@ -535,7 +536,7 @@ def find_unlisted_files(
             except FlareError:
                 continue  # the check of this file reports the error
     if version_of(playlist) is not None:
-        # other versions may list other files, and an interrupted prune may have left files
+        # other versions may list other files, and an interrupted prune may have left some files
         with contextlib.suppress(FlareError):
             others = (*listed_in_versions(top), *files_to_remove(top))
             listed.update(str(top / name) for name in others)

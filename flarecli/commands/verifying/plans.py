@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 __all__ = ["Choice", "Only", "Plan", "link_address", "notes_about_plain_shards", "plan_sources"]
 
 _LIST_NAMES = (PLAYLIST, INDEX, SHARD_INDEX)  # lists that are searched for in each folder
-_MAX_SEARCHED_BYTES = 1 << 26  # bytes of a damaged list that are searched for a file name
+_MAX_SEARCHED_BYTES = 1 << 26  # in a damaged list, only these first bytes are searched for names
 
 
 @dataclass
@@ -116,7 +116,7 @@ def plan_sources(
 
     format   value of `-f`; if a list names another format, UsageError is raised
     streams  names of the streams to check; empty: all
-    quick    do not send requests for lists
+    quick    True: do not read lists that require a request
     table    values of the options `input` and `csv`, for tables without a playlist
     opened   open input streams, by address
     return   plans; notes about lists that have only some shards in common; path -> finding for each
@@ -434,7 +434,7 @@ def _with_lists_of_files(
 
 
 def _is_of_files(plan: Plan) -> bool:
-    """Return whether a plan is for named files, or for a folder that is a single shard."""
+    """Return whether a plan is for single files, or for a folder that is a single shard."""
     if plan.playlist is None or plan.list_at is not None or len(plan.streams) != 1:
         return False
     (stream,) = plan.streams

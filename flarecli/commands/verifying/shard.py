@@ -46,7 +46,7 @@ __all__ = [
     "check_file",
 ]
 
-AGAIN = "fetch or pack it again."  # end of all hints about damage
+AGAIN = "fetch or pack it again."  # last words of all hints about damage
 MAX_MEMORY_BYTES = 256 << 20  # a larger shard is not read into memory
 _MAX_FINDINGS = 10_000  # maximum number of findings per shard
 _OBJECT_STORE = "the object store"
@@ -299,7 +299,7 @@ def _check_structure(
 
 
 def _limited(found: Iterator[Finding], shard: Shard) -> list[Finding]:
-    """Return the first _MAX_FINDINGS findings, and one finding in place of all others."""
+    """Return the first _MAX_FINDINGS findings, and one finding in place of all later findings."""
     out = list(islice(found, _MAX_FINDINGS))
     following = next(found, None)
     if following is not None:
@@ -416,7 +416,7 @@ def _hash_chunk(
     """
     at, size = chunk.at, result.size
     sums = Sums(_hash_names(at, entries, result))
-    # companion files that are not listed are found by the path of the shard
+    # companion files that are not listed are searched for at the path of the shard
     needs_path = formats.facts(chunk.format).is_multi_file and not chunk.companions
     data: bytes | bytearray | memoryview
     if needs_path or (size > MAX_MEMORY_BYTES and not compression):

@@ -25,7 +25,7 @@ from flarecli.storage.local import LocalStore
 
 __all__ = ["VerifyState"]
 
-_MARK = b'{"flare": "verify", "format": 2, '  # the first bytes of every state file
+_MARK = b'{"flare": "verify", "format": 2, '  # the first bytes of a state file
 # the first bytes of a state file of format 1, which this version of flare does not read
 _EARLIER = b'{"flare": "verify", "options": '
 _TEXTS = ("address", "kind", "message", "hint", "item")

@@ -31,7 +31,7 @@ from flarecli.storage import Location
 
 __all__ = ["Task", "chunk_tasks", "file_tasks", "list_sizes", "run_local", "run_on_engine"]
 
-_READ_AHEAD_BYTES = 1 << 30  # maximum size of shards in memory, for any number of jobs
+_READ_AHEAD_BYTES = 1 << 30  # maximum total size of the shards in memory, for any number of jobs
 
 # function that returns the result of an earlier run for a task, or None
 Known: TypeAlias = Callable[["Task"], FileResult | None]
@@ -82,7 +82,7 @@ def file_tasks(
     depth: Depth,
     only: Only | None = None,
 ) -> Iterator[Task]:
-    """Yield tasks for listed files that are not part of a shard, and collect their results.
+    """Yield tasks for listed files that are not part of a shard. Each task stores its result.
 
     results  dict to update: name of a file -> its location and result
     only     check only these files and the indexes of the shards; None: all
@@ -116,7 +116,8 @@ def chunk_tasks(
     Each task contains the entries of all lists for its file. For shards that are not chosen, only
     the lists are compared with each other.
 
-    only  use only these shards; None: use all shards
+    chosen  positions of the shards to check
+    only    shards to which the check is restricted; all others are ignored. None: all shards
     """
     first = 0  # number of the next row; -1: unknown
     for i, place in enumerate(places_of(stream)):
