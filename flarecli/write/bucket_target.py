@@ -94,7 +94,7 @@ class Lease:
                 return swap(self._at, self._next(), current)
             time.sleep(0.01 * 2**number)
         raise BusyError(
-            "cannot create the lock: other processes created it first, or the store refuses conditional puts",
+            "cannot create the lock: other processes created it first, or the store rejects conditional writes",
             where=self._where,
             hint="Try again in a minute.",
         )
@@ -238,7 +238,7 @@ def _is_alive(pid: object, ticks: object) -> bool | None:
     if os.path.exists(f"/proc/{pid}"):
         return _start_ticks(pid) == ticks
     try:
-        os.kill(pid, 0)  # distinguishes a missing process from a hidden process
+        os.kill(pid, 0)  # also finds a process that /proc hides from this user
     except ProcessLookupError:
         return False
     except OSError:
@@ -321,7 +321,8 @@ class BucketTarget(Target):
             if self._done.exists():
                 self._clear()
             elif (self._new / PLAYLIST).exists() and self._is_new_complete():
-                # a missing old playlist was deleted by an interrupted `_replace`, after this check
+                # If the old playlist is missing, an interrupted `_replace` has deleted it, after
+                # this check had passed.
                 if (self._out / PLAYLIST).exists():
                     self._check_replaceable()
                 self._replace()

@@ -55,8 +55,8 @@ def chosen_encodings(
 ) -> dict[str, str]:
     """Return the encoding of each column: column -> encoding.
 
-    The user's choice comes first, then the encoding in the source dataset, then the default
-    encoding.
+    The user's choice has priority over the encoding in the source dataset, and that encoding has
+    priority over the default encoding.
 
     batch       first batch; in a column of bytes, only the first value is read, so that the result
                 does not depend on the batch size
@@ -116,7 +116,7 @@ def source_types(
             kept = types.get(name, kind)
             if _is_same_type(encodings.without_dictionaries(kept), kind):
                 kind = kept
-        else:  # values in the form in which a flare dataset stores them
+        else:  # the column is in its stored encoding, because it was read from a flare dataset
             kind = types.get(name, _natural(encoding).arrow)
         out[name] = encodings.without_variants(kind)
     return out
@@ -228,8 +228,8 @@ def table_encodings(
 ) -> dict[str, str]:
     """Return the encodings to store: column -> encoding.
 
-    For a typed format, an encoding that does not match the column's type is replaced. For example,
-    an MDS dataset may store lists as `json`, but a Parquet file stores them as `str[]`.
+    If the format stores Arrow types, encodings that do not match the types are replaced. For
+    example, an MDS dataset may store lists as `json`, but a Parquet file stores them as `str[]`.
 
     chosen  column -> encoding
     types   column -> Arrow type in the table
@@ -269,7 +269,7 @@ def stored_schema(format: Format, columns: Columns, types: Mapping[str, pa.DataT
 def restored_batch(
     batch: pa.RecordBatch, columns: Columns, types: Mapping[str, pa.DataType]
 ) -> pa.RecordBatch:
-    """Convert a batch to the Arrow types of the packed table, for a typed format."""
+    """Convert a batch to the Arrow types of the packed table, for a format that stores types."""
     arrays, fields = [], []
     for column, array in zip(columns, batch.columns, strict=True):
         kind = types[column.name]
@@ -284,7 +284,7 @@ def restored_batch(
 
 
 class ColumnConverter:
-    """Converter from batches to the encodings of `columns`.
+    """Converter that converts batches to the encodings of `columns`.
 
     A row that cannot be encoded becomes a failure. A row with a null also becomes a failure if
     `allows_nulls` is False.

@@ -71,7 +71,7 @@ def joined(engine: str) -> Iterator[None]:
 
 def _ray() -> Any:
     try:
-        return importlib.import_module("ray")  # untyped, because type hints differ between versions
+        return importlib.import_module("ray")  # untyped: type hints differ between its versions
     except ImportError:
         raise MissingLibraryError(
             "--engine ray requires ray", hint="Run `pip install 'flarecli[ray]'`."

@@ -137,7 +137,7 @@ class ErasedKeys:
         return np.fromiter(found, bool, len(values))
 
     def contains_text(self, text: str) -> bool:
-        """Return whether a key from `failed.jsonl` is an erased value of any column."""
+        """Return whether a key from `failed.jsonl` is an erased key of any column."""
         if not text or not self:
             return False
         one = self._hash(text.encode())

@@ -1,4 +1,4 @@
-"""Failed rows. `failed.jsonl` lists the failed rows in row order, with the reason of each failure.
+"""Failed rows. `failed.jsonl` lists the failed rows in row order, with the reason for each failure.
 
 The file is part of the dataset: secrets are redacted, and repeated packs write the same bytes.
 """
@@ -199,7 +199,7 @@ def error_of(failure: Failure, address: object, hint: str = SKIP_HINT) -> FlareE
 
 
 class Failed:
-    """The failed rows of one dataset that is being written, in `failed.jsonl`.
+    """Writer of `failed.jsonl`, the list of the failed rows of one dataset.
 
     state       state of `failed.jsonl` in the journal of an interrupted pack
     counts      kind of failure -> number of rows

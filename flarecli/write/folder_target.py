@@ -89,15 +89,16 @@ class FolderTarget(Target):
                 f"Specify another folder: --overwrite replaces only output of `flare {noun}`."
             )
         final = Location(LocalStore(self.final, self.shown, maps=False))
-        # `overwrite` replaces a folder with finished output; unfinished output is instead deleted
-        # from the folder, after the folder has been locked
+        # With `overwrite`, a new folder replaces finished output. Unfinished output is instead
+        # deleted from this folder, after the folder has been locked.
         is_begun = self._is_begun()
         self._replaces = (
             overwrite
             and not is_begun
             and (self.contents.is_finished(final) or os.path.isdir(self._sibling("new")))
         )
-        # an earlier process wrote all files, but was killed before it removed the scratch folder
+        # True: an earlier process wrote all files, but was killed before it removed the scratch
+        # folder
         self._is_replaced = is_begun and os.path.isfile(os.path.join(self.final, PLAYLIST))
         if self._replaces or (is_begun and overwrite and not resume):
             self._check_replaceable()

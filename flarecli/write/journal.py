@@ -1,7 +1,7 @@
 """The journal of a pack: one JSON line per step. A line is durable before the next step starts.
 
     {"flare": VERSION, "format": …, "settings": …, "source": …, "options": …}
-        the first line, the head; for `--part K/N`, `parts` is N
+        the first line, called the head; with `--part K/N`, it also contains "parts": N
     {"columns": [[name, encoding], …], "schema": {…}, "extensions": {…}}  when the columns are known
     {"shard": …, "rows": …, "next": …, "files": […], "failed": …}  for each durable shard
 
@@ -31,7 +31,8 @@ from flarecli.storage.append_log import LogLine, format_line, open_log
 from flarecli.storage.local import SCRATCH
 
 if TYPE_CHECKING:
-    from flarecli.ingest import SourceChecksum  # types only: `ingest` loads the readers of tables
+    # imported only for type hints, because `ingest` loads the readers of tables
+    from flarecli.ingest import SourceChecksum
 
 __all__ = ["Journal", "key_difference"]
 
@@ -101,7 +102,8 @@ class Journal:
             and not self._checksum.matches(state)
         ):
             raise self._of_another(_CHANGED)
-        if good < stop:  # the next line lists a missing file, so its rows are packed again
+        # a file of the next shard is missing or incomplete, so the shard is packed again
+        if good < stop:
             self._log.cut(good)
 
     def _of_another(self, difference: str) -> UsageError:
@@ -219,7 +221,7 @@ def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
             continue
         if isinstance(one, dict) and isinstance(two, dict):
             return _difference(one, two)
-        if key == "source":  # two checksums would not help the user
+        if key == "source":  # a message with two checksums would not help the user
             return _CHANGED
         if key == "parts":
             wanted = "" if two is None else f", not --part K/{two}"

@@ -369,7 +369,7 @@ class Keys:
         hashes, values = _hashed(keys)
         order = np.argsort(hashes)
         if len(order) and (np.diff(hashes[order]) == 0).any():
-            order = np.argsort(hashes, kind="stable")  # slower; needed only for equal hashes
+            order = np.argsort(hashes, kind="stable")  # slower; keeps equal hashes in row order
         hashes, at = hashes[order], at[order]
         values = None if values is None else values[order]
         firsts = _first_positions(hashes, values)

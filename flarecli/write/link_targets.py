@@ -218,7 +218,7 @@ def address_texts(batch: pa.RecordBatch, source: str) -> list[str | None]:
     column = address_column(batch, source)
     try:
         texts: list[str | None] = column.to_pylist()
-    except UnicodeDecodeError:  # only the rows with invalid UTF-8 must fail
+    except UnicodeDecodeError:  # a row with invalid UTF-8 must not make other rows fail
         texts = [
             value.as_buffer().to_pybytes().decode("utf-8", "surrogateescape")
             if value.is_valid

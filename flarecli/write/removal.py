@@ -3,8 +3,8 @@
     OUT/.flare-removal    JSON lines: the names of the files to delete. The file is written before
                           the first deletion, so that an interrupted removal can be completed
 
-Playlists are deleted before files, so that all files in each remaining playlist exist. The
-functions that delete files must be called with the commit lock.
+Playlists are deleted before files, so that all files in each remaining playlist exist. Callers of
+functions that delete files must hold the commit lock.
 """
 
 from __future__ import annotations
@@ -256,7 +256,8 @@ def _lock(at: Location) -> Iterator[None]:
     """
     store = at.store
     if not isinstance(store, LocalStore):
-        from flarecli.write.bucket_target import Lease  # loads a bucket client
+        # imported late, because `bucket_target` loads a bucket client
+        from flarecli.write.bucket_target import Lease
 
         lease = Lease(at / f"{SCRATCH}/lock", str(at), waits=True)
         try:

@@ -523,7 +523,7 @@ def _next_version(at: Location, change: Change, base: Version) -> Version:
 
 
 def _same_rows(base: Version) -> list[dict[str, str]]:
-    """Return the checksums of the shard lists of `base`, and of earlier versions with its rows."""
+    """Return the shard list checksums of `base` and of earlier versions with the same rows."""
     earlier = [dict(one) for one in same_rows(base.playlist)]
     return [*earlier, base.dataset.stream_checksums][-_MAX_SAME_ROWS:]
 
@@ -594,7 +594,7 @@ def _check_newest(at: Location, new: Version) -> None:
 
 
 def _fresh(at: Location) -> Location:
-    """Return a location with a new store, which does not pin the file versions of earlier reads."""
+    """Return a location with a new store, so that each file is read in its current version."""
     return replace(at, store=copy.copy(at.store))
 
 

@@ -45,7 +45,8 @@ from flarecli.write.journal import Journal
 from flarecli.write.target import Target, check_files
 
 if TYPE_CHECKING:
-    from flarecli.ingest import SourceChecksum  # types only: `ingest` loads the readers of tables
+    # imported only for type hints, because `ingest` loads the readers of tables
+    from flarecli.ingest import SourceChecksum
 
 __all__ = ["SHARD_LIMIT", "Writer"]
 
@@ -209,7 +210,7 @@ class Writer:
         return 0
 
     def _check_open(self) -> None:
-        """Raise UsageError if the Writer is closed, or if an interrupt may have lost rows."""
+        """Raise UsageError if the Writer is closed, or if an earlier write failed."""
         if self._is_inconsistent and not self._ended:
             raise UsageError(
                 "an earlier shard could not be written, so later rows are refused",
@@ -360,7 +361,7 @@ class Writer:
 
         Columns are matched by name. If the Writer has no columns yet, it infers them from the first
         batch. If a value cannot be stored, no row of the table is written. If the table is a
-        stream, no further row is written, and earlier batches remain written.
+        stream, its earlier batches remain written, and no further row is written.
 
         batch   a pyarrow RecordBatch or Table, or a stream: any other object with the method
                 `__arrow_c_stream__` or `__arrow_c_array__`, such as a pandas or Polars DataFrame, a
@@ -400,7 +401,7 @@ class Writer:
             self.name_columns(chosen, source_types(batch.schema, chosen, {}, {}))
         columns = self.columns or ()
         check_columns(names, [column.name for column in columns])
-        self._write_samples()  # the buffered samples come before the rows of this table
+        self._write_samples()  # the buffered samples precede the rows of this table
         if places is None:
             first = self.rows + self._buffered_rows
             places = np.arange(first, first + batch.num_rows)
@@ -463,8 +464,8 @@ class Writer:
                 start, before = stop, int(ends[stop - 1])
             if start < batch.num_rows:
                 self._flush(int(rows[start]))
-                # Arrow's default allocator would keep the memory of the written rows and allocate
-                # more memory for the next shard
+                # otherwise, Arrow's default allocator would keep the memory of the written rows and
+                # allocate more memory for the next shard
                 pa.default_memory_pool().release_unused()
 
     def _check_storable(self, batch: pa.RecordBatch, rows: IntArray) -> None:
@@ -808,7 +809,7 @@ class _SampleBuffer:
         )
 
     def remove(self, count: int, refused: int = -1) -> None:
-        """Remove the first `count` samples, and the sample at the index `refused`; -1 for none."""
+        """Remove the first `count` samples, and the sample at index `refused` unless it is -1."""
         self._buffered = [
             sample for i, sample in enumerate(self._buffered) if i >= count and i != refused
         ]

@@ -22,7 +22,7 @@ def test_a_store_that_refuses_conditional_puts_is_an_error_after_a_few_attempts(
         Lease(locate(str(tmp_path)) / "lock", "s3://b/out", waits=False)
     assert (
         str(caught.value)
-        == "s3://b/out: cannot create the lock: other processes created it first, or the store refuses conditional puts"
+        == "s3://b/out: cannot create the lock: other processes created it first, or the store rejects conditional writes"
     )
     assert caught.value.hint == "Try again in a minute."
     assert len(requests) == 9
