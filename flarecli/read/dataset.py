@@ -552,7 +552,7 @@ class Dataset(Data):
     def version(self) -> int | None:
         """Return the number of the dataset's version; None if the dataset was never changed.
 
-        The data of an open dataset remains at this version.
+        Later changes of the dataset do not affect an open Dataset.
         """
         return version_of(self.playlists[0]) if len(self.playlists) == 1 else None
 
@@ -571,7 +571,7 @@ class Dataset(Data):
 
     @property
     def stream_checksums(self) -> dict[str, str]:
-        """Return stream name -> listing checksum, the checksum of the stream's list of shards."""
+        """Return the checksum of each stream's list of shards: stream name -> checksum."""
         return self._table.stream_checksums
 
     def is_compaction_of(self, checksum: str) -> bool:
@@ -675,7 +675,7 @@ class Dataset(Data):
 
     @checked
     def shard(self, num_shards: int, index: int) -> Dataset:
-        """Split the rows into `num_shards` consecutive equal parts, and return part `index`.
+        """Split the rows into `num_shards` consecutive parts of equal size; return part `index`.
 
         If the rows cannot be divided equally, the first parts have one more row than the others.
 
@@ -856,7 +856,7 @@ def open(
     streams       names of the streams to read; streams of equal length are joined by column
     retries       maximum number of retries after transient errors, per object
     timeout       maximum time that a transfer may stall: seconds, or a string such as `30s`; an
-                  HTTP transfer below 1 kB/s is stalled
+                  HTTP transfer counts as stalled below 1 kB/s
     deadline      maximum time per object, including retries: seconds, or a string such as `10m`
     allow_private allow the data to refer to private and loopback addresses
     allow_local   allow the data to refer to file:// URLs, to paths outside the folder of the data,

@@ -30,7 +30,7 @@ def image(
 
     In mode `L`, the result is [height, width].
 
-    size  pixels: one number or (width, height); None keeps the size of each image
+    size  size in pixels: one number or (width, height); None keeps the size of each image
     mode  a Pillow mode: `RGB`, `L`, …
     crop  True crops around the center to the target aspect ratio; False stretches the image
     """
@@ -143,7 +143,7 @@ def video(frames: int, step: int = 1, size: int | tuple[int, int] | None = None)
 
     frames  maximum number of frames
     step    decode every `step`-th frame
-    size    pixels: one number or (width, height); None keeps the size of each video
+    size    size in pixels: one number or (width, height); None keeps the size of each video
     """
     check_minimum(1, frames=frames, step=step)
     return partial(_decode_video, frames=frames, step=step, size=_pair(size))

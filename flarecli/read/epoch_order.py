@@ -6,7 +6,7 @@ windows     a keyed permutation of the chunks. Each group of `window` consecutiv
             permutation is a window, and the rows of a window are permuted together. A reader needs
             only the chunks of one window at a time
 
-A keyed permutation computes the row of any step in any epoch, without storing a shuffle. It is a
+A keyed permutation computes the row of any step in any epoch, and needs no stored table. It is a
 Feistel network: a number below `rows` is a pair (left, right) in Z_a x Z_b, where a·b is `rows` or
 slightly more. Each round adds a keyed hash of one half to the other half; a round is a bijection on
 the pairs. If a result is not below `rows`, it is permuted again (cycle walking). Steps are permuted

@@ -105,7 +105,7 @@ class Mix(Data):
     def _split(
         self, indices: Sequence[int] | IntArray
     ) -> Iterator[tuple[Dataset, IntArray, IntArray]]:
-        """Yield (dataset, positions of its rows in `indices`, row numbers in the dataset)."""
+        """Yield (dataset, positions in `indices`, row numbers in the dataset) for each dataset."""
         rows = row_numbers(indices)
         if len(rows) and not (rows.min() >= 0 and rows.max() < len(self)):
             raise RowsError(f"row is outside the mix, which has {len(self)} rows")
@@ -259,7 +259,7 @@ class MixOrder:
         return block * BLOCK + int(np.flatnonzero(self._block(block)[0] == k)[which]) - self._first
 
     def _block(self, block: int) -> tuple[IntArray, IntArray]:
-        """Return the dataset of each step in a block, and the number of its earlier reads.
+        """Return, for each step of a block, the dataset and the number of its earlier reads.
 
         return  two arrays, int64 [BLOCK]; reads in earlier blocks and epochs are included
         """
@@ -291,7 +291,7 @@ class MixOrder:
         if len(self._orders) > 4 * len(self._mix.parts):
             self._orders.clear()
         order = self._orders.get((k, epoch))
-        if order is None:  # several threads may create the order; their orders are equal
+        if order is None:  # several threads may create equal orders
             order = self._mix.parts[k].order(self._seed + k, epoch, *self._options)
             self._orders[k, epoch] = order
         return order
@@ -309,7 +309,7 @@ def _quotas(weights: Any) -> IntArray:
     """Return integers of at least 1 whose sum is BLOCK, in the ratio of the weights."""
     if len(weights) > BLOCK:
         raise UsageError(f"cannot mix {len(weights)} datasets; the maximum is {BLOCK}")
-    shares = weights / weights.max()  # first, because the sum of large weights may overflow
+    shares = weights / weights.max()  # otherwise, the sum of large weights may overflow
     shares = shares / shares.sum()
     exact = shares * (BLOCK - len(weights)) + 1 if (shares * BLOCK < 1).any() else shares * BLOCK
     out: IntArray = np.floor(exact + 1e-9).astype(np.int64)

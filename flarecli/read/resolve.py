@@ -150,7 +150,7 @@ def resolve(
         playlist = _with_headers(_resolved(at, format, exists), table)
         if out and _can_extend(out[-1], playlist):
             urls = out[-1].streams[0].urls
-            urls.extend(playlist.streams[0].urls)  # type: ignore[attr-defined]  # `_of_file` made a list
+            urls.extend(playlist.streams[0].urls)  # type: ignore[attr-defined]  # a list from `_of_file`
         else:
             out.append(playlist)
     if table.get("csv"):

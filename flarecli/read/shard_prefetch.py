@@ -24,7 +24,7 @@ __all__ = ["Prefetch"]
 _THREADS, _WINDOWS_AHEAD = 4, 2
 _MAX_LOCAL_RANKS = 8
 _MIN_LARGE_PAGE_BYTES = 8 << 20  # smaller datasets are read with normal pages
-_MIN_AHEAD_BYTES = 32 << 20  # more than two windows are prefetched up to this total size
+_MIN_AHEAD_BYTES = 32 << 20  # windows after the next two are prefetched up to this total size
 _POLL_S = 0.5  # interval between checks for free space in the cache
 _END_S = 1.0  # maximum time for which `close` waits for transfers
 

@@ -42,8 +42,8 @@ _MAX_GATHERED_FILES = 256  # maximum number of mapped files in GatheredRows
 class Series:
     """A concatenation of streams that have the same columns.
 
-    A Series can be pickled, because each process opens its own shards. The position of a chunk is
-    its number, counted from 0 across all streams.
+    A Series can be pickled. Open shards are not pickled, so each process opens its own shards. The
+    position of a chunk is its number, counted from 0 across all streams.
 
     rows     the number of rows of all streams
     columns  the columns of every stream
@@ -110,7 +110,7 @@ class Series:
             if stream.rows is None:
                 rows = np.full(len(stream), -1, np.int64)
             else:
-                rows = stream.rows.astype(np.int64)  # a copy
+                rows = stream.rows.astype(np.int64)  # a copy, which is completed below
             for i in np.flatnonzero(rows < 0).tolist():
                 rows[i] = self.shard(first + i).rows
             parts.append(rows)

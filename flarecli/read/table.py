@@ -39,7 +39,7 @@ def row_numbers(indices: Sequence[int] | IntArray) -> IntArray:
         if isinstance(indices, str):  # a column name, as in pandas
             hint = f"Select a column with data.select([{shown(indices)}])."
         raise UsageError(f"expected a list of row numbers, got {type(indices).__name__}", hint=hint)
-    if rows.dtype.kind not in "iu" and len(rows):  # as integers, they would select other rows
+    if rows.dtype.kind not in "iu" and len(rows):  # as integers, these select other rows
         hint = "Convert the mask with numpy.flatnonzero(mask)." if rows.dtype.kind == "b" else ""
         raise UsageError(f"expected row numbers, got values of type {rows.dtype.name}", hint=hint)
     if rows.dtype == np.uint64 and len(rows) and rows.max() >= 1 << 63:  # int64 would overflow
@@ -133,7 +133,7 @@ class Table:
         return {name: field for part in self.series for name, field in part.fields.items()}
 
     def take(self, indices: Sequence[int] | IntArray, names: Sequence[str]) -> dict[str, pa.Array]:
-        """Return the rows `indices`, in this order, as Arrow arrays by column.
+        """Return rows in the order of `indices` as Arrow arrays: column name -> array.
 
         Columns whose format does not store Arrow types are omitted.
         """
@@ -374,7 +374,10 @@ class Shards:
 
     @property
     def room(self) -> int:
-        """Return the maximum number of bytes to prefetch into any cache; 0 without a cache."""
+        """Return the maximum number of bytes to prefetch: the minimum over all caches.
+
+        The result is 0 without a cache.
+        """
         rooms = (min(series.room for series in table.series) for _, table in self._tables)
         return min((room for room in rooms if room), default=0)
 

@@ -84,8 +84,8 @@ lifetimes.after_fork(lambda: _inherited.extend(_open))
 def connect() -> duckdb.DuckDBPyConnection:
     """Open an in-memory database.
 
-    raises  MissingError if the current folder was deleted, because DuckDB would otherwise end the
-            process
+    raises  MissingError if the current folder was deleted; DuckDB would end the process in this
+            case
     """
     import duckdb
 
@@ -196,7 +196,7 @@ def select(
     schema      schema of the batches; the result of a SELECT has the types of DuckDB
     batches     input, read one batch at a time unless a SELECT sorts, groups, counts or limits
     expression  a condition over the columns, such as `aes > 4 AND lang = 'en'`, or one SELECT
-    hidden      name of a hidden int64 column, the last column of the batches, which is not in
+    hidden      name of an int64 column that is the last column of the batches and is not in
                 `schema`. The batches of the result also have this column if the result consists of
                 source rows
     known       names of all columns, for messages, if some of them are not in `schema`

@@ -10,7 +10,7 @@ from multiprocessing.context import get_spawning_popen
 from multiprocessing.sharedctypes import RawArray
 from typing import Any
 
-import numpy.random  # noqa: F401 - each worker imports it; forked workers inherit the module
+import numpy.random  # noqa: F401 - workers need this module; forked workers inherit it
 from torch.utils import data as torch_data
 
 from flarecli.arguments import check_minimum, checked
@@ -122,7 +122,8 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
         # Position of the first batch that is not completely yielded, and the number of samples of
         # this batch that are already yielded.
         self._at = Cursor(seed, epoch, 0, order), 0
-        self._resume: tuple[int, int, int, int] | None = None  # epoch, step, samples, workers
+        # state of `load_state_dict` for the next loop: epoch, step, yielded samples, workers
+        self._resume: tuple[int, int, int, int] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         if not get_spawning_popen():  # a copy in the same process has its own epoch
