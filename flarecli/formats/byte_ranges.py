@@ -108,7 +108,7 @@ class ShardMemory(NamedTuple):
     view     all bytes
     source   memory map or bytes object that `view` covers completely; slicing it returns bytes.
              `view` itself if there is no such object
-    buffers  Arrow buffers, without a copy: buffer k contains all bytes from the offset k GiB
+    buffers  Arrow buffers of the same memory: buffer k contains all bytes from the offset k GiB
     """
 
     view: memoryview

@@ -21,7 +21,8 @@ format:
 A column with a list encoding (`int[]`) is stored as a list, any other column as a list of one
 value. A missing feature is null. In a column that is not a list, an empty list is null too. 8-byte
 numbers other than int64 are stored in a BytesList. If one of the first 1,024 records is not an
-Example, or if a feature has values of different types, the file has one column of bytes, `record`.
+Example, or if a feature has different types in two of these records, the file has one column of
+bytes, `record`.
 
 The optional index `x.tfrecord.idx` has a line `OFFSET SIZE` for each record, as written by DALI and
 the `tfrecord` package. Sizes include the length and the checksums. An index that does not match its
@@ -75,7 +76,7 @@ RECORD: Columns = (column("record", "bytes"),)
 FRAME = 16  # bytes per record for its length and checksums
 HEAD = struct.Struct("<QI")
 SAMPLED_ROWS, SAMPLED_BYTES = 1024, 16 << 20  # limits for the records read to detect columns
-MAX_INDEX_BYTES = 1 << 30  # about 40 million records
+MAX_INDEX_BYTES = 1 << 30  # sufficient for about 40 million records
 STEP_ROWS, STEP_BYTES = 8192, 16 << 20  # limits for records that are verified together
 _NAME = re.compile(r"\.tfrecords?(?:-\d+-of-\d+)?(?:\.gz)?$")
 _INDEX_HINT = "Delete the index, or pack the dataset again."
@@ -416,7 +417,8 @@ class _Feature(NamedTuple):
 def _sampled(shard: Shard) -> dict[str, Column] | None:
     """Return the columns that are inferred from the first records: name -> column.
 
-    The result is None if a record is not an Example, or if a feature has values of different types.
+    The result is None if one of these records is not an Example, or if a feature has different
+    types in two of them.
     """
     kinds: dict[str, int] = {}
     lists: set[str] = set()
@@ -512,7 +514,10 @@ def _parse_feature(raw: bytes, start: int, stop: int) -> _Feature:
         if field not in _KINDS:
             raise ValueError(f"unknown feature type {field}")
         if kind != field:
-            kind, values = field, []  # if a feature has several value types, the last is used
+            kind, values = (
+                field,
+                [],
+            )  # if a feature has several lists of different types, the last is used
         if field == _BYTES:
             values += [raw[low:high] for low, high in _items(raw, first, last)]
         elif field == _FLOATS:
@@ -539,8 +544,8 @@ def _fields(raw: bytes, at: int, end: int, plain: int = 2) -> Iterator[tuple[int
     Fields are skipped if their wire type is neither 2 (bytes) nor `plain`.
 
     plain   wire type of numbers that are not packed
-    raises  ValueError for a field that exceeds its message, for an unsupported wire type, or if
-            field 1 would be skipped
+    raises  ValueError for a field that extends past the end of its message, for an unsupported wire
+            type, or if field 1 would be skipped
     """
     while at < end:
         tag, at = _varint(raw, at, end)

@@ -70,7 +70,7 @@ class StreamingDataset:
                          oldest files are removed first
     transforms           functions that convert a sample to one or several samples
     max_index_files_to_use  maximum number of indexes to read for a wildcard
-    unaligned_worker_index  let each worker of each rank read all samples, in different orders
+    unaligned_worker_index  let every worker of every rank read all samples, in an order of its own
     infinite_iteration   start another epoch at the end of each epoch
     allow_private        allow addresses in private networks
     allow_host           hosts or networks to allow, as for `--allow-host`

@@ -224,7 +224,10 @@ class Batching:
         self.steps = self.batches * self._size // self.global_size * self.global_size
 
     def at(self, steps: IntArray, epoch: int, shuffle: bool) -> tuple[IntArray, IntArray]:
-        """Return the stream of each step, and the position in its order: int64 [k] each."""
+        """Return the stream of each step, and the position of the step in the stream's order.
+
+        return  two arrays, int64 [k] each
+        """
         if self._method == "stratified":
             bounds = np.cumsum(self._shares)
             number, offset = np.divmod(steps, self.global_size)

@@ -37,7 +37,7 @@ from flarecli.formats.tables.text_records import (
 __all__ = ["Json"]
 
 _ROWS = 8192
-MAX_CELLS = 1 << 25  # rows times columns of one parsed table
+MAX_CELLS = 1 << 25  # maximum number of values, rows x columns, of one parsed table
 MAX_DEPTH = 64  # levels of nested brackets; Arrow uses stack space for each level
 # matches an integer that may be inexact as a double
 _LONG_INTEGER = re.compile(rb"[:\[,]\s*-?\d{16,}\s*[,}\]]")

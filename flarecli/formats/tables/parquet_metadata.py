@@ -326,7 +326,8 @@ class Footer:
         """Return the footer of a small file with `rows` rows in one row group.
 
         group   number of the row group in the original file
-        leaves  number of a leaf column -> its pages; the other leaf columns cannot be read
+        leaves  number of a leaf column -> its pages in the small file; the other leaf columns of
+                the small file cannot be read
         """
         size, chunks = self._group(group)
         columns = [
