@@ -173,7 +173,8 @@ class CachedStore(Store):
     def _retry_if_changed(self, path: str, call: Callable[[], T]) -> T:
         """Return the result of `call`. If the object has changed, drop its pinned version.
 
-        If `call` itself pinned the version, call it once more; otherwise, raise the IntegrityError.
+        If `call` itself pinned the version, `call` is run once more. Otherwise, the IntegrityError
+        is raised.
         """
         is_new = path not in self._pins
         try:
@@ -295,8 +296,8 @@ class CachedStore(Store):
     def keep(self, path: str, listed: int | None = None, passing: bool = False) -> bool:
         """Fetch a whole object so that it can be mapped; return False if it cannot be cached.
 
-        listed   size of the object in bytes according to a listing, or None. With a size, an object
-                 without a cached copy is fetched without a separate request for its version.
+        listed   size of the object in bytes according to a listing, or None. If the size is listed
+                 and no copy is cached, the object is fetched without first requesting its version.
         passing  whether the object is used only once in a run. The caller must call `passed` after
                  the use. The object is kept in memory if it is too large for the folder, or if it
                  would evict copies in use. If other processes use the folder, the object is never

@@ -1,8 +1,8 @@
 """Check the IP address of each connection, and decide which private addresses requests may reach.
 
 The IP address is checked because a public host name may resolve to a private address. Public
-addresses are always allowed. Private addresses need a permit: an origin that the user typed,
-`--allow-host` or `--allow-private`.
+addresses are always allowed. A private address is allowed only if the user typed its origin, or
+passed `--allow-host` or `--allow-private`. These permissions are a `Permit`.
 """
 
 from __future__ import annotations
@@ -276,7 +276,7 @@ def host_option(host: str, port: int) -> str:
 
 
 def permits_host(url: str, private: bool, hosts: Iterable[str]) -> bool:
-    """Return whether the user allowed the host in an address that is not http(s), such as ftp://.
+    """Return whether the user allowed the host of an address such as ftp://HOST/x (not http(s)).
 
     Networks in `hosts` do not apply, because flare cannot check the IP addresses to which another
     library connects.

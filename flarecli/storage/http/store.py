@@ -72,7 +72,7 @@ class HttpStore(Store):
 
     @classmethod
     def locate(cls, address: str, guard: Guard) -> Location:
-        """Return the Location for an address that the user typed; private addresses are allowed.
+        """Return the Location for an address that the user typed. The address may be private.
 
         raises  UsageError for an invalid address
         """
