@@ -1,6 +1,6 @@
 """The `cat` command: read rows.
 
-sources -> Dataset -> selected rows, in order -> where -> head or tail -> batches
+Rows are selected and ordered, filtered with the condition, and limited to the first or last rows.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def shuffled(
         row += batch.num_rows
         return batch.append_column(_SORT_KEY, pa.array(keys))
 
-    # unlike a generator, `map` does not keep a batch until the next one is read
+    # unlike a generator, `map` does not keep a batch in memory until the next batch is read
     return _sorted(map(with_keys, batches), memory_bytes, memory_bytes // _PART_SHARE, _KEY_BITS)
 
 

@@ -66,8 +66,8 @@ class Restore(versions.Change):
 def log(options: LogOptions) -> tuple[VersionInfo, ...]:
     """Return the versions of a dataset, the oldest first.
 
-    `restore` first creates a version with the shards of an earlier version. `pin` then copies the
-    newest playlist to `playlist.PIN.yaml`.
+    With `restore`, a version with the shards of an earlier version is created first. With `pin`,
+    the newest playlist is then copied to `playlist.PIN.yaml`.
 
     raises  UsageError for an invalid pin name, for the name of a pin of another version, and for an
             unknown version

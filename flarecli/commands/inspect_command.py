@@ -1,7 +1,7 @@
 """The `inspect` command: describe datasets.
 
-sources -> playlists or indexes -> headers of shards whose row counts or sizes are not listed ->
-rows, but only for a sample or for statistics
+Playlists and indexes are read first. Then the headers of the shards whose row counts or sizes are
+not listed are read. Rows are read only for a sample or for statistics.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ __all__ = ["holes", "missing_shards", "writer_of"]
 
 _MAX_CHECKED = 100_000  # maximum number of shards whose files are checked
 _MISSING = "missing"
-# matches a shard number; shorter numbers may be parts of words, longer numbers may be checksums
+# matches a shard number; shorter numbers may be parts of words, and longer numbers checksums
 _NUMBER = re.compile(r"\d{3,18}", re.ASCII)
 
 

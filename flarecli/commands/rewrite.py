@@ -1,4 +1,4 @@
-"""Rewrite some shards of a dataset, and commit a version that lists the new shards instead.
+"""Rewrite some shards of a dataset, and commit a version that lists the new shards in their place.
 
 `flare drop` rewrites shards without some of their rows, and `flare compact` joins small shards.
 """
@@ -69,7 +69,8 @@ class Rewrite(versions.Change):
     """The change that replaces runs of shards.
 
     runs     index of a stream -> its runs, in the order of its shards
-    columns  index of a stream -> its new columns, if they change; all its shards are then replaced
+    columns  index of a stream -> its new columns, if they change; the runs of this stream then
+             contain all its shards
     keeps_rows  whether all rows and their order remain the same
     """
 

@@ -504,7 +504,7 @@ def test_a_row_whose_key_is_erased_while_it_is_packed_is_not_appended(out, tmp_p
     monkeypatch.setattr(versions, "commit", commit)
     with pytest.raises(BusyError) as caught:
         flare.pack(more, out, append=True)
-    assert caught.value.message == "another process has erased the key of a row in this append"
+    assert caught.value.message == "another process has erased a key that one of the new rows has"
     with pytest.raises(FormatError):
         flare.pack(more, out, append=True, resume=True)
     packed = flare.pack(more, out, append=True, resume=True, on_error="skip")

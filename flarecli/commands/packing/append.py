@@ -99,7 +99,7 @@ class Append(versions.Change):
         )
         if is_erased:
             raise BusyError(
-                "another process has erased the key of a row in this append",
+                "another process has erased a key that one of the new rows has",
                 where=base.at,
                 hint="Run the same command again, and then `flare prune`.",
             )

@@ -1,10 +1,9 @@
 """Media processing in a pack: resize images, read media headers, compare content with extensions.
 
-    fetched rows -> values processed on threads, with bounded read-ahead -> rows in order, without
-    failed rows
-
-The result depends only on the bytes and the name of a value and on the options, not on the number
-of threads. Pillow releases the GIL while it decodes, so threads use all cores.
+Values are processed on threads, with bounded read-ahead. The rows are returned in order, without
+the failed rows. The result depends only on the options, and on the bytes and the name of a value.
+It does not depend on the number of threads. Pillow releases the GIL while it decodes, so threads
+use all cores.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ class MediaOptions:
 
     @property
     def option(self) -> str | None:
-        """Return the first option in use that needs a file column; None if there is none."""
+        """Return the name of the first set option that needs a file column, or None."""
         options = {
             "--media-info": self.info,
             "--resize": self.resize.size is not None,
@@ -114,7 +113,7 @@ def media_columns(
 ) -> list[MediaColumn]:
     """Return the file columns: columns that are read from files or links, and byte columns.
 
-    schema  schema of the rows before links are fetched, without download columns
+    schema  schema of the rows before links are fetched, without the columns of downloads
     names   columns to pack
     named   columns whose values are read from files or links
     encode  encodings chosen by the user; a column that is encoded as text or numbers has no files
@@ -140,10 +139,11 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 def info_names(columns: Sequence[MediaColumn], used: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return the names of media info columns: file column -> measure -> name.
+    """Return the names of media info columns: file column -> measure -> name of the info column.
 
-    If only one column is measured and no other column has the name of a measure, the names are
-    measures such as `width`. Otherwise, the file column is a prefix, as in `image_width`.
+    If only one file column is measured and no other column has the name of a measure, each info
+    column has the name of its measure, such as `width`. Otherwise, the name of the file column is a
+    prefix, as in `image_width`.
 
     used    names of the other columns
     raises  UsageError if a name is already used
@@ -169,7 +169,7 @@ class _Value(NamedTuple):
     data      new bytes; None: unchanged
     error     reason why the row fails; None: the row does not fail
     mismatch  difference between content and extension, such as `png, not jpeg`
-    info      width, height, frames, duration in seconds
+    info      (width, height, number of frames, duration in seconds); 0 for an unknown measure
     """
 
     data: bytes | None
@@ -178,7 +178,7 @@ class _Value(NamedTuple):
     info: tuple[int | float, ...] = (0, 0, 0, 0.0)
 
 
-_Values: TypeAlias = list[_Value | None]  # consecutive rows; None: null
+_Values: TypeAlias = list[_Value | None]  # values of consecutive rows; None: null
 
 
 def _process(
@@ -302,10 +302,10 @@ def processed(
 
 
 class FileKeys(NamedTuple):
-    """The keys of rows that contain files.
+    """The keys of rows, for messages about files in these rows.
 
     column       column of keys; None: the rows have no keys
-    is_file_key  function of a key and a file name that returns whether the key identifies the file
+    is_file_key  function (key, file name) that returns whether the key is the name of the file
     """
 
     column: str | None
@@ -313,7 +313,7 @@ class FileKeys(NamedTuple):
 
 
 class _Task(NamedTuple):
-    """The task to process rows `start` to `stop` of a column.
+    """The task to process rows start..stop of a column.
 
     is_work  whether values are resized or measured; otherwise, only their kind is detected
     """

@@ -97,7 +97,7 @@ class NullValues:
         return batch
 
     def _check_defaults(self, batch: pa.RecordBatch, names: Collection[str]) -> None:
-        """Raise UsageError for all columns that need a value, because their type has no default."""
+        """Raise one UsageError for all columns that contain nulls and have no default value."""
         missing = {
             at.name: at.type
             for at, array in zip(batch.schema, batch.columns, strict=True)

@@ -7,7 +7,7 @@ engine, the order in which parts are packed, or retries.
 `--join` joins the parts. The journal of the whole pack is then shared by the jobs:
 
     OUT/.flare/journal    source, options, N, and the columns that the first job inferred
-    OUT/.flare/lock       locked while a job reads or writes the journal, and by the join
+    OUT/.flare/lock       locked by a job while it uses the journal, and by the join
     OUT/00002/.flare/     lock and journal of the job that packs part 3/N
 """
 
@@ -182,7 +182,8 @@ def pack_parts(
     target = claim(task.out, resume=options.resume, overwrite=options.overwrite, guard=task.guard)
     if target.is_done:
         return finished_before(target, record, options.format)
-    journal, done, keep = None, None, True  # keep an earlier run's output if this run is rejected
+    # If this run is rejected, the output of an earlier run is kept.
+    journal, done, keep = None, None, True
     try:
         journal = Journal(target.at, head)
         keep = journal.columns is not None
@@ -520,7 +521,7 @@ def _empty_part(plan: Plan, division: _Division, number: int) -> Packed:
     """Return the result for a part without rows, which has no folder."""
     plan.progress.note(
         f"{division.name(number)} contains no rows, because {format_count(division.rows, 'row')} "
-        f"are divided into {len(division)} parts of {division.part_rows}"
+        f"are divided into {len(division)} parts of {format_count(division.part_rows, 'row')}"
     )
     return Packed("", plan.options.format, 0, 0, 0)
 
@@ -705,7 +706,7 @@ def _sample(plan: Plan) -> Estimate:
         raise failed_row(plan, sample.failures[0])
     if not sample.columns:
         raise NoRowsError(
-            "no row was found from which to infer the columns",
+            "found no valid row from which to infer the columns",
             where=plan.source.address,
             hint="Set the encoding of each column with --encode.",
         )
@@ -767,7 +768,7 @@ def _run(
 
 
 def _base_folder(task: PackTask) -> str | None:
-    """Return the base folder of relative addresses, for workers with a different working folder."""
+    """Return the base folder of relative addresses for workers; None if workers do not need it."""
     addresses = (*task.sources, task.out)
     is_relative = any(not is_url(one) and not os.path.isabs(one) for one in addresses)
     return whole_path("") if task.options.engine != "local" and is_relative else None
@@ -790,10 +791,12 @@ def _change_folder(folder: str | None) -> None:
 def pack_part(task: PackTask, progress: Progress | None = None) -> _Outcome:
     """Pack one part, on any engine.
 
-    The target is locked by this process or by its driver. A process of an earlier run may still
-    pack the same part, if its driver or node was lost. Such a process ends soon, so wait for it.
+    The target of the whole pack is already locked, by this process or by the process that runs the
+    engine. If the earlier run of a pack was lost, one of its workers may still be packing the same
+    part. Such a worker ends soon, so wait for it.
 
-    progress  progress of the pack; None in a worker process, because the engine reports its rows
+    progress  progress of the pack; None in a worker, whose rows are reported by the process that
+              runs the engine
     """
     stop = time.monotonic() + _MAX_BUSY_S
     while True:

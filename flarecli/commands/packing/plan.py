@@ -94,10 +94,12 @@ class PackTask:
     object_columns columns of a flare dataset whose rows were saved to a temporary file; None for
                    any other source
     base_folder    base folder of relative addresses; None: the working folder
-    existing       dataset whose keys are treated as keys of earlier rows; None: no such dataset
+    existing       dataset to which the rows are appended, for the comparison of keys; None: no such
+                   dataset, or the keys have already been compared
     existing_schema  Arrow schema of the dataset to which the rows are appended; None: a new dataset
     erased         keys of erased rows; a row with such a key fails
-    head           other values that a resumed pack must repeat, such as the version to change
+    head           other values to record in the journal, such as the version to change; a resumed
+                   pack must have the same values
     null_columns   columns that the source lacks, to fill with nulls: column -> Arrow type
     """
 
@@ -223,7 +225,7 @@ class PackTask:
         )
 
     def _text_columns(self) -> set[str]:
-        """Return the columns of a CSV file that are read as text, whatever their values are."""
+        """Return the columns of a CSV file that are always read as text."""
         text = {link.source for link in self.links}
         if self.existing_schema is not None:  # the rows must have the types of the existing rows
             return text | {
@@ -396,7 +398,7 @@ class Plan:
         }
 
     def renamed(self, name: str) -> str:
-        """Return the name of a source column in the output, where the key column may be renamed."""
+        """Return the output name of a source column. Some formats rename the key column."""
         return self.row_name or name if name == self._source_key else name
 
 
@@ -486,7 +488,7 @@ def check_keys(plan: Plan) -> None:
     """Raise FormatError for the first duplicate key in the selection.
 
     With --on-duplicate `first` or `keep`, duplicate keys are allowed. Different keys that the
-    format stores as equal keys are errors in any case.
+    format stores as equal keys are always errors.
     """
     has_changed_keys = plan.row_name is not None and bool(plan.task.format.key_column)
     if has_changed_keys or (
@@ -506,13 +508,13 @@ def selected(
     skip       number of selected rows to skip
     checksum   checksum to update with the source bytes that are read
     keys_only  read only the key column and the columns in the condition
-    return     batches; an additional column PLACE has the source row numbers, unless the rows are
-               consecutive or a query created them
+    return     batches; an additional column PLACE contains the source row numbers, unless the rows
+               are consecutive rows of the source, or a query created the rows
     """
     options, source = plan.options, plan.source
     names = _needed_columns(plan, keys_only)
     place = None if plan.is_run else PLACE
-    unused: list[str] = []  # columns whose values are not used before `--max-object` is checked
+    unused: list[str] = []  # columns whose values are used only after a check of `--max-object`
     if options.where is None:
         used = {plan.key, *(link.source for link in plan.links)}
         unused = [name for name in source.schema.names if name not in used]
@@ -614,7 +616,7 @@ def _missing_files(
 
 
 def _distinct(batches: Iterator[pa.RecordBatch], plan: Plan) -> Iterator[pa.RecordBatch]:
-    """Yield the rows with distinct keys; reject or skip a row whose key occurred before."""
+    """Yield the rows. Reject or skip each row whose key occurs in an earlier row."""
     row = plan.start if plan.is_run else 0
     with Keys() as keys:
         before = _add_existing_keys(keys, plan)

@@ -1,9 +1,10 @@
 """Run of one pack, which writes the rows of a source as the shards of one target.
 
-index -> where, limit, shuffle -> keys -> links, fetched ahead in order -> typed columns -> Writer
--> playlist
+The rows of the source are selected (where, limit, shuffle), and their keys are checked. Links are
+fetched ahead, in order. The rows are then converted to typed columns, and written as shards.
+Finally, the playlist is written.
 
-A dry run converts the first rows, fetches only a few links, and estimates the total.
+A dry run converts the first rows, fetches only a few links, and estimates the total size.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ __all__ = [
 
 _SAMPLE_ROWS, _SAMPLE_LINKS = 1024, 32  # rows that a dry run converts, without and with links
 MAX_SHARDS = 100_000  # a note is reported if a pack has more shards
-_MIN_SHARDS = 1000  # finished shards after which the total is estimated
+_MIN_SHARDS = 1000  # number of finished shards from which the total number is estimated
 _LARGE_ROW = (
     f"some rows are larger than the default --shard-size of {DEFAULT_SHARD_SIZE}; "
     "each of these rows becomes a shard of its own"
@@ -300,7 +301,8 @@ def _write(
 ) -> None:
     """Convert the rows to typed columns, and write them.
 
-    Failed rows are listed, or the error of the first failed row is raised.
+    With --on-error skip, failed rows are added to `writer.failed`. Otherwise, the error of the
+    first failed row is raised.
     """
     progress, skips, total = plan.progress, plan.options.on_error == "skip", _expected_rows(plan)
     if writer.rows:

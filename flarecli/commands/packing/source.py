@@ -1,4 +1,4 @@
-"""Sources of a pack: an index, a folder of files, a dataset, or a stream; all yield batches."""
+"""Sources of a pack: an index, a folder of files, a dataset or a stream. Each yields batches."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ class Source:
     is_list  whether each row is the address of a file, which may be outside the folder `at`
     types    column -> original Arrow type, if it differs from the type in `schema`: a dictionary
              type of an index, or the type of a dataset column before the dataset was packed
-    files    columns with file names in `batches`; `schema` has the types of the file contents
+    files    columns that contain file names in `batches`; in `schema`, these columns have the types
+             of the file contents
     key      column that contains the row keys; None if the source has none
     flaw     function that returns the error kind and message for a missing file, or None if the
              file may be missing; its arguments are the column, whether all files of the row are
@@ -458,7 +459,8 @@ def _hints_on_kind(kind: str | None, kinds: Collection[str]) -> Iterator[None]:
     """Add the recommendation to use `--input` to the hint of an error that the `with` block raises.
 
     kind   value of --input
-    kinds  the kind, or the kinds of the input streams; empty: do not change the hint
+    kinds  value of --input, or the detected kinds of the input streams; empty: do not change the
+           hint
     """
     try:
         yield

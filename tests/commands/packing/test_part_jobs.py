@@ -527,7 +527,7 @@ def test_parts_without_rows_are_not_reported_as_missing(index: str, tmp_path: Pa
             (1, f"{out}/0000{number - 1}/playlist.yaml") if number < 4 else (0, "")
         )
     assert notes.notes == [
-        f"part {number}/5 contains no rows, because 3 rows are divided into 3 parts of 1"
+        f"part {number}/5 contains no rows, because 3 rows are divided into 3 parts of 1 row"
         for number in (4, 5)
     ]
     assert flarecli.pack(index, out, join=True, limit=3).rows == 3

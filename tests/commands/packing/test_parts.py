@@ -119,7 +119,7 @@ def test_parts_without_selected_rows_are_not_written(index: str, tmp_path: Path)
 def test_a_pack_without_selected_rows_leaves_no_files(index: str, tmp_path: Path) -> None:
     with pytest.raises(NoRowsError) as caught:
         flarecli.pack(index, str(tmp_path / "out"), part_rows=20, where="n > 1000")
-    assert str(caught.value.message) == "no row was found from which to infer the columns"
+    assert str(caught.value.message) == "found no valid row from which to infer the columns"
     assert not (tmp_path / "out").exists()
 
 
