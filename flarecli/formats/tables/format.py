@@ -79,7 +79,7 @@ __all__ = ["ArrowFormat", "ParquetFormat", "TextTable"]
 _REMOTE_JOBS = 16  # may exceed the CPU count, because remote jobs wait for the network
 _VERIFIED_ROWS = 8192
 # Maximum size of a row that is written to Parquet. A row must fit in one page, and the maximum size
-# of a page is 2 GiB.
+# of a page is 2 GiB; half of this size is a safe limit.
 MAX_ROW_BYTES = 1 << 30
 # keys of the stream headers for the values of --csv and --input
 DIALECT, INPUT = "csv", "input"
