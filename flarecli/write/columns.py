@@ -183,7 +183,7 @@ def _is_text_in_documents(kind: pa.DataType) -> bool:
 
 
 def _leaves(kind: pa.DataType) -> Iterator[pa.DataType]:
-    """Yield the types in a nested type that are not nested themselves."""
+    """Yield the types that a nested type contains, without types that are nested themselves."""
     kind = encodings.value_type(kind)
     if not pa.types.is_nested(kind):
         yield kind

@@ -144,9 +144,9 @@ class _Shards:
             ]
 
     def _check_matches(self, part: Stream, first: Stream, where: Location) -> None:
-        """Raise FormatError if a part and the first have different formats, columns or hashes."""
+        """Raise FormatError if two parts have different formats, columns or hash types."""
         if part.format != first.format:
-            message = f"the format is {part.format}, but earlier parts are {first.format}"
+            message = f"the format is {part.format}; earlier parts have the format {first.format}"
             hint = "Pack all parts with the same --format."
         elif part.columns != first.columns:
             message = "columns differ from the columns of earlier parts"

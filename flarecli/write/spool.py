@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 __all__ = ["FetchedLink", "Spool", "address_digest"]
 
 SAVE_S = 30.0  # minimum interval between two saves
-_MAX_FAILURES = 8192  # number of failures in memory after which the spool is saved
+_MAX_FAILURES = 8192  # number of failures in memory that causes a save
 _NAME = re.compile(r"fetched\.(\d{5,9})", re.ASCII)
 _HEX = 32  # number of hexadecimal digits of the checksum
 

@@ -115,7 +115,7 @@ def test_parts_of_different_formats_are_not_joined(tmp_path):
     pack(tmp_path / "out" / "00001", 3, format="json")
     with pytest.raises(FormatError) as caught:
         parts.join(locate(str(tmp_path / "out")), ["00000", "00001"], {})
-    message = "the format is json, but earlier parts are mds"
+    message = "the format is json; earlier parts have the format mds"
     assert str(caught.value) == f"{tmp_path}/out/00001: {message}"
     assert caught.value.hint == "Pack all parts with the same --format."
 
