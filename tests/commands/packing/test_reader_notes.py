@@ -97,13 +97,17 @@ def test_a_column_with_a_chosen_encoding_has_no_note(tmp_path):
 def test_the_hint_names_formats_that_can_store_the_columns(tmp_path):
     table = pa.table({"data": TABLE["data"], "n": TABLE["n"]})
     for form, message, rest in (
-        ("json", "column 'data': json cannot store bytes", "the columns to pack with -c."),
-        ("ffrecord", "ffrecord has one column, got 2: data, n", "one column to pack with -c."),
+        ("json", "column 'data': json cannot store bytes", "use -c to select the columns to pack."),
+        (
+            "ffrecord",
+            "ffrecord has one column, got 2: data, n",
+            "select one column to pack with -c.",
+        ),
     ):
         with pytest.raises(UsageError) as caught:
             flare.pack(table, tmp_path / form, format=form)
         assert caught.value.message == message
-        assert caught.value.hint == f"Use -f mds or -f granular, or select {rest}"
+        assert caught.value.hint == f"Use -f mds or -f granular, or {rest}"
     with pytest.raises(UsageError) as caught:
         flare.pack(pa.table({"a/b": [1]}), tmp_path / "name", format="granular")
     assert caught.value.hint == "Use -f mds or -f json."
