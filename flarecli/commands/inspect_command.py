@@ -1,7 +1,7 @@
 """The `inspect` command: describe datasets.
 
-Playlists and indexes are read first. Then the headers of the shards whose row counts or sizes are
-not listed are read. Rows are read only for a sample or for statistics.
+Playlists and indexes are read first. If they do not list the row count or the size of a shard, the
+header of the shard is read. Rows are read only for a sample or for statistics.
 """
 
 from __future__ import annotations

@@ -4,15 +4,15 @@
     a/001.PNG  a/001.md   a/001.meta.json    row `a/001`
 
 The key is the path up to the last dot of the file name, and the extension is the text after this
-dot. A compound extension such as `meta.json` starts with a letter, and most keys with this
-extension must also have a file with a plain extension. Therefore, `IMG_2024.01.02.jpg` has the key
-`IMG_2024.01.02`.
+dot. A compound extension, such as `meta.json`, is recognized if it starts with a letter, and if
+most keys with this extension also have a file with a plain extension. Therefore,
+`IMG_2024.01.02.jpg` has the key `IMG_2024.01.02`.
 
-Image files are the column `image`, and audio, video and text files are the columns `audio`, `video`
-and `text`. If a key has two files of one of these categories, such as `a.jpg` and `a.png`, both
-extensions are separate columns. Any other extension, in lower case, is a column. If the extensions
-of the files in a column differ, even if only in letter case, an additional column such as
-`image_extension` contains the extension of each row.
+Image files form the column `image`, and audio, video and text files form the columns `audio`,
+`video` and `text`. If a key has two files of one of these categories, such as `a.jpg` and `a.png`,
+each of their extensions is a separate column. Any other extension, in lower case, is a column. If
+the extensions of the files in a column differ, even if only in letter case, an additional column
+such as `image_extension` contains the extension of each row.
 
 If the user selects columns, files of other columns are omitted. Otherwise, every data file is part
 of a row. If a key has no file for a column, the value is null. A row without any values represents
@@ -232,7 +232,8 @@ def _compounds(name: str) -> list[tuple[str, str]]:
 class CompoundExtensions:
     """Detector that finds the compound extensions in a folder, such as `meta.json`.
 
-    Most keys with a compound extension must also have a file with a plain extension.
+    A compound extension is recognized if most keys with this extension also have a file with a
+    plain extension.
     """
 
     def __init__(self, where: object) -> None:
@@ -473,7 +474,7 @@ class Folder(Part):
     key         name of the key column
     extensions  selected column of files -> `Column.extension`
     encodings   selected column of files -> encoding, unless the first row determines it
-    notes       notes about skipped files, and about keys without any of the requested columns
+    notes       notes about skipped files, and about keys without a file for any requested column
     raises      MissingError if the folder does not exist; FormatError if it has no data files;
                 UsageError for a column that does not exist
     """
@@ -771,7 +772,7 @@ class Folder(Part):
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def _keys_without_columns(self, survey: _Survey) -> Iterator[str]:
-        """Yield a note about the skipped keys, which have no files for the requested columns."""
+        """Yield a note about the skipped keys: keys without a file for any requested column."""
         columns = self._main_columns
         without_columns = [
             combination

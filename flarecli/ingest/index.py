@@ -254,7 +254,7 @@ class SourceChecksum:
         self._end = 0  # end of the bytes that were read for rows, in the concatenated files
 
     def advance(self, number: int, end: int) -> None:
-        """Record that the rows before byte `end` of file `number` were read."""
+        """Record that the rows up to byte `end` of file `number` were read."""
         self._end = max(self._end, min(self._starts[number] + end, self._starts[number + 1]))
 
     def state(self) -> list[Any]:

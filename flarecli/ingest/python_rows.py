@@ -1,7 +1,7 @@
 """Rows of Python objects. They are saved to a temporary Arrow file, which is the source of a pack.
 
     pandas and Polars DataFrames, DuckDB relations, pyarrow tables, flare datasets
-                                          objects with `__arrow_c_stream__` or `__arrow_c_array__`
+                                          through `__arrow_c_stream__` or `__arrow_c_array__`
     Hugging Face datasets                 through `with_format("arrow").iter()`
     iterables of dicts, RecordBatches or Tables, and map-style datasets of dicts
 

@@ -4,8 +4,8 @@ A stream is copied on demand to an unnamed temporary file, from which it can be 
 example to compute a checksum. A compressed stream (gzip, bzip2, zstd) is decompressed first. The
 content determines the kind of a stream. The kinds are checked in this order:
 
-    arrow    Arrow IPC file, or stream of messages in the encapsulated layout
     parquet  starts with PAR1
+    arrow    Arrow IPC file, or stream of messages in the encapsulated layout
     tar      ustar or v7 header, or an empty archive
     lines    the first line, and at least half of the first 10 lines, are URLs or existing paths
     jsonl    starts with `{` or `[`
@@ -75,7 +75,7 @@ _EXPECTED = (
 def standard_input() -> IO[bytes]:
     """Return standard input as a byte stream.
 
-    raises  ReachError if it is closed; UsageError if it is a terminal
+    raises  ReachError if standard input is closed; UsageError if it is a terminal
     """
     if sys.stdin is None:
         raise ReachError("standard input is closed", where=STDIN)

@@ -792,8 +792,8 @@ def pack_part(task: PackTask, progress: Progress | None = None) -> _Outcome:
     """Pack one part, on any engine.
 
     The target of the whole pack is already locked, by this process or by the process that runs the
-    engine. If the earlier run of a pack was lost, one of its workers may still be packing the same
-    part. Such a worker ends soon, so wait for it.
+    engine. If this process of an earlier run was lost, a worker of that run may still be packing
+    the same part. Such a worker ends soon, so wait for it.
 
     progress  progress of the pack; None in a worker, whose rows are reported by the process that
               runs the engine

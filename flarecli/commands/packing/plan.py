@@ -616,7 +616,7 @@ def _missing_files(
 
 
 def _distinct(batches: Iterator[pa.RecordBatch], plan: Plan) -> Iterator[pa.RecordBatch]:
-    """Yield the rows. Reject or skip each row whose key occurs in an earlier row."""
+    """Yield the rows. A row whose key occurs in an earlier row is an error or is skipped."""
     row = plan.start if plan.is_run else 0
     with Keys() as keys:
         before = _add_existing_keys(keys, plan)

@@ -84,7 +84,7 @@ __all__ = [
 
 _SAMPLE_ROWS, _SAMPLE_LINKS = 1024, 32  # rows that a dry run converts, without and with links
 MAX_SHARDS = 100_000  # a note is reported if a pack has more shards
-_MIN_SHARDS = 1000  # number of finished shards from which the total number is estimated
+_MIN_SHARDS = 1000  # minimum number of finished shards for an estimate of the total number
 _LARGE_ROW = (
     f"some rows are larger than the default --shard-size of {DEFAULT_SHARD_SIZE}; "
     "each of these rows becomes a shard of its own"
