@@ -7,7 +7,6 @@ import functools
 import threading
 import weakref
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, zip_longest
 from typing import Any, TypeAlias
@@ -27,6 +26,7 @@ from flarecli.storage import expect, files_limit, keep_freed
 __all__ = ["GatheredRows", "Series"]
 
 Ranges: TypeAlias = Mapping[str, tuple[int, int]]
+_OpenShard: TypeAlias = "tuple[weakref.ref[Series], int]"  # series, position in the series
 
 MAX_OPEN_SHARDS = 512  # limit per process, because each open shard keeps its row table in memory
 _MAX_FILES = 1024  # maximum number of mapped files; lower if the limit on open files is low
@@ -293,6 +293,7 @@ class Series:
             self._fetched.pop(i, None)
             self._fetch_locks.pop(i, None)
             self._advised.discard(i)
+        _deregister(self, i)
         if shard is not None:
             shard.memo.clear()  # an object in the memo may refer to the shard and keep it in memory
             for at in (shard.chunk.at, *shard.chunk.companions):
@@ -583,8 +584,8 @@ def _in_order(parts: Sequence[Any], back: IntArray) -> Any:
 
 _all_series: weakref.WeakSet[Series] = weakref.WeakSet()
 _registry_lock = threading.Lock()
-# open shards, oldest first: series, position in the series, number of mapped files
-_opened: deque[tuple[weakref.ref[Series], int, int]] = deque()
+# open shards, oldest first: (series, position in the series) -> number of mapped files
+_opened: dict[_OpenShard, int] = {}
 _mapped_files = 0
 
 
@@ -592,14 +593,26 @@ def _register(series: Series, i: int, shard: Shard) -> None:
     """Register an open shard, and close the oldest open shards while a limit is exceeded."""
     global _mapped_files
     files = 1 + len(shard.chunk.companions) if shard.chunk.at.may_map else 0
-    limit, evicted = files_limit(_MAX_FILES), []
+    limit, evicted = files_limit(_MAX_FILES), list[_OpenShard]()
+    key = weakref.ref(series), i
     with _registry_lock:
-        _opened.append((weakref.ref(series), i, files))
-        _mapped_files += files
+        _mapped_files += files - _opened.pop(key, 0)  # two threads may have opened the shard
+        _opened[key] = files
         while len(_opened) > 1 and (len(_opened) > MAX_OPEN_SHARDS or _mapped_files > limit):
-            evicted.append(_opened.popleft())
-            _mapped_files -= evicted[-1][2]
+            evicted.append(next(iter(_opened)))
+            _mapped_files -= _opened.pop(evicted[-1])
     _close(evicted)
+
+
+def _deregister(series: Series, i: int) -> None:
+    """Remove a closed shard from the registry.
+
+    Otherwise, the shard would count as open, and the eviction of its entry would close the same
+    shard after it was opened again.
+    """
+    global _mapped_files
+    with _registry_lock:
+        _mapped_files -= _opened.pop((weakref.ref(series), i), 0)
 
 
 def close_shards() -> None:
@@ -611,8 +624,8 @@ def close_shards() -> None:
     _close(closed)
 
 
-def _close(shards: Iterable[tuple[weakref.ref[Series], int, int]]) -> None:
-    for reference, i, _ in shards:
+def _close(shards: Iterable[_OpenShard]) -> None:
+    for reference, i in shards:
         if (series := reference()) is not None:
             series.close_shard(i)
 

@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -183,6 +184,20 @@ def test_mapped_files_are_limited_to_a_share_of_the_handles_if_maps_keep_handles
     ):
         monkeypatch.setattr(resource, "getrlimit", lambda _, handles=handles: (handles, handles))
         assert files_limit(1024) == (files if MAPS_KEEP_HANDLES else 1024)
+
+
+def test_shards_that_were_closed_do_not_count_as_open(tmp_path):
+    """Each pass opens 200 shards, fewer than the limit; a pass closes no shard of its own."""
+    rows, out = 200, str(tmp_path / "d")
+    with flare.Writer(out, columns={"n": "int"}, settings=Settings(shard_rows=1)) as writer:
+        for n in range(rows):
+            writer.write({"n": n})
+    data = flare.open(out)
+    for _ in range(4):
+        data.close()
+        assert [data[n]["n"] for n in range(rows)] == list(range(rows))
+    maps = Path("/proc/self/maps").read_text()
+    assert len(set(re.findall(f"{out}/shard.+mds", maps))) == rows
 
 
 def test_a_mapped_file_keeps_no_handle_if_python_allows_it(tmp_path):
