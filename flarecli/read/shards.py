@@ -233,9 +233,8 @@ class Series:
         raises  any error from opening the shard, for example if its columns differ from the listed
                 columns
         """
-        with self._lock:
-            if (shard := self._open.get(i)) is not None:
-                return shard
+        if (shard := self._open.get(i)) is not None:
+            return shard
         chunk = self._fetched.get(i) or self.chunk(i)
         columns = self._listed(i)[0].columns or self.columns or None
         with self._lock:

@@ -524,6 +524,7 @@ def _lengths(fields: Sequence[pa.Array], rows: int) -> ByteArray:
 
 def _joined(run: Sequence[ByteArray]) -> pa.Array:
     """Join columns of fixed size into one large_binary array."""
-    data = np.concatenate(run, axis=1)
-    offsets = np.arange(len(data) + 1, dtype=np.int64) * data.shape[1]
-    return byte_ranges.rows_by_offsets(data, offsets)
+    rows, size = len(run[0]), sum(field.shape[1] for field in run)
+    # Without `out`, numpy returns an array in column order if all fields have at most one byte.
+    data = np.concatenate(run, axis=1, out=np.empty((rows, size), np.uint8))
+    return byte_ranges.rows_by_offsets(data, np.arange(rows + 1, dtype=np.int64) * size)

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -142,6 +143,19 @@ def test_every_pair_of_formats_converts_there_and_back(tmp_path_factory, columns
             return
         assert read(folder / str(step), columns) == expected(columns), form
         source = str(folder / str(step))
+
+
+@pytest.mark.parametrize("target", [name for name in FORMATS if name not in ONE_COLUMN])
+@pytest.mark.parametrize("width", [1, 2, 3])
+def test_columns_of_one_numeric_type_are_not_mixed_up(tmp_path, target, width):
+    types = (pa.int8(), pa.uint8(), pa.bool_(), pa.int16(), pa.uint32(), pa.int64(), pa.float32())
+    for dtype in types:
+        values = np.arange(3 * width).reshape(width, 3) % (2 if dtype == pa.bool_() else 120)
+        columns = {f"c{k}": pa.array(values[k]).cast(dtype) for k in range(width)}
+        out = str(tmp_path / str(dtype))
+        flarecli.pack(pa.table(columns), out, format=target, **options(target))
+        read = [[row[name] for name in columns] for row in flarecli.open(out)]
+        assert read == values.T.tolist(), dtype
 
 
 @pytest.mark.parametrize("target", FORMATS)

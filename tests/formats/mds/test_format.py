@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import flarecli as flare
 from flarecli import encodings, read
 from flarecli.encodings import lookup, stored
 from flarecli.errors import FlareError, FormatError, IntegrityError, UnsafeError, UsageError
@@ -596,3 +597,9 @@ def test_lengths_that_differ_by_little_are_refused(data, more):
     )
     fits = max(0, len(data) + more) == len(data)
     assert [finding.row for finding in mds.verify_shard(shard)] == ([] if fits else [0, 1])
+
+
+def test_rows_of_one_byte_columns_are_stored_row_by_row(tmp_path):
+    table = pa.table({"a": pa.array([1, 2, 3], pa.uint8()), "b": pa.array([4, 5, 6], pa.uint8())})
+    flare.pack(table, tmp_path / "out")
+    assert (tmp_path / "out/shard.00000.mds").read_bytes().endswith(bytes([1, 4, 2, 5, 3, 6]))
