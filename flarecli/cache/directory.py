@@ -69,10 +69,12 @@ __all__ = [
 
 LAYOUT = "flare-1"
 # If the folder contains more than MANY_COPIES copies, an eviction frees limit / BATCH_SHARE bytes
-# more than needed, because the listing before each eviction takes long.
+# more than needed, because listing the folder before each eviction takes a long time.
 MANY_COPIES = 512
 BATCH_SHARE = 32
-_MAX_NAMES = 1 << 12  # a listing of more names takes longer than a request for a version
+# `KnownPrefixes` does not check more than _MAX_NAMES file names, because the check would take
+# longer than the request that it can save (a request for the version of an object).
+_MAX_NAMES = 1 << 12
 _LISTING_S = 0.25  # time for which a process reuses its listing if no other process uses the folder
 _MAX_DAMAGED = 2  # a copy that was damaged this many times is not written again
 _MAX_DAMAGED_NAMES = 1 << 12  # maximum number of names in `Folder._damage_counts`
@@ -361,9 +363,9 @@ class Folder:
         return used, copies
 
     def _other_bytes(self, name: str) -> int:
-        """Return the size of a file that is not a copy.
+        """Return the size of a file in the cache folder that is not a cached copy.
 
-        If the process that created a temporary file has ended, remove the file and return 0.
+        If it is a temporary file of a process that has ended, remove the file and return 0.
         """
         try:
             status = os.stat(name, dir_fd=self._fd, follow_symlinks=False)
@@ -470,7 +472,7 @@ class PartialFile:
     def publish(self, identity: Entry, open_now: bool = False) -> bool:
         """Rename the complete temporary file to its final name; return False after an error.
 
-        open_now  whether to open the copy for reads without verifying its checksum
+        open_now  True: also open the copy for reading; its checksum is not verified again
         """
         folder = self._folder.fd
         try:

@@ -379,8 +379,8 @@ class CachedStore(Store):
     def _unused_part(self, identity: Entry) -> directory.PartialFile | None:
         """Reserve space for a copy; return None if the copy cannot be cached.
 
-        Evict only copies that were not used since this store was opened. After a failed call, all
-        calls in the next _FULL_S seconds also return None.
+        Evict only copies that have not been used since this store was opened. After a failed call,
+        all calls in the next _FULL_S seconds also return None.
         """
         now = time.monotonic()
         if now < self._full_until:

@@ -465,7 +465,7 @@ class PackOptions(_DownloadOptions, TableOptions, _WriteOptions, _StreamOptions)
             metavar="COL=VALUE|fill|fail",
             takes_columns=True,
             is_repeatable=True,
-            help="Replace nulls with VALUE; fill uses a default value for each type, and fail reports each null as a failed row; repeatable.",
+            help="Replace nulls with VALUE; `fill` uses a default value for each type, and `fail` reports each null as a failed row; repeatable.",
         ),
     )
     from0: bool = option(

@@ -153,7 +153,7 @@ def _grouped(
 
 
 class _Place:
-    """Location of a playlist, which determines the form of the addresses in the playlist."""
+    """Location of the new playlist, which determines how addresses are written to it."""
 
     def __init__(
         self, out: str | None, base: str | None, rebase: Sequence[tuple[str, str]], guard: Guard
@@ -180,7 +180,7 @@ class _Place:
         self._rebase, self._guard = rebase, guard
 
     def address(self, at: Location) -> str | None:
-        """Return the address of a file as the playlist lists it; None for the playlist itself.
+        """Return the address of a file for the new playlist; None for the playlist itself.
 
         raises  UsageError if readers would reject the address, or if the address contains a secret
         """
@@ -230,7 +230,7 @@ class _Place:
 def _joined(
     name: str, parts: Sequence[Stream], place: _Place, headers: Mapping[str, Any]
 ) -> Stream:
-    """Concatenate streams. The result has the addresses that the playlist lists."""
+    """Concatenate streams. The result has the addresses for the new playlist."""
     first, hint = parts[0], "Name the streams differently: NAME=ADDRESS."
     for part in parts:
         if part.format != first.format:
@@ -287,7 +287,7 @@ def _joined(
 
 
 def _companions(chunk: Chunk, place: _Place) -> tuple[File, ...]:
-    """Return the companion files of a chunk, with the addresses that the playlist lists."""
+    """Return the companion files of a chunk, with the addresses for the new playlist."""
     return tuple(
         replace(file, name=place.address(at) or "")
         for file, at in zip(chunk.files[1:], chunk.companions, strict=True)

@@ -99,7 +99,7 @@ class Places:
 def shard_of(data: Dataset, streams: Sequence[Stream], row: int) -> tuple[str, int]:
     """Return the shard that contains a row of a dataset, and the row number in the shard.
 
-    streams  the first stream of the dataset, as one `Stream` per source
+    streams  the `Stream` objects for the first stream of the dataset, one per source
     """
     chunk = int(np.searchsorted(data.edges, row, "right")) - 1
     first = int(data.edges[chunk])

@@ -102,7 +102,10 @@ def small_batches(
 
 
 def _first_large(batch: pa.RecordBatch, max_bytes: int) -> tuple[Failure | None, pa.RecordBatch]:
-    """Return the failure of the first row with a large value, and the rows before this row."""
+    """Return the failure of the first row with a value above the limit, and all rows before it.
+
+    return  if there is no such row: None and the whole batch
+    """
     if batch.nbytes <= max_bytes:
         return None, batch
     from flarecli.write import too_large
@@ -133,10 +136,10 @@ def _can_exceed(stream: Stream, max_bytes: int) -> bool:
 class RowReader:
     """Row reader for a dataset. Values above the size limit are not read.
 
-    A row with large values is returned as a separate batch, in which each large value is replaced
-    with NUL bytes of the same length. The NUL bytes occupy no memory, because the system allocates
-    memory only when bytes are written. Before the caller uses the values, it must reject such rows
-    with `too_large`, which compares the sizes of values.
+    A row with large values (values above the limit) is returned as a separate batch, in which each
+    large value is replaced with the same number of NUL bytes. The NUL bytes occupy no memory,
+    because the system allocates memory only when bytes are written. Before the caller uses the
+    values, it must reject such rows with `too_large`, which compares the sizes of values.
 
     columns  columns in which values may be replaced
     exact    whether numbers that are stored as text are returned as text
@@ -242,7 +245,10 @@ class RowReader:
     def _without(
         self, columns: Sequence[str], row: int, sizes: Mapping[str, int]
     ) -> pa.RecordBatch:
-        """Return a row in which NUL bytes of the same length replace each large value."""
+        """Return a row in which each large value is replaced with the same number of NUL bytes.
+
+        sizes  sizes of the large values: column -> bytes
+        """
         others = [name for name in columns if name not in sizes]
         read = next(self._data.scan(others, row, row + 1, exact=self._exact)) if others else None
         arrays, fields = [], []
@@ -263,7 +269,7 @@ def _has_size(kind: pa.DataType) -> bool:
 
 
 def _zeros(kind: pa.DataType, size: int) -> pa.Array:
-    """Return an array with one value of `size` NUL bytes, which occupy no memory."""
+    """Return an array with one value of `size` NUL bytes, without using memory for these bytes."""
     ends, zeros = np.array([0, size], np.int64), np.zeros(size, np.uint8)
     is_list = pa.types.is_large_list(kind)
     item = kind.value_type if is_list else kind

@@ -480,7 +480,10 @@ def _parse_documents(
 
 
 def _tensor_reader(kind: pa.FixedShapeTensorType) -> Callable[[Any], Any]:
-    """Return a function that converts an array or nested lists to a flat array of a tensor."""
+    """Return a function that flattens a tensor, given as an array or as nested lists.
+
+    The function raises ValueError for a tensor of another shape.
+    """
     dtype, shape = kind.value_type.to_pandas_dtype(), tuple(kind.shape)
 
     def flat(value: Any) -> Any:

@@ -86,7 +86,8 @@ _KERNEL_ERRORS = (
     OverflowError,
     RecursionError,
 )
-MAX_VALUES = 1 << 22  # maximum number of nested values in a row to convert to Python objects
+# A nested value that contains more values than this is not converted to Python objects.
+MAX_VALUES = 1 << 22
 _ARRAYS = ("ndarray", "array", "tree")
 _DOCUMENTS = ("msgpack", "array", "tree")
 _PER_DAY = {"day": 1, "s": 86_400, "ms": 86_400 * 10**3, "us": 86_400 * 10**6, "ns": 86_400 * 10**9}

@@ -105,7 +105,7 @@ def pack_array(array: Any) -> bytes:
 def unpack(data: bytes, tree: bool = False) -> Any:
     """Parse one MessagePack value. A MessagePack extension becomes an ExtType.
 
-    tree    True: return each list in the form of `tree` as a numpy array
+    tree    True: return each list ["_", dtype, [dimensions], bytes] as a numpy array
     raises  ValueFitError for bytes that are not exactly one value, for a key that is neither text
             nor bytes, or for deep nesting
     """

@@ -158,8 +158,8 @@ def groups(
 
     entries     files of a folder in bytewise order of their names, so that memory use is small
     skipped     receives the files that are not data; None: they are ignored
-    candidates  receives the names of data files, to detect compound extensions; None unless `rules`
-                has no compound extensions
+    candidates  receives the names of data files, to detect compound extensions; None if `rules`
+                already contains compound extensions
     raises      FormatError for two files with the same key and extension
     """
     # Several groups may be incomplete at a time: the file `a.d/x.jpg` of the key `a.d/x` is listed
@@ -232,8 +232,8 @@ def _compounds(name: str) -> list[tuple[str, str]]:
 class CompoundExtensions:
     """Detector that finds the compound extensions in a folder, such as `meta.json`.
 
-    A compound extension is recognized if most keys with this extension also have a file with a
-    plain extension.
+    A plain extension is the text after the last dot, such as `json`. A compound extension is
+    recognized if most keys with this extension also have a file with a plain extension.
     """
 
     def __init__(self, where: object) -> None:
@@ -261,8 +261,8 @@ class CompoundExtensions:
             self._count[extension] += 1
             self._with_plain[extension] += bool(plain)
         if len(self._count) > MAX_COMPOUNDS:
-            # Names such as `A.B.jpg` add many candidates for compound extensions. Drop each
-            # candidate whose keys have no file with a plain extension.
+            # Names such as `A.B.jpg` add many candidates, here `b.jpg`. Keep only the candidates
+            # for which at least one key also has a file with a plain extension, such as `A.txt`.
             self._count = Counter(
                 {name: count for name, count in self._count.items() if self._with_plain[name]}
             )
@@ -443,11 +443,11 @@ class _FileColumns:
 class FolderOptions(NamedTuple):
     """Options for reading a folder.
 
-    columns        columns to read; None: the main column, and each column that has a file for at
-                   least half of the keys in the main column
+    columns        columns to read; None: all columns if incomplete rows are valid; otherwise, the
+                   main column, and each column that has a file for at least half of the keys in the
+                   main column
     folder_column  name of a column to add, which contains the first folder of each key; empty: none
-    allow_missing  whether incomplete rows are valid, with nulls for missing files; if `columns` is
-                   None, all columns are then read
+    allow_missing  whether incomplete rows are valid, with nulls for missing files
     by_extension   True: each extension is a column; False: each category of files is a column
     used           other columns that the caller uses, such as the key
     where          condition on the rows; the columns in the condition are also used
@@ -548,9 +548,11 @@ class Folder(Part):
         return map(Entry, self._listed.urls, self._listed.sizes.tolist())
 
     def _surveyed(self) -> tuple[_Survey, _FileColumns]:
-        """Return statistics about the files, and the columns.
+        """Return statistics about the files, and the columns of the files.
 
-        If the names in the listing require other rules, the listing is read again with these rules.
+        The names are parsed with `_FIRST_RULES`. If the listing contains compound extensions,
+        metadata files that are data, or documents that are data, it is read again with other rules
+        for these names.
         """
         at, self._rules = self.at, _FIRST_RULES
         candidates = CompoundExtensions(at)
@@ -708,9 +710,10 @@ class Folder(Part):
     def _rows(self, group: Group) -> list[_Row]:
         """Return the rows for a key.
 
-        The first row contains the files of the key. It is omitted if no file is in one of
-        `_main_columns`. If the user did not select columns, each file that is in none of the
-        columns to read becomes an additional row without files, which is reported as failed.
+        The first row contains the files of the key. It is omitted if the key has no file for any of
+        `_main_columns`. If the user did not select columns, each file that belongs to none of the
+        columns to read adds another row. This row contains only the file name, as its key, and is
+        reported as failed.
         """
         files = self._columns.of_files(group.files)
         has_file = not files.keys().isdisjoint(self._main_columns)

@@ -494,7 +494,7 @@ def _base_folder(files: Sequence[ListedFile | Spool], guard: Guard) -> Location:
     """Return the base folder of relative links in the rows: the folder of the first file.
 
     If all sources are streams, the result is the current folder, and links may name any local
-    file, because the user has passed the stream.
+    file, because flare trusts the links in a stream that the user passed.
     """
     for file in files:
         if isinstance(file, ListedFile):

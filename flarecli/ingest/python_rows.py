@@ -237,7 +237,7 @@ def _column(name: str, values: list[Any], kind: pa.DataType | None, first: int) 
 def _is_shallow(value: Any, depth: int = 0) -> bool:
     """Return whether a value has at most MAX_DEPTH levels.
 
-    This check also rejects a list that contains itself, with which Arrow would crash.
+    This check also rejects a list that contains itself, because such a list would crash Arrow.
     """
     if isinstance(value, Mapping):
         value = value.values()

@@ -167,8 +167,8 @@ def _read_error(error: OSError, where: str) -> ReachError:
 class Spool:
     """A stream that is copied to an unnamed temporary file and can be read several times.
 
-    location  location of the temporary file. Before the file is read through this location, the
-              rest of the stream is copied to the file.
+    location  location of the temporary file. Before the file is read through this location, all
+              remaining bytes of the stream are copied to the file.
     """
 
     def __init__(self, blocks: Iterator[bytes], shown: str = STDIN) -> None:
@@ -182,7 +182,9 @@ class Spool:
         return self._shown
 
     def blocks(self) -> Iterator[bytes]:
-        """Yield all bytes from the beginning. Bytes that are not in the file are copied first.
+        """Yield all bytes from the beginning of the stream.
+
+        Bytes that are not yet in the temporary file are copied to it before they are returned.
 
         Raises ReachError if reading fails, if the disk is full, or if `drain` was called.
         """
@@ -194,9 +196,10 @@ class Spool:
             yield data
 
     def drain(self) -> Iterator[bytes]:
-        """Yield all bytes from the beginning, without copying the rest of the stream.
+        """Yield all bytes from the beginning of the stream.
 
-        The rest of the stream cannot be read again.
+        Bytes that are not yet in the temporary file are not copied to it, so they cannot be read
+        again.
         """
         self._is_drained = True
         for start in range(0, self._size, decompress.BLOCK_BYTES):
@@ -205,7 +208,7 @@ class Spool:
         yield from self._stream
 
     def copied(self) -> int:
-        """Copy the rest of the stream, and return the file descriptor of the temporary file."""
+        """Copy the remaining bytes of the stream; return the descriptor of the temporary file."""
         while self._copy_block():
             pass
         return self._file.fileno()

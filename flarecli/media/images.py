@@ -82,7 +82,7 @@ class Resize:
 
     @property
     def box(self) -> tuple[int, int] | None:
-        """Return the width and height of the box in pixels, or None."""
+        """Return width and height of the box for resized images in pixels; None: no resizing."""
         return (self.size, self.size) if isinstance(self.size, int) else self.size
 
     @property
@@ -113,7 +113,8 @@ def resize_image(data: bytes, options: Resize) -> bytes:
             f"{width}×{height} pixels; the aspect ratio must be at most {options.max_aspect:g}"
         )
     may_keep = options.quality is None or info.kind not in _LOSSY
-    # The image already has the requested size, even if EXIF rotates it.
+    # EXIF may rotate the image by 90°. If the image has the requested size in both orientations, it
+    # need not be decoded.
     if may_keep and _has_size(width, height, options) and _has_size(height, width, options):
         return data
     if (info.frames or 1) > 1 and info.kind != "tiff":

@@ -43,8 +43,8 @@ __all__ = [
 ]
 
 PLAYLIST = "playlist.yaml"
-# Header with the version number, and with a description of the change that created the version: its
-# command, its row counts and others. Only the first stream of a changed dataset has this header.
+# Header with the version number, and with a description of the change that created the version,
+# such as its command and row counts. Only the first stream of a changed dataset has this header.
 VERSION = "version"
 MAX_VERSION = 10**12
 # Key that only compactions add to the header VERSION. The value is a list with one mapping for each

@@ -769,8 +769,8 @@ def resolve(store: Store, home: str, path: str, url: str, guard: Guard) -> Locat
     home    prefix of all addresses in the store, such as `s3://bucket/`
     path    folder that contains the file
     url     address found in the file
-    raises  UnsafeError for a path outside the folder, and for `file://` and other schemes; the
-            guard may allow these addresses
+    raises  UnsafeError for a path outside the folder, and for `file://` and other schemes, unless
+            `guard.allow_local` is set
     """
     where = store.show(path)
     scheme = scheme_of(url)

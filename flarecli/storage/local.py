@@ -254,10 +254,10 @@ class LocalStore(Store):
         return None
 
     def _roots(self) -> list[str]:
-        """Return the absolute paths of the root: without links, and as the user typed the path.
+        """Return the absolute paths of the root: its real path, and the typed path with its links.
 
-        A typed path that is relative results in two paths, one in $PWD and one in the working
-        folder. $PWD may contain links.
+        If the typed path is relative, it is joined both with the working folder and with $PWD,
+        which may contain links.
         """
         if self._root_names is None:
             typed = [os.path.join(os.environ.get("PWD", ""), self.shown)]

@@ -121,7 +121,7 @@ class _SinglePassStore(LocalStore):
     def finish(self) -> None:
         """Read and hash the remaining bytes of the file.
 
-        Raises the error if an earlier read failed.
+        If an earlier read failed, its error is raised again.
         """
         if self._failed is not None:
             raise self._failed

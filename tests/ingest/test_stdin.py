@@ -618,7 +618,7 @@ def test_a_tar_cannot_be_combined_with_a_table(tmp_path):
         pytest.raises(UsageError) as caught,
     ):
         flarecli.pack([one, two], tmp_path / "out")
-    assert caught.value.message == "the sources have different kinds"
+    assert caught.value.message == "the sources are of different kinds"
 
 
 def test_a_terminal_is_not_read(monkeypatch):

@@ -113,7 +113,8 @@ def media_columns(
 ) -> list[MediaColumn]:
     """Return the file columns: columns that are read from files or links, and byte columns.
 
-    schema  schema of the rows before links are fetched, without the columns of downloads
+    schema  schema of the rows before links are fetched, without the columns for the downloaded
+            bytes
     names   columns to pack
     named   columns whose values are read from files or links
     encode  encodings chosen by the user; a column that is encoded as text or numbers has no files

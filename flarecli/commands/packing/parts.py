@@ -89,8 +89,9 @@ class _Outcome:
     """Result of packing one part: `packed` or `error`.
 
     notes     notes about the part, to report to the user
-    reported  (rows received, bytes, rows written), as already added to the progress of the pack
-    failed    number of failed rows that were already added to the progress of the pack
+    reported  (rows received, bytes, rows written) that are already counted in the progress of the
+              pack
+    failed    number of failed rows that are already counted in the progress of the pack
     """
 
     packed: Packed | None
@@ -792,8 +793,8 @@ def pack_part(task: PackTask, progress: Progress | None = None) -> _Outcome:
     """Pack one part, on any engine.
 
     The target of the whole pack is already locked, by this process or by the process that runs the
-    engine. If this process of an earlier run was lost, a worker of that run may still be packing
-    the same part. Such a worker ends soon, so wait for it.
+    engine. If an earlier run was killed, one of its workers may still be packing the same part.
+    Such a worker ends soon, so wait for it.
 
     progress  progress of the pack; None in a worker, whose rows are reported by the process that
               runs the engine

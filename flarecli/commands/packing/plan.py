@@ -514,7 +514,7 @@ def selected(
     options, source = plan.options, plan.source
     names = _needed_columns(plan, keys_only)
     place = None if plan.is_run else PLACE
-    unused: list[str] = []  # columns whose values are used only after a check of `--max-object`
+    unused: list[str] = []  # columns that are not used before the check against `--max-object`
     if options.where is None:
         used = {plan.key, *(link.source for link in plan.links)}
         unused = [name for name in source.schema.names if name not in used]
@@ -680,7 +680,10 @@ def key_values(plan: Plan, name: str, values: pa.Array) -> pa.Array:
 
 
 def _add_existing_keys(keys: Keys, plan: Plan) -> int:
-    """Add the keys of the dataset to which rows are appended; return the dataset's row count."""
+    """Add the keys of the existing dataset to `keys`, and return the number of its rows.
+
+    The result is 0 if the pack does not append rows, or if the keys need no check.
+    """
     data = plan.task.existing
     if data is None or plan.key is None or plan.options.on_duplicate == "replace":
         return 0
@@ -854,11 +857,13 @@ def _with_nulls(
 
 
 def _refused(plan: Plan, batch: pa.RecordBatch) -> dict[int, fetch_links.LinkFailure]:
-    """Find the rows that contain an erased key, and must not be downloaded: row -> failure.
+    """Return a failure for each row that must not be downloaded because it contains an erased key.
 
-    Link columns are not compared, because the downloaded bytes replace their values. A value above
-    `--max-object` may have been replaced with NUL bytes. The row of such a value fails after the
-    download.
+    Link columns are not compared, because the downloaded bytes replace their values. A key above
+    `--max-object` is not found, because it may have been replaced with NUL bytes. The row of such a
+    key fails after the download.
+
+    return  row -> failure
     """
     links = {link.source for link in plan.links}
     names = [name for name in batch.schema.names if name not in links]
@@ -869,9 +874,10 @@ def _refused(plan: Plan, batch: pa.RecordBatch) -> dict[int, fetch_links.LinkFai
 
 
 def _erased_rows(plan: Plan, batch: pa.RecordBatch, names: Sequence[str]) -> dict[int, str]:
-    """Find the rows of a batch that contain an erased key: row -> name of the key column.
+    """Find the rows of a batch that contain an erased key.
 
-    names  columns to compare
+    names   columns to compare
+    return  row -> name of the column that contains the erased key
     """
     found: dict[int, str] = {}
     for name, hashes in plan.task.erased.hashes.items():

@@ -694,9 +694,12 @@ def count_selected(plan: Plan) -> int:
 
 
 def _part_shares(plan: Plan, rows: int, part_rows: int | None) -> list[tuple[int, float]]:
-    """Return (number of parts, share of all rows in each part), for full parts and the last part.
+    """Return the shares of the rows in the parts, for an estimate of the number of shards.
 
     A condition is assumed to select rows evenly.
+
+    return  a tuple (number of parts, share of all rows in each of these parts) for the full parts,
+            and another tuple for the last part if it is not full
     """
     total = plan.known_rows if plan.options.where is not None and plan.known_rows else rows
     if part_rows is None or total <= part_rows:

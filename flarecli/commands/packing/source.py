@@ -38,8 +38,8 @@ class RowRequest:
     where     condition used to skip rows that cannot match; other rows are not filtered
     place     name of an additional int64 column for the source row numbers
     checksum  checksum to update with the bytes that are read
-    unused    columns whose values are used only after a check against `--max-object`; a value above
-              this limit may be replaced with the same number of NUL bytes
+    unused    columns that are not used before the check against `--max-object`; a value above this
+              limit may be replaced with the same number of NUL bytes
     """
 
     columns: Sequence[str] | None = None
@@ -358,7 +358,7 @@ def open_source(sources: Addresses, options: SourceOptions) -> Source:
     else:
         if spools and (format is None or len(kinds) > 1):
             raise UsageError(
-                "the sources have different kinds",
+                "the sources are of different kinds",
                 where=shown,
                 hint="Pack tables, tar archives and datasets separately.",
             )
@@ -456,11 +456,11 @@ def _check_folder_column(name: str, shown: str) -> None:
 
 @contextlib.contextmanager
 def _hints_on_kind(kind: str | None, kinds: Collection[str]) -> Iterator[None]:
-    """Add the recommendation to use `--input` to the hint of an error that the `with` block raises.
+    """Extend the hint of an error in the `with` block: recommend setting or changing --input.
 
-    kind   value of --input
-    kinds  value of --input, or the detected kinds of the input streams; empty: do not change the
-           hint
+    kind   value of --input; None if the user did not set it
+    kinds  kinds that the hint names: the value of --input, or else the detected kinds of the input
+           streams; empty: do not change the hint
     """
     try:
         yield

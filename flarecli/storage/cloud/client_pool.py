@@ -193,7 +193,7 @@ def _client(library: Any, home: str, source: CredentialSource, limits: Limits, r
         )
     except Exception:
         raise ReachError(
-            f"invalid settings, tried {source.name}",
+            f"invalid settings for access {source.name}",
             where=home,
             hint="Check the environment variables, and the files to which they refer.",
         ) from None

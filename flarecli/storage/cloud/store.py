@@ -43,7 +43,7 @@ from flarecli.storage.versions import ObjectPin, Pins
 __all__ = ["ObjectStore", "Snapshot", "snapshot", "swap"]
 
 T = TypeVar("T")
-# At most this number of small ranges is read with one conditional request per range. A larger
+# Up to _MAX_SINGLE_RANGES small ranges are read with one conditional request per range. A larger
 # number of small ranges is read with `get_ranges`.
 _MAX_SINGLE_RANGES = 8
 _RANGES_PER_CALL = 256  # maximum number of ranges per call of `get_ranges`

@@ -48,13 +48,14 @@ SocketAction: TypeAlias = Callable[[int, int], object]
 MAX_REDIRECTS = 5
 MIN_SPEED = 1000  # bytes per second; a transfer fails if it is slower for `timeout_s`
 _TICK_S = 0.2  # interval between two checks of deadlines and speeds
-# If fewer than active / _FEW_SHARE sockets are ready, `Sockets.wait` waits for more sockets for
-# _GATHER_S seconds.
+# If the number of ready sockets is below 1/_FEW_SHARE of the number of transfers in flight,
+# `Sockets.wait` sleeps for _GATHER_S seconds, so that more sockets become ready.
 _FEW_SHARE, _GATHER_S = 8, 0.0001
 # Buffer size of a transfer in the caller's thread; a large buffer causes fewer waits for the
 # interpreter lock.
 _BUFFER_BYTES = 512 << 10
-# Maximum number of idle handles per engine and permit. Idle handles keep their connections open.
+# Maximum number of idle handles that an engine keeps for each permit (see `ip_guard`). Idle handles
+# keep their connections open.
 _MAX_IDLE = 64
 
 
@@ -99,8 +100,8 @@ class Sockets:
     def wait(self, seconds: float | None, active: int) -> bool:
         """Wait until a socket is ready, and call the action of each ready socket.
 
-        If only a few sockets are ready, this method waits for _GATHER_S for more sockets, because
-        separate wake-ups cost more than the wait.
+        If only a few sockets are ready, this method sleeps for _GATHER_S seconds and checks again,
+        because separate wake-ups cost more than this delay.
 
         active  number of transfers in flight
         return  True if `wakeup` was signaled

@@ -40,7 +40,7 @@ OUTAGE_S = 90.0  # maximum time to retry an unreachable host that has responded 
 FIRST_CONTACT_S = 8.0  # maximum time to retry an unreachable host that has never responded
 _OUTAGE_DELAYS_S = (0.25, 5.0)  # shortest and longest delay between attempts during an outage
 
-# (order number, request or batch, position in the batch)
+# (order number as in `Request`, request or batch, position in the batch)
 _Turn: TypeAlias = tuple[int, Request | BatchRequest, int]
 
 
@@ -110,7 +110,7 @@ class HostQueues:
         The host with the fewest requests in flight is preferred, then the request with the lowest
         order number.
 
-        head  highest order number of a request that may start, or None for no limit
+        head  requests with a higher order number than `head` may not start; None: no limit
         """
         best, fewest, lowest = None, 0, 0
         is_limited = self._per_host is not None
@@ -157,7 +157,7 @@ class HostQueues:
     def blocked_host(self, now: float, head: int) -> str | None:
         """Return the name of a host whose next request must wait, because the host is at its limit.
 
-        head    highest order number of a request that is considered
+        head    requests with a higher order number than `head` are ignored
         return  None if there is no such host
         """
         for host in self._ready.values() if self._per_host is not None else ():
@@ -213,7 +213,7 @@ class HostQueues:
         return self._down.setdefault(origin, now)
 
     def succeeded(self, origin: str) -> None:
-        """Record a success, which shortens the delay between requests if the host is overloaded."""
+        """Record a success. If the host was overloaded, shorten the delay between its requests."""
         host = self._hosts.get(origin)
         if host is not None and host.pace:
             host.served += 1

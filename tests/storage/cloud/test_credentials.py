@@ -60,7 +60,7 @@ def test_an_invalid_credentials_file_is_reported_without_its_content(
     error = refused("gs://b/x")
     assert (
         str(error)
-        == "gs://b/: invalid settings, tried with the account in GOOGLE_APPLICATION_CREDENTIALS"
+        == "gs://b/: invalid settings for access with the account in GOOGLE_APPLICATION_CREDENTIALS"
     )
     assert error.hint == SETTINGS
 
@@ -70,7 +70,7 @@ def test_an_invalid_key_is_reported_without_its_characters(no_cloud, monkeypatch
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "hunter2 !!")
     monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", "http://127.0.0.1:9")
     error = refused("az://b/x")
-    assert str(error) == "az://b/: invalid settings, tried with AZURE_STORAGE_ACCOUNT_KEY"
+    assert str(error) == "az://b/: invalid settings for access with AZURE_STORAGE_ACCOUNT_KEY"
     assert error.hint == SETTINGS
 
 
