@@ -50,7 +50,7 @@ _SYNONYMS = {  # names of similar commands in other programs
     "read": "cat",
     "print": "cat",
 }
-_MIN_COLUMNS = 60  # narrower terminals need another layout, because Typer uses 50 columns or more
+_MIN_COLUMNS = 60  # on narrower terminals, `get_help` uses another layout
 _HELP = "Pack, unpack, inspect, verify, list and print sharded datasets, local or remote."
 HELP_END = """Example: flare pack photos.parquet out/ --fetch data_url --key data_id && flare verify out/
 
@@ -113,6 +113,7 @@ class _Base:
         if columns >= _MIN_COLUMNS:
             return str(super().get_help(ctx))  # type: ignore[misc]
         formatter = ctx.make_formatter()
+        # without a width, the formatter would use 50 columns even on narrower terminals
         formatter.width = max(columns - 2, 20)
         formatter.write_dl = partial(formatter.write_dl, col_max=4)
         self.format_help(ctx, formatter)  # type: ignore[attr-defined]

@@ -42,7 +42,8 @@ class Line(InspectOptions, CommandLine):
     conflicts = (
         Conflict("html", "field", hint="Omit --html or --field."),
         *(
-            # with --json, --urls adds the addresses to the JSON object, and replaces no output
+            # Without --json, --urls prints only the addresses of the shards. With --json, --urls
+            # adds the addresses to the JSON object.
             Conflict("urls", name, hint=f"Omit --urls or --{name}.", unless="as_json")
             for name in (
                 *("field", "html", "shards", "stats", "sample"),

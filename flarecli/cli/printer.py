@@ -301,7 +301,7 @@ def _rich_table(header: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> 
 def _runs(header: Sequence[str], width: int) -> list[slice]:
     """Split the columns of a table into groups that fit in the width.
 
-    The width of a column is estimated as the length of its name, but at most `_NAME`, plus 3.
+    The estimated width of a column is 3 plus the smaller of `_NAME` and the length of its name.
     """
     starts, used = [0], 1
     for i, name in enumerate(header):

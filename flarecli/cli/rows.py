@@ -507,13 +507,13 @@ def cell(value: Any) -> str:
 def _text(value: Any) -> str:
     """Format a JSON value for a cell.
 
-    A string is returned unchanged, null as an empty string, and a number may be `nan`, `inf` or
-    `-inf`. Any other value is returned as JSON.
+    A string is returned unchanged. Null becomes an empty string. NaN and infinity, which JSON
+    cannot store, become `nan`, `inf` or `-inf`. Any other value is returned as JSON.
     """
     if value is None:
         return ""
     if isinstance(value, str):
         return value
     if type(value) is int or (isinstance(value, float) and not math.isfinite(value)):
-        return str(value)  # an int, or NaN or infinity, which JSON cannot store
+        return str(value)
     return json_text(value)

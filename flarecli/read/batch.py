@@ -74,7 +74,8 @@ class BatchTask(NamedTuple):
     """A request for one batch.
 
     rows        row numbers of the batch, int64 [k]
-    as_samples  True: return a list of samples for each row; False: return a batch
+    as_samples  True: return the samples of each row, as a list per row, because transforms may
+                return several samples for one row; False: return a batch
     block       the block that contains the batch
     start       position of the batch's first row in the block
     """

@@ -143,8 +143,8 @@ def _permuted(numbers: _UInt64Array, a: Any, b: Any, keys: Iterable[Any]) -> _UI
         np.multiply(mixed, size, out=mixed)
         np.right_shift(mixed, _HALF, out=mixed)
         np.add(other, mixed, out=other)
-        # Compute other % size. If other < size, the difference wraps to a huge number, and the
-        # minimum is `other`.
+        # Compute other % size, where other < 2 * size, as the minimum of `other` and
+        # `other - size`. If other < size, the subtraction wraps around to a huge number.
         np.subtract(other, size, out=spare)
         np.minimum(other, spare, out=other)
     np.multiply(left, low, out=left)

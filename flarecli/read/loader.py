@@ -299,7 +299,8 @@ class Loader(Closable):
             def make_in_process(task: BatchTask) -> BatchResult:
                 process = idle.get()
                 try:
-                    # The process does not need the block, which has the rows of many batches.
+                    # Do not send the block to the process, because the block contains the row
+                    # numbers of many batches, and the process needs only those of this batch.
                     result: BatchResult = process(task._replace(block=None))
                     return result
                 except WorkerEndedError as error:
@@ -316,7 +317,7 @@ class Loader(Closable):
         return results
 
     def _move(self, start: Cursor, rows: int, skip: int, steps: int) -> None:
-        """Set the position after a batch.
+        """Set the position of the loader to the position after a batch.
 
         start  position at which the iterator started
         rows   number of rows that this rank has completed since `start`
@@ -330,7 +331,7 @@ class Loader(Closable):
     def _next_batch(
         self, maker: BatchMaker, pending: deque[_Pending], start: Cursor, steps: int
     ) -> Any:
-        """Make a batch from the first samples in `pending`, and set the position after them."""
+        """Make a batch from the first samples in `pending`; update the position of the loader."""
         taken = [pending.popleft() for _ in range(min(self.batch, len(pending)))]
         batch = maker.collate([item.sample for item in taken])
         self._move(start, taken[-1].rows, taken[-1].skip, steps)

@@ -3,10 +3,10 @@
 Each block of 10,000 steps reads each dataset a fixed number of times. The seed determines the order
 of the datasets in a block.
 
-The steps that read one dataset are numbered from 0, across all blocks and epochs of the mix. Such a
-number is called an own step of the dataset. The first n own steps of a dataset with n rows use the
-row order of the dataset's epoch 0, the next n own steps use the row order of its epoch 1, and so
-on. Therefore, every row of a dataset is read once before any row is repeated.
+The steps that read one dataset are numbered from 0, across all blocks and epochs of the mix. These
+numbers are called the dataset steps of the dataset. The first n dataset steps of a dataset with n
+rows use the row order of the dataset's epoch 0, the next n dataset steps use the row order of its
+epoch 1, and so on. Therefore, every row of a dataset is read once before any row is repeated.
 """
 
 from __future__ import annotations
@@ -211,11 +211,11 @@ class MixOrder:
         out = np.empty(len(blocks), np.int64)
         for block in np.unique(blocks):
             at = np.flatnonzero(blocks == block)
-            part, own_steps = self._block(int(block))
+            part, dataset_steps = self._block(int(block))
             parts = part[offsets[at]]
             for k in np.unique(parts):
                 at_k = at[parts == k]
-                out[at_k] = self._rows_of(int(k), own_steps[offsets[at_k]])
+                out[at_k] = self._rows_of(int(k), dataset_steps[offsets[at_k]])
         return out
 
     def windows(self, step: int) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
@@ -228,9 +228,9 @@ class MixOrder:
     def _windows(self, k: int, step: int) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
         """Yield the windows of dataset `k`, starting at the window that contains `step`."""
         rows, row = len(self._mix.parts[k]), int(self._mix._firsts[k])
-        own_step, end = self._own_step(k, step), self._own_step(k, self.rows)
-        while own_step < end:
-            epoch, at = divmod(own_step, rows)
+        dataset_step, end = self._dataset_step(k, step), self._dataset_step(k, self.rows)
+        while dataset_step < end:
+            epoch, at = divmod(dataset_step, rows)
             for first, stop, ranges in self._part_order(k, epoch).windows(at):
                 if epoch * rows + first >= end:
                     return
@@ -239,9 +239,9 @@ class MixOrder:
                     self._mix_step(k, epoch * rows + stop),
                     [(row + range_start, row + range_stop) for range_start, range_stop in ranges],
                 )
-            own_step = (epoch + 1) * rows
+            dataset_step = (epoch + 1) * rows
 
-    def _own_step(self, k: int, step: int) -> int:
+    def _dataset_step(self, k: int, step: int) -> int:
         """Return the number of steps that read dataset `k` before `step` of this epoch.
 
         Steps of earlier epochs are included.
@@ -250,12 +250,12 @@ class MixOrder:
         in_block = np.count_nonzero(self._block(block)[0][:offset] == k)
         return block * int(self._mix.quotas[k]) + int(in_block)
 
-    def _mix_step(self, k: int, own_step: int) -> int:
-        """Return the step of this epoch that reads dataset `k` after `own_step` earlier reads.
+    def _mix_step(self, k: int, dataset_step: int) -> int:
+        """Return the step of this epoch that reads dataset `k` after `dataset_step` earlier reads.
 
         Only reads of dataset `k` are counted, including reads in earlier epochs.
         """
-        block, which = divmod(own_step, int(self._mix.quotas[k]))
+        block, which = divmod(dataset_step, int(self._mix.quotas[k]))
         return block * BLOCK + int(np.flatnonzero(self._block(block)[0] == k)[which]) - self._first
 
     def _block(self, block: int) -> tuple[IntArray, IntArray]:
@@ -267,23 +267,23 @@ class MixOrder:
         part = np.searchsorted(
             ends, positions(np.arange(BLOCK), BLOCK, self._seed, _FIRST_BLOCK_KEY + block), "right"
         )
-        own_steps = np.empty(BLOCK, np.int64)
+        dataset_steps = np.empty(BLOCK, np.int64)
         for k, quota in enumerate(self._mix.quotas.tolist()):
-            own_steps[part == k] = block * quota + np.arange(quota)
-        return part, own_steps
+            dataset_steps[part == k] = block * quota + np.arange(quota)
+        return part, dataset_steps
 
-    def _rows_of(self, k: int, own_steps: IntArray) -> IntArray:
-        """Convert own steps, which count only reads of dataset `k`, to row numbers of the mix.
+    def _rows_of(self, k: int, dataset_steps: IntArray) -> IntArray:
+        """Convert dataset steps of dataset `k` to row numbers of the mix.
 
-        own_steps  int64 [n]
-        return     int64 [n]
+        dataset_steps  int64 [n]
+        return         int64 [n]
         """
         rows = len(self._mix.parts[k])
-        out = np.empty(len(own_steps), np.int64)
-        epochs = own_steps // rows
+        out = np.empty(len(dataset_steps), np.int64)
+        epochs = dataset_steps // rows
         for epoch in np.unique(epochs):
             at = epochs == epoch
-            out[at] = self._part_order(k, int(epoch)).at(own_steps[at] - epoch * rows)
+            out[at] = self._part_order(k, int(epoch)).at(dataset_steps[at] - epoch * rows)
         out += self._mix._firsts[k]
         return out
 

@@ -477,7 +477,7 @@ def _with_format(stream: Stream, playlist: Playlist) -> Stream:
     format = formats.sniff(url.partition("?")[0] if is_url(url) else url)
     if format is None:
         raise FormatError(
-            f"stream {stream.name!r} lists no format",
+            f"cannot detect the format of stream {stream.name!r} from the name of its first file",
             where=playlist.at or "",
             hint=f"Choose the format with -f: {', '.join(formats.all_names())}.",
         )

@@ -242,7 +242,7 @@ class Series:
             self._advised.update((i,) if expected else ())
         if expected:
             # Advise the kernel before `open_shard` reads mapped bytes, because bytes that are read
-            # earlier are loaded into small pages.
+            # before the advice are loaded into small pages.
             with contextlib.suppress(FlareError):  # `open_shard` raises the same error
                 _advise(chunk, expected)
         keep_freed()
@@ -270,7 +270,8 @@ class Series:
     def expect(self, total_bytes: int) -> None:
         """Request large pages for the memory maps of all chunks, because all chunks will be read.
 
-        total_bytes  total listed size of all files that will be read, also those of other Series
+        total_bytes  total listed size of all files that will be read, including those of other
+                     Series
         """
         with self._lock:
             self._expected, opened = total_bytes, [*self._open.values()]
@@ -316,8 +317,8 @@ class Series:
             return
         with self._lock:
             fetch_lock = self._fetch_locks.setdefault(i, threading.Lock())
-        # Threads that wait for the cache's lock between processes must poll that lock. Waiting for
-        # this lock first is faster.
+        # The cache has its own lock for all processes, which can only be polled. Threads of this
+        # process wait for `fetch_lock` first, because waiting without polling is faster.
         with fetch_lock:
             if i in self._fetched or (is_needed is not None and not is_needed()):
                 return

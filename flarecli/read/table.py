@@ -39,7 +39,8 @@ def row_numbers(indices: Sequence[int] | IntArray) -> IntArray:
         if isinstance(indices, str):  # a column name, as in pandas
             hint = f"Select a column with data.select([{shown(indices)}])."
         raise UsageError(f"expected a list of row numbers, got {type(indices).__name__}", hint=hint)
-    if rows.dtype.kind not in "iu" and len(rows):  # as integers, these select other rows
+    # booleans and floats that are converted to integers would select the wrong rows
+    if rows.dtype.kind not in "iu" and len(rows):
         hint = "Convert the mask with numpy.flatnonzero(mask)." if rows.dtype.kind == "b" else ""
         raise UsageError(f"expected row numbers, got values of type {rows.dtype.name}", hint=hint)
     if rows.dtype == np.uint64 and len(rows) and rows.max() >= 1 << 63:  # int64 would overflow
@@ -331,7 +332,7 @@ class Table:
     def chunks(self, start: int, stop: int) -> Iterator[tuple[Series, int]]:
         """Yield each chunk that contains any of the rows start..stop.
 
-        A chunk is a tuple: its series, and its position in the series.
+        A chunk is yielded as a tuple (the series with the chunk, position in this series).
         """
         if start >= stop:
             return
@@ -345,7 +346,7 @@ class Table:
     def chunks_of(self, rows: IntArray) -> Iterator[tuple[Series, int]]:
         """Yield each chunk that contains any of the given rows.
 
-        A chunk is a tuple: its series, and its position in the series.
+        A chunk is yielded as a tuple (the series with the chunk, position in this series).
 
         rows  row numbers, int64 [k]
         """
@@ -374,7 +375,7 @@ class Shards:
 
     @property
     def room(self) -> int:
-        """Return the maximum number of bytes to prefetch: the minimum over all caches.
+        """Return the maximum number of bytes to prefetch, which is the lowest limit of any cache.
 
         The result is 0 without a cache.
         """
@@ -397,7 +398,10 @@ class Shards:
                     series.expect(total)
 
     def weight(self, start: int, stop: int) -> int:
-        """Return the total listed bytes of the shards that contain rows start..stop."""
+        """Return the total size in bytes, as listed, of the shards that contain rows start..stop.
+
+        A shard without a listed size counts as 0 bytes.
+        """
         return sum(series.weight(i) for series, i in self._chunks(start, stop))
 
     def fetch(self, start: int, stop: int, is_needed: Callable[[], bool]) -> None:

@@ -219,7 +219,7 @@ def _as_datetime(value: Any) -> datetime.datetime | None:
 def _parse_datetime(text: str) -> datetime.datetime | None:
     """Parse `YYYY-MM-DD` or `YYYY-MM-DD hh:mm:ss`.
 
-    Return None for any other text, because DuckDB may parse such text in another way than Python.
+    Return None for any other text, because DuckDB and Python may parse such text differently.
     """
     for form in ("%Y-%m-%d", "%Y-%m-%d %H:%M:%S"):
         try:

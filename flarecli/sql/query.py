@@ -576,7 +576,7 @@ def _query_error(error: Exception, names: Sequence[str], expression: str) -> Usa
         if re.search(rf"""[=<>]\s*"?{re.escape(name)}(?!\w)""", expression):
             hint = f"{hint} For text, use single quotes: '{name}'."
         return UsageError(f"--where: no column {name!r}", hint=hint, column=name)
-    # `select` adds the parenthesis; the user did not write it.
+    # The user did not write this parenthesis: `select` adds parentheses around the condition.
     if line == 'syntax error at or near ")"' and ")" not in expression:
         line = "syntax error: unexpected end"
     if line.startswith("Table with name ") and is_statement(expression):

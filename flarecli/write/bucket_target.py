@@ -44,7 +44,9 @@ __all__ = ["BucketTarget", "Lease"]
 
 _DELETED = "the lock of this pack was deleted"
 BEAT_S = 5.0  # interval between renewals of the lock
-_MAX_ATTEMPTS = 9  # maximum number of attempts to acquire a free lock, in about five seconds
+# maximum number of attempts to acquire a lock that no running process owns; with the delays between
+# the attempts, they take about five seconds
+_MAX_ATTEMPTS = 9
 DEAD_S = 60.0  # a process may take over a lock that has not changed for this long
 _PARALLEL_REQUESTS = 32  # maximum number of objects to delete in parallel
 
@@ -171,9 +173,9 @@ class Lease:
             raise BusyError(self._lost, where=self._where, hint=hint)
 
     def check_store(self, named: Location | None = None) -> None:
-        """Check that the store supports conditional writes: it must not create the lock again.
+        """Check that the store supports conditional writes: creating the existing lock must fail.
 
-        named   file that the error names; None: the lock
+        named   file to name in the error; None: the lock
         raises  UsageError if the store rejects conditional writes; ReachError if the store ignores
                 their condition
         """

@@ -217,8 +217,9 @@ def files_with_keys(
         stream = keyed[0]
         starts = _starts(stream)
         for shard, url in enumerate(stream.urls):
-            # With several streams, shards in `known` are also searched: a change may have replaced
-            # only the shards of another stream, whose new shards may contain the erased rows.
+            # With several streams, the keys of shards in `known` are also read. Another version may
+            # have different shards only in another stream, and these shards may contain erased
+            # rows.
             if is_url(url) or (len(streams) == 1 and url in known):
                 continue
             if url not in rows:

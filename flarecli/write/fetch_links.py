@@ -176,7 +176,7 @@ def _slices(batches: Iterable[pa.RecordBatch], first: int) -> Iterator[tuple[pa.
 class _Slice:
     """Rows whose links have been requested.
 
-    first        position of the first row in the selection
+    first        position of the batch's first row in the selection
     texts        one list for each link column: the links of all rows
     outcomes     outcome of each link, row by row; None until the outcome is known
     request      the request that was passed to the engine
@@ -241,7 +241,7 @@ class _Fetcher:
     def start(self, batch: pa.RecordBatch, first: int) -> None:
         """Request the links in a batch, and append the batch to `slices`.
 
-        first  position of the first row in the selection
+        first  position of the batch's first row in the selection
         """
         texts = [address_texts(batch, link.source) for link in self._links]
         flat = (
@@ -361,9 +361,9 @@ class _Fetcher:
         self._finished_rows += self.slices.popleft().batch.num_rows
 
     def _yield(self, fetched: Fetched) -> Iterator[Fetched]:
-        """Yield a batch. With a spool, keep it until the Writer has received its rows.
+        """Yield a batch. With a spool, keep the batch until the Writer has received its rows.
 
-        Until then, the spool saves the downloads of the batch.
+        The spool can then save the downloads of the batch, if the pack is interrupted.
         """
         spool = self._spool
         if spool is not None:

@@ -89,8 +89,8 @@ class FolderTarget(Target):
                 f"Specify another folder: --overwrite replaces only output of `flare {noun}`."
             )
         final = Location(LocalStore(self.final, self.shown, maps=False))
-        # With `overwrite`, a new folder replaces finished output. Unfinished output is instead
-        # deleted from this folder, after the folder has been locked.
+        # With `overwrite`, a new folder replaces finished output. Unfinished output is deleted from
+        # the existing folder, after this folder has been locked.
         is_begun = self._is_begun()
         self._replaces = (
             overwrite

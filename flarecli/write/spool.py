@@ -193,7 +193,9 @@ class Spool:
         self._due = time.monotonic() + SAVE_S
 
     def saved_rows(self, links: int) -> int:
-        """Return the number of rows in no durable shard whose downloads are all in spool files.
+        """Return the number of rows that are complete in spool files, but in no durable shard.
+
+        A row is complete if all of its downloads are in spool files.
 
         links  number of link columns
         """

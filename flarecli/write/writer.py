@@ -153,8 +153,9 @@ class Writer:
         self._ended = self.target.is_done
         self._writes_playlist, self._progress = playlist, progress or Progress()
         self._is_abandoned = self.has_large_row = False
-        # True while the buffer changes, because an interrupt may then lose or repeat rows, and
-        # after a failed write of a shard. If it is True, the Writer accepts no more rows.
+        # True while the buffer changes, and after an interrupt of this change, which may have lost
+        # or repeated rows. Also True after a failed write of a shard. If the attribute is True, the
+        # Writer accepts no more rows.
         self._is_inconsistent = False
         self.rows = self.next = 0
         self.written_bytes = 0  # size of the rows that this Writer wrote, before compression
@@ -557,7 +558,7 @@ class Writer:
     def _write_shard(self, number: int, batches: list[pa.RecordBatch], size: int) -> Chunk:
         """Write a shard, and report its rows to `progress` while the shard is written.
 
-        size  total size in bytes of the rows, to compute how many rows are written
+        size  total size of the rows in bytes, to compute how many rows have been written so far
         """
         at, rows, written = self.target.at, sum(batch.num_rows for batch in batches), 0
 

@@ -348,7 +348,7 @@ class UsedNames:
         keys: Sequence[str],
         used: IntArray,
     ) -> None:
-        """Raise FormatError if a file and a folder of another file would have the same name."""
+        """Raise FormatError if a file would have the same name as a folder with another file."""
         below: list[tuple[int, str]] = []
         for i, key in enumerate(keys):
             parts = key.split("/")
@@ -357,7 +357,7 @@ class UsedNames:
             pa.array([folder for _, folder in below], pa.large_string()), _FIRST_FOLDER
         ).tolist()
         wrong = [
-            (i, "is the folder of a file of another row")
+            (i, "is also the name of a folder with a file of another row")
             for i, first in enumerate(used.tolist())
             if first >= _FIRST_FOLDER
         ]

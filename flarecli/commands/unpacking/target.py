@@ -6,17 +6,17 @@
     OUT/.flare/begun     JSON lines: before the files of a batch are written, {"next": …,
                          "names": […]}; for files that another process created, {"others": […]}
 
-`next` is a position in the selected rows: in the journal, of the first row of the next batch; in
-`begun`, of the first row of the current batch. The files of a batch are not synced, so a resumed
-unpack keeps a batch only if its files exist with the recorded sizes.
+`next` is the position of a row in the selection. In the journal, this row is the first row of the
+next batch. In `begun`, it is the first row of the current batch. The files of a batch are not
+synced, so a resumed unpack keeps a batch only if its files exist with the recorded sizes.
 
 Before flare creates a file, it writes the name to "names" in `begun`, and syncs the log. The name
 of a file that already exists is not written. If another process creates the file at the same time,
 flare writes the name to "others". flare removes or replaces a file only if the journal contains the
 name, or if "names" contains the name and no later "others" contains it.
 
-An incomplete last line of a log is ignored. In `begun`, no file of such a line was created. In the
-journal, the batch of such a line is written again.
+An incomplete last line of a log is ignored. If it is in `begun`, the files that it names have not
+been created. If it is in the journal, the batch that it describes is written again.
 """
 
 from __future__ import annotations
@@ -336,7 +336,11 @@ class _BegunFiles:
         return hash(name) in self._earlier
 
     def add(self, next: int, names: Sequence[str]) -> None:
-        """Record names before their files are written, except for files of other processes."""
+        """Record the names of files before the files are written.
+
+        next   position of the first row of the current batch
+        names  file names; names of files that other processes created are not recorded
+        """
         own = [
             name
             for name in names
@@ -372,7 +376,10 @@ def _read_begun(lines: Iterable[LogLine], next: int = 0) -> tuple[set[int], int]
 
 
 def _hashes(names: Any) -> set[int]:
-    """Return the hash of each string in `names`; empty if `names`, from a log, is not a list."""
+    """Return the hash of each string in a list of names.
+
+    names  value from a log, which may be invalid; if it is not a list, the result is empty
+    """
     return (
         {hash(one) for one in names if isinstance(one, str)} if isinstance(names, list) else set()
     )
@@ -425,7 +432,7 @@ class _UnpackedContents(Contents):
     ) -> None:
         """Raise UsageError for the first file that the index does not name.
 
-        Unfinished output is not checked here, but by `remove_begun`.
+        Unfinished output is not checked by this method; `remove_begun` checks it.
         """
         if is_begun:
             return

@@ -293,7 +293,9 @@ class Verification:
         protected  number of shards whose only checksum is stored by the object store
         """
         form = formats.facts(stream.format)
-        if form.record_checksums or form.typed:  # another note reports tables without checksums
+        # If the format is a table format (`typed`), `Format.unprotected` returns a note for each
+        # file without checksums.
+        if form.record_checksums or form.typed:
             return
         tables = (*stream.hashes.values(), *stream.raw_hashes.values())
         count = sum(not any(values[i] for values in tables) for i in shards) - protected

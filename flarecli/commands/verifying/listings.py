@@ -267,7 +267,7 @@ class OtherLists:
 
     @property
     def known_paths(self) -> set[str]:
-        """Return `read_paths`, and the paths of shards from lists outside the stream's folder."""
+        """Return `read_paths`, and the shard paths in the lists outside the stream's folder."""
         top = place_of(self.stream.at)
         parts = (one.places for one in self.lists if place_of(one.at.folder) != top)
         return self.read_paths.union(*parts)
@@ -298,8 +298,8 @@ class OtherLists:
             if k is not None:
                 entry = other.stream.chunk(k)
                 entries.append((other, entry))
-                # Without a main list, the entry is not compared here, but with the shard's file
-                # when the shard is checked.
+                # Without a main list, the entry is not compared here. It is compared with the
+                # shard's file when the shard is checked.
                 if self._has_list or other.is_against:
                     findings += self._differences(other, k, entry, i, chunk)
             elif other.must_match and must_list:
@@ -412,9 +412,10 @@ def _index_names(stream: Stream) -> tuple[str, ...]:
 def _usual_locations(
     playlist: Playlist, stream: Stream, quick: bool, only: Collection[int] | None
 ) -> Iterator[tuple[Location, bool]]:
-    """Yield (location, is_part) for each usual location of a list.
+    """Yield (location, is_part) for each usual path of a list, even if no list exists there.
 
-    `is_part` is True if a list at this location was merged into the main list.
+    `is_part` is True if a list at this location is one of the lists from which the main list was
+    merged.
     """
     top, names = stream.at, _index_names(stream)
     if not top.is_local and (quick or (playlist.at is not None and not is_index(playlist))):

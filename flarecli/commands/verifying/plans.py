@@ -345,7 +345,7 @@ def _without_files(plan: Plan, listed: Collection[str], tops: tuple[str, ...]) -
 
     listed  paths of files that are in a list
     tops    folders of datasets, with a final slash. If the plan treats all files as plain files,
-            and not as shards, the files in these folders are also removed
+            and not as shards, the copy also omits the files in these folders
     """
     streams = []
     for stream in plan.streams:
@@ -472,7 +472,8 @@ def _split_by_list(plan: Plan, near: Sequence[_NearList], whole: Collection[str]
         findings += [finding_of(one.error, one.at) for one in naming if one.error is not None]
         named |= {place_of(one.at): one.at for one in naming if one.error is None}
         read = [(one.playlist, one) for one in naming if one.playlist is not None]
-        if read:  # prefer a playlist, which has checksums, even if another list is nearer
+        # prefer a playlist, which has checksums, even if an index is in a folder closer to the file
+        if read:
             playlist, first = min(read, key=lambda pair: is_index(pair[0]))
             in_use.setdefault(place_of(first.at), (playlist, first, []))[2].append(place)
         else:
@@ -564,7 +565,7 @@ def _restrict(
     places: Sequence[str],
 ) -> Plan:
     """Return the plan for a list, restricted to some of its files."""
-    select_streams([playlist])  # raises UsageError if the list has another format than -f
+    select_streams([playlist])  # raises UsageError if the listed format differs from -f
     only = dict[int, Only]()
     for place in places:
         k, file = positions[place]

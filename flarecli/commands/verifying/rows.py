@@ -105,7 +105,7 @@ def names_of_keyed_streams(streams: Sequence[StreamRows]) -> list[str]:
 def _joined(streams: Sequence[StreamRows]) -> list[StreamRows]:
     """Return the joined streams; empty if two streams have a common column that is not a key.
 
-    Streams with unknown columns are omitted.
+    Streams whose columns are not known are omitted.
     """
     known = [one for one in streams if one.stream.columns]
     seen = set[str]()

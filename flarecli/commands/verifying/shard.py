@@ -56,10 +56,11 @@ _UNKNOWN = "Write the list again with known checksums: `flare playlist … --has
 
 @dataclass(frozen=True, slots=True)
 class ListEntry:
-    """The entry of a list for one file.
+    """The entry for one file in a list.
 
     by    address of the list
-    rows  row count of a shard; None if unknown, or if the main list contains a row count
+    rows  row count to compare with the row count of the shard; None if the entry has none, or if
+          the main list (the list that determines which shards are checked) already has one
     """
 
     by: str
@@ -309,7 +310,7 @@ def _limited(found: Iterator[Finding], shard: Shard) -> list[Finding]:
 
 
 def _with_byte_range(finding: Finding, shard: Shard) -> Finding:
-    """Add the byte range of the row to a finding, and the address of the file with this range."""
+    """Add to a finding the byte range of its row, and the address of the file with this range."""
     row = finding.row
     if (
         finding.start is not None

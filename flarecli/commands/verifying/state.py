@@ -106,7 +106,7 @@ class VerifyState:
         )
 
     def find(self, key: str) -> FileResult | None:
-        """Return the result of checking a file, or None if the file was not checked yet."""
+        """Return the result of checking a file, or None if the file has not been checked yet."""
         return self._known.get(key)
 
     def add(self, key: str, done: FileResult) -> None:

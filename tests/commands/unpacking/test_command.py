@@ -301,7 +301,8 @@ def test_a_file_may_not_have_the_name_of_a_folder_of_an_earlier_batch():
     taken.add(pa.record_batch([[3], ["a.txt/d"], [""]], schema=schema), "d[{}]".format)
     with pytest.raises(FormatError) as caught:
         taken.add(pa.record_batch([[4, 5], ["e", "a"], ["", ""]], schema=schema), "d[{}]".format)
-    assert str(caught.value) == "d[5]: file name 'a.txt' is the folder of a file of another row"
+    message = "d[5]: file name 'a.txt' is also the name of a folder with a file of another row"
+    assert str(caught.value) == message
 
 
 def test_a_file_with_the_name_of_the_index_is_refused(tmp_path):
