@@ -87,13 +87,14 @@ def _new(name: str) -> Any:
 class Sums:
     """Several checksums of one stream of bytes.
 
-    names   names of the hashes
+    names   names of the hashes; the results have them in sorted order, so that the playlist of a
+            pack does not depend on the order of a set
     size    bytes processed so far
     raises  UsageError for an unknown name
     """
 
     def __init__(self, names: Iterable[str]) -> None:
-        self._hashes = {name: _new(name) for name in names}
+        self._hashes = {name: _new(name) for name in sorted(set(names))}
         self.size = 0
 
     def update(self, data: bytes | bytearray | memoryview) -> None:

@@ -410,13 +410,11 @@ def test_a_clock_that_stops_or_runs_backwards_changes_nothing(links, capfd, monk
     assert time.monotonic() - began < 60  # no wait uses this clock
 
 
-def test_output_does_not_depend_on_the_hash_seed_and_the_number_of_jobs(links):
+@pytest.mark.parametrize("options", [[], ["-f", "granular", "--hash", "md5", "--hash", "xxh64"]])
+def test_output_does_not_depend_on_the_hash_seed_and_the_number_of_jobs(links, options):
+    pack = ["pack", "index.parquet", "--fetch", "url:data", "--key", "id", *options]
     for name, seed, jobs in (("a", "0", "1"), ("b", "1", "16"), ("c", "2", "3")):
-        done = run(
-            ["pack", "index.parquet", name, "--fetch", "url:data", "--key", "id", "-j", jobs],
-            links,
-            {"PYTHONHASHSEED": seed},
-        )
+        done = run([*pack, name, "-j", jobs], links, {"PYTHONHASHSEED": seed})
         assert (done.returncode, done.stdout) == (0, f"{name}/playlist.yaml\n")
     assert files_of(links / "a") == files_of(links / "b") == files_of(links / "c")
 
