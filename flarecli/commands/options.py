@@ -439,7 +439,7 @@ class PackOptions(_DownloadOptions, TableOptions, _WriteOptions, _StreamOptions)
             group="Rows",
             metavar="ACTION",
             choices=("error", "first", "keep", "replace"),
-            help="What to do with rows that repeat a key: {choices}; replace needs --append, and removes the earlier rows.",
+            help="What to do with rows that repeat a key: {choices}; `replace` needs --append, and removes the earlier rows.",
         ),
     )
     allow_missing: bool = option(

@@ -233,7 +233,7 @@ class LocalStore(Store):
         return Location(LocalStore(folder, None, self.guard, self.maps), name)
 
     def _name_inside(self, path: str, url: str) -> str | None:
-        """Return the relative path of an address in the folder `path`.
+        """Return the path of an address, relative to the folder `path`.
 
         The result is None for an address outside the folder. Only strings are compared, because
         data must not decide which paths are looked up in the file system. A later open rejects

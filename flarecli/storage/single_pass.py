@@ -31,7 +31,7 @@ _window = threading.local()
 
 @contextlib.contextmanager
 def single_pass(at: Location, size: int, sums: Sums) -> Iterator[Location]:
-    """Yield a Location of a local file whose first `size` bytes are read and hashed in one pass.
+    """Yield a Location for reading a local file, and hash its first `size` bytes in the same pass.
 
     The Location reads the file through a memory buffer, which contains a window of the file. A
     range that starts before the window is read from the file a second time. If `read_many` is

@@ -95,7 +95,7 @@ class MediaOptions:
 
 
 class MediaColumn(NamedTuple):
-    """A file column, in which each value is the content of a file.
+    """A column in which each value is the content of a file.
 
     expected_kind  kind of media according to the column name or encoding; None: unknown
     has_names      whether the values were read from files or addresses, which have names

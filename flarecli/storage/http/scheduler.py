@@ -105,10 +105,10 @@ class HostQueues:
         return count
 
     def pick(self, now: float, head: int | None = None) -> Request | None:
-        """Remove and return the request to start next, or None.
+        """Remove and return the request to start next; return None if no request may start now.
 
-        The host with the fewest requests in flight is preferred, then the request with the lowest
-        order number.
+        Prefer the host with the fewest requests in flight. If several hosts have equally few,
+        prefer the request with the lowest order number.
 
         head  requests with a higher order number than `head` may not start; None: no limit
         """
