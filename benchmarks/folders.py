@@ -5,8 +5,8 @@ and wall-clock time.
 
 The files are JPEG headers followed by 16 kB of random bytes, in 20 subfolders. All programs run
 alternately, after a `sync`, and the table contains the lowest time of each program. The CPU time of
-each task of flare is divided into three parts: the start (the same task with one file), the
-required system calls, checksums and copies in a bare Python loop (`folders_floor.py`), and the
+each task of flare is divided into three parts: the startup (the same task with one file), the
+required system calls, checksums and copies in a minimal Python loop (`folders_floor.py`), and the
 remainder. The exit code is 1 if a ratio of CPU times is above its goal.
 """
 
@@ -24,7 +24,7 @@ from measure import FLARE, Cost, run
 FILE_BYTES, SUBFOLDERS = 16_000, 20
 HEAD = bytes.fromhex("ffd8ffe000104a46494600010100000100010000")
 FLOOR = [sys.executable, str(Path(__file__).with_name("folders_floor.py"))]
-START, LOOP = " of one file", " in a bare loop"
+START, LOOP = " of one file", " in a minimal loop"
 GOALS = {  # task of flare -> task of the other program, maximum ratio of CPU times
     "flare pack FOLDER": ("tar cf", 2.5),
     "flare unpack MDS": ("tar xf", 1.5),
@@ -58,7 +58,7 @@ def tasks(at: Path) -> Iterator[tuple[str, Path, list[str]]]:
 def flare_tasks(
     name: str, command: str, source: Path, out: Path, loop: str, *more: str
 ) -> Iterator[tuple[str, Path, list[str]]]:
-    """Yield a task of flare, the same task with one file, and its bare loop."""
+    """Yield a task of flare, the same task with one file, and its minimal loop."""
     one, one_out, loop_out = (
         path.with_name(f"{path.name}.{kind}")
         for path, kind in ((source, "one"), (out, "one"), (out, "loop"))
@@ -114,9 +114,9 @@ def main() -> int:
             f"{ratio:.2f}, {wall_ratio:.2f} (goal {goal})"
         )
         for part, seconds in (
-            ("start", start),
-            ("bare loop", loop),
-            ("start and bare loop", start + loop),
+            ("startup", start),
+            ("minimal loop", loop),
+            ("without remainder", start + loop),
             ("remainder", cpu[name] - start - loop),
         ):
             print(f"  {part:28} {seconds:6.2f} s            {seconds / cpu[other]:.2f}")

@@ -1,12 +1,12 @@
-"""The tasks of `folders.py` in a bare Python loop: the system calls, checksums and copies that each
-task requires, and nothing else.
+"""The tasks of `folders.py` in a minimal Python loop: the system calls, checksums and copies that
+each task requires, and nothing else.
 
     python benchmarks/folders_floor.py pack|unpack|convert SOURCE OUT
 
 The loops support only the files of `folders.py`, but make the same checks as flare: pack lists the
 folder again after all files were read; unpack reads all names before it writes the first file, logs
 the names, and never replaces a file; each shard is hashed, synced and renamed. The output is the
-CPU time of the loop in seconds, without the start of Python.
+CPU time of the loop in seconds, without the startup of Python.
 """
 
 import json

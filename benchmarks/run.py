@@ -257,7 +257,7 @@ numbers. A batch has 64 rows.
 
 ## Compared with a minimal program
 
-The other program does only the part of the work that every program must do. The ratio is the CPU time of flare divided by the CPU time of the other program.
+The program in the second column does only the work that the task requires. The ratio is the CPU time of flare divided by the CPU time of this program.
 
 | task | compared with | ratio | at most | script |
 |---|---|---|---|---|

@@ -103,7 +103,7 @@ def flare_http_threads(task: str, url: str) -> int:
 
 
 def flare_http_links(task: str, url: str) -> int:
-    """Download the links of an index as a pack does: with all checks, into Arrow buffers."""
+    """Download the linked files of an index as a pack does: with all checks, into Arrow buffers."""
     import pyarrow as pa
 
     from flarecli.progress import Progress

@@ -198,7 +198,7 @@ class _TypeCheck:
         self._expected = " or ".join(kinds)
 
     def convert(self, value: Any) -> Any:
-        """Convert the value to the parameter's type. Raises UsageError for other types."""
+        """Convert the value to the parameter's type. Raises UsageError if the conversion fails."""
         for _, converter in self._converters:
             try:
                 return converter(value)

@@ -96,7 +96,10 @@ class _Words:
         self._words, self.text = [""], ""
 
     def append_each(self, endings: list[str]) -> None:
-        """Replace each word of the current alternative with the word plus each of the endings."""
+        """Append every ending to every word of the current alternative.
+
+        For example, the words a, b and the endings 1, 2 become a1, a2, b1, b2.
+        """
         if len(endings) == 1:
             self.text += endings[0]
             return

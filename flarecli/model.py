@@ -128,8 +128,8 @@ class Chunk:
 
     at          location of the main file
     rows        number of rows; None if unknown
-    files       the main file, then its companions; names are relative to the dataset's folder
-    companions  location of each companion, parallel to `files[1:]`
+    files       the main file, then its companion files; names are relative to the dataset's folder
+    companions  location of each companion file, parallel to `files[1:]`
     types       column -> Arrow type; empty if the format stores no types, or if they are unknown
     headers     `Stream.headers` of the shard's stream
     """
@@ -202,7 +202,7 @@ class Stream:
 
     @property
     def stored(self) -> IntArray | None:
-        """Return the stored size of each chunk with its companions, in bytes: int64 [chunks].
+        """Return the size of each chunk with its companion files, in bytes: int64 [chunks].
 
         A value is -1 if the size of the main file is unknown. The result is None if `sizes` is
         None.

@@ -592,7 +592,7 @@ def test_a_pack_cannot_write_to_stdout(here, capfd):
 
 def test_options_without_effect_are_refused(here, capfd):
     for option in ("--resize 8", "--quality 9", "--min-size 1", "--max-aspect 2", "--media-info"):
-        hint = "Use --fetch to download the links of a column."
+        hint = "Use --fetch to download the files that a column links to."
         check_error(
             capfd,
             f"pack ok.csv out {option}",

@@ -205,7 +205,7 @@ class _ValueOptions(CacheOptions):
 
 @dataclass(frozen=True, kw_only=True, init=False, eq=False, repr=False)
 class _DownloadOptions(_ValueOptions):
-    """Options of the commands that download links."""
+    """Options of the commands that download linked files."""
 
     per_host: int | None = option(
         None,
@@ -333,7 +333,7 @@ class _WriteOptions(_RowOptions):
             metavar="COL[:NAME]",
             takes_columns=True,
             is_repeatable=True,
-            help="Download the links in COL into column NAME (default: COL); repeatable.",
+            help="Download files linked in COL into column NAME (default: COL); repeatable.",
             is_everyday=True,
         ),
     )

@@ -68,7 +68,7 @@ class Dataset(Data):
     exact     Arrow schema of the stored columns, without conversion: numbers that are stored as
               text have a text type
     playlists the playlists of the dataset
-    raises    UsageError if streams cannot be joined by column
+    raises    UsageError if streams cannot be joined row by row
     """
 
     def __init__(
@@ -853,7 +853,7 @@ def open(
     input         kind of all sources, such as `csv`, even if they have other file extensions; None:
                   the kind of each source is detected
     csv           settings for CSV files, such as `["delimiter=;", "header=no"]`
-    streams       names of the streams to read; streams of equal length are joined by column
+    streams       names of the streams to read; streams of equal length are joined row by row
     retries       maximum number of retries after transient errors, per object
     timeout       maximum time that a transfer may stall: seconds, or a string such as `30s`; an
                   HTTP transfer counts as stalled below 1 kB/s

@@ -1,4 +1,4 @@
-"""Dataset writing: download links, write rows as shards, and record shards in a journal."""
+"""Dataset writing: download linked files, write rows as shards, and record shards in a journal."""
 
 from __future__ import annotations
 

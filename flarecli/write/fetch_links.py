@@ -1,4 +1,4 @@
-"""Link downloads: download links before their rows are needed, and yield the rows in order.
+"""Link downloads: download linked files before their rows are needed; yield the rows in order.
 
     batches -> slices of rows -> requests for the next slices -> engine -> rows in order -> Fetched
 
@@ -124,7 +124,7 @@ def fetch(
     spool: Spool | None = None,
     refused: Callable[[pa.RecordBatch], Mapping[int, LinkFailure]] | None = None,
 ) -> Generator[Fetched, None, None]:
-    """Download the links in each batch, and yield batches with the bytes in place of the links.
+    """Download the linked files of each batch; yield batches with the bytes in place of the links.
 
     Rows keep their order. To stop all transfers, close the iterator.
 
@@ -132,8 +132,8 @@ def fetch(
     first_row  position of the first row of `batches` in the selection
     spool      contains the downloads of an interrupted pack, and saves the downloads of this pack
     ignore_robots_tag  True: also download objects whose X-Robots-Tag disallows their use
-    refused    function that returns the rows of a batch whose links must not be downloaded: row ->
-               failure; None: download the links of all rows
+    refused    function that returns the rows of a batch whose linked files must not be downloaded:
+               row -> failure; None: download the files of all rows
     raises     UsageError if a link column is not text
     """
     keep_freed()  # without this call, the buffer of each batch would cause page faults

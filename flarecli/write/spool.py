@@ -58,7 +58,7 @@ def address_digest(address: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FetchedLink:
-    """A downloaded link.
+    """The downloaded file of a link.
 
     row      position of the row in the selection
     link     index of the link column among all link columns

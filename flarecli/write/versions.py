@@ -126,7 +126,7 @@ class Version:
 
     @cached_property
     def dataset(self) -> Dataset:
-        """Return the dataset that the playlist describes, with its streams joined by column."""
+        """Return the dataset that the playlist describes, with its streams joined row by row."""
         return Dataset([[stream] for stream in self.streams], [self.playlist])
 
     @cached_property

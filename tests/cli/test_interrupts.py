@@ -103,7 +103,7 @@ def test_an_interrupted_pack_prints_what_a_resume_keeps_and_repeats(
     assert main([*argv, *more]) == 0
     if fetched and not in_parts:
         assert (
-            f"an earlier run downloaded the links of {fetched} more rows\n"
+            f"an earlier run downloaded the files of {fetched} more rows\n"
             in capfd.readouterr().err
         )
     assert len(server.requested) - asked == ROWS - (parts * 20 + rows + fetched)

@@ -2142,7 +2142,9 @@ def test_links_without_fetch_are_refused_with_a_hint(tmp_path):
     flare.pack(source, tmp_path / "out", fetch="file", allow_local=True)
     with pytest.raises(FormatError) as caught:
         flare.pack(source, tmp_path / "out", append=True)
-    assert caught.value.hint == "If the column contains links, download them with --fetch file."
+    assert (
+        caught.value.hint == "If the column contains links, download the files with --fetch file."
+    )
 
 
 def test_a_dropped_column_is_named_in_the_result(out, capsys):

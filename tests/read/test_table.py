@@ -1,4 +1,4 @@
-"""Tables: streams joined by column, and row specifications."""
+"""Tables: streams joined row by row, and row specifications."""
 
 import pytest
 from hypothesis import given

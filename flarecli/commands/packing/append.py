@@ -478,7 +478,9 @@ def _type_hint(name: str, kind: pa.DataType, expected: pa.DataType) -> str:
     if encodings.is_text(kind) and (
         pa.types.is_binary(expected) or pa.types.is_large_binary(expected)
     ):
-        return f"If the column contains links, download them with --fetch {shell_quoted(name)}."
+        return (
+            f"If the column contains links, download the files with --fetch {shell_quoted(name)}."
+        )
     return ""
 
 

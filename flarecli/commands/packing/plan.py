@@ -475,7 +475,7 @@ def _media(plan: Plan, names: Sequence[str]) -> tuple[list[MediaColumn], dict[st
     if options.option is not None and not any(column.is_media for column in columns):
         raise UsageError(
             f"{options.option}: no column contains files",
-            hint="Use --fetch to download the links of a column.",
+            hint="Use --fetch to download the files that a column links to.",
         )
     if not options.info:
         return columns, {}
@@ -772,7 +772,7 @@ def fetched(
     spool: Spool | None = None,
     checksum: SourceChecksum | None = None,
 ) -> Generator[fetch_links.Fetched, None, None]:
-    """Yield the selected rows from row `skip` on, with downloaded links and processed media.
+    """Yield the selected rows from row `skip` on, with downloaded files and processed media.
 
     limit     maximum number of rows
     spool     storage for downloads, which a resumed pack reads

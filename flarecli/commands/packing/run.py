@@ -312,7 +312,7 @@ def _write(
     if spool is not None:
         if kept := spool.restore(len(plan.links)):
             progress.note(
-                f"an earlier run downloaded the links of {format_count(kept, 'more row')}"
+                f"an earlier run downloaded the files of {format_count(kept, 'more row')}"
             )
         first = spool.until
     until = first
@@ -393,7 +393,7 @@ def failed_row(plan: Plan, failure: Failure) -> FlareError:
 def write_share(options: PackOptions) -> float:
     """Return the estimated fraction of a pack's time that passes after the last row was received.
 
-    The fraction is large if shards are compressed and no links are downloaded.
+    The fraction is large if shards are compressed and no files are downloaded.
     """
     return 0.5 if options.compress and not options.fetch else 0.1
 

@@ -2,7 +2,7 @@
 
 1. If the rows can be read twice, check all file names.
 2. Read the rows in batches, and apply --where and --limit.
-3. Download the links of several batches in parallel. The order of the rows does not change.
+3. Download the linked files of several batches in parallel. The order of the rows does not change.
 4. If the names were not checked in step 1, check the file names of each batch.
 5. Write the files of each batch.
 6. Write an index of the file names and the other columns.

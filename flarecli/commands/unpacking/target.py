@@ -94,7 +94,7 @@ class Output(ABC):
 
         The hint is empty if the unpack cannot be resumed.
 
-        fetches  whether the unpack downloads links
+        fetches  whether the unpack downloads linked files
         """
         return ""
 
