@@ -375,8 +375,9 @@ def open_source(sources: Addresses, options: SourceOptions) -> Source:
             tables = _tables_in(expanded[0], resolved)
     source: Source
     if tables:
-        check_no_rows(shown, options.streams, options.rows)
-        _check_folder_column(options.folder_column, shown)
+        shown_table = options.object_name or shown
+        check_no_rows(shown_table, options.streams, options.rows)
+        _check_folder_column(options.folder_column, shown_table)
         with _hints_on_kind(options.kind, kinds_of_all):
             index = ingest.open_index(
                 tables,

@@ -241,6 +241,19 @@ def test_arrays_of_several_shapes_in_one_column_are_refused(tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rows": "0"}, "Table: rows of a table cannot be selected by number"),
+        ({"streams": ["x"]}, "Table: a table has no streams"),
+    ],
+)
+def test_options_for_datasets_are_refused_with_the_name_of_the_object(tmp_path, options, message):
+    with pytest.raises(UsageError) as caught:
+        commands.pack(pa.table({"a": [1]}), tmp_path / "out", **options)
+    assert str(caught.value) == message
+
+
 def test_temporary_files_are_removed(tmp_path, monkeypatch):
     scratch = tmp_path / "scratch"
     scratch.mkdir()
