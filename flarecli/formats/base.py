@@ -155,8 +155,9 @@ class Format:
     writable          True if `pack` can write the format
     typed             True if a file stores the Arrow types that `read_batch` returns; otherwise
                       the encodings determine the types
-    readers           plural noun for the original library's readers in notes. Empty if no other
-                      library reads the format, or if its readers return the packed types
+    readers           the term for the readers of the original library in notes, for example
+                      `MosaicML readers`. Empty if no other library reads the format, or if the
+                      other library returns the packed types
     sizes_are_exact   True if the sizes from `row_sizes` add up to the size of the shard's main file
     has_shard_index   True if each shard has an index file, whose size `row_sizes` does not include
     substitutes       key from `encoding_group` -> encoding that is written instead: None if the

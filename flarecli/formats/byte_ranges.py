@@ -410,8 +410,8 @@ def gathered(
 
     edges            index of the first value of each shard; the last item is the number of values
     starts, lengths  start and length of each value in its shard: integers [values]. Each start
-                     must be greater than `MAX_INLINE_BYTES`, because a short value is copied with
-                     bytes before it
+                     must be greater than `MAX_INLINE_BYTES`, because Arrow copies a short value
+                     together with bytes that precede the value
     """
     if int(lengths.sum(dtype=np.int64)) > min(len(lengths) * _MAX_GATHERED_BYTES, VIEW_LIMIT):
         sources = chain.from_iterable(

@@ -65,10 +65,10 @@ def list_shards(
 
 
 def check_row_count(chunk: Chunk, rows: int, noun: str = "rows", where: object = None) -> None:
-    """Raise FormatError if a shard does not have the listed number of rows."""
+    """Raise FormatError if the row count of a shard differs from the playlist or the index."""
     if chunk.rows is not None and rows != chunk.rows:
         raise FormatError(
-            f"contains {rows} {noun}; {chunk.rows} are listed",
+            f"contains {rows} {noun}; the playlist or index lists {chunk.rows}",
             where=chunk.at if where is None else where,
         )
 

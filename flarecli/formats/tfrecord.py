@@ -172,7 +172,7 @@ class TFRecord(Format):
         for one in columns:
             if self.store_as(one.encoding) != one.encoding or (is_raw and one.encoding != "bytes"):
                 raise FormatError(
-                    f"column {one.name!r} is listed as {one.encoding},"
+                    f"the playlist lists column {one.name!r} with the encoding {one.encoding},"
                     f" which {'these records' if is_raw else 'a feature'} cannot store",
                     where=chunk.at,
                     column=one.name,

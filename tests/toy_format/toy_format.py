@@ -44,7 +44,9 @@ class Toy(Format):
         if crc != zlib.crc32(body, rows):
             raise IntegrityError("fails its CRC-32", where=chunk.at)
         if chunk.rows is not None and rows != chunk.rows:
-            raise FormatError(f"contains {rows} rows, {chunk.rows} are listed", where=chunk.at)
+            raise FormatError(
+                f"contains {rows} rows; the playlist lists {chunk.rows}", where=chunk.at
+            )
         values, place = [], 0
         while place < len(body):
             (size,) = struct.unpack_from("<I", body, place)

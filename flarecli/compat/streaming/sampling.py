@@ -132,7 +132,12 @@ class Sampler:
     def samples_of_streams(
         self, streams: IntArray, places: IntArray, epoch: int, order: str, window: int
     ) -> IntArray:
-        """Return the sample at `places[i]` in the order of stream `streams[i]`: int64 [k]."""
+        """For each i, return the number of the sample at `places[i]` in the order of `streams[i]`.
+
+        streams  stream numbers: int64 [k]
+        places   positions, each in the order of its own stream: int64 [k]
+        return   int64 [k]
+        """
         in_stream: IntArray = np.empty(len(places), np.int64)
         for k in np.unique(streams).tolist():
             of_k = streams == k

@@ -136,7 +136,7 @@ class ShardCache(Sequence[Any]):
             yield
 
     def _by_use(self) -> list[tuple[float, int, int]]:
-        """Return (time of use, shard, bytes) for each local shard, least recently used first."""
+        """Return (time of last use, shard, bytes) for each local shard, sorted by time."""
         uses: dict[int, tuple[float, int, int]] = {}
         for folder in self._folders.values():
             for used, shard, size in folder.uses():
@@ -148,7 +148,7 @@ class ShardCache(Sequence[Any]):
         """Evict the least recently used shards until shard `new` fits in the limit.
 
         If the folders contain many shards, evict more shards than necessary, because each
-        eviction reads the times of use of all shards.
+        eviction reads the times of last use of all shards.
         """
         limit = self.limit or 0
         excess = self.used() - limit
@@ -173,7 +173,7 @@ class _Folder:
     After a change by this process, the folder is not listed again, because a listing of 10,000
     files takes 15 ms. Its modification time shows a change by another process.
 
-    files  file name -> (shard, listed size); all other files are ignored
+    files  file name -> (shard, size in the index); all other files are ignored
     """
 
     def __init__(self, path: str, files: Mapping[str, tuple[int, int]]) -> None:
@@ -181,7 +181,7 @@ class _Folder:
         self._used, self._changed = 0, -1
 
     def used(self) -> int:
-        """Return the total listed size of the files in the folder."""
+        """Return the total size of the shard files in the folder, as listed in the index."""
         changed = self._mtime_ns()
         if changed != self._changed:
             self._used, self._changed = self._size(self._names()), changed
@@ -195,7 +195,7 @@ class _Folder:
         self._used, self._changed = rest + self._size(self._present(names)), self._mtime_ns()
 
     def uses(self) -> Iterator[tuple[float, int, int]]:
-        """Yield (time of use, shard, listed size) for each file in the folder."""
+        """Yield (time of last use, shard, size in the index) for each shard file in the folder."""
         for name in self._names():
             if name in self._files:
                 with suppress(FileNotFoundError):

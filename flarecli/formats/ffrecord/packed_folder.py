@@ -148,7 +148,9 @@ class _Machine:
                 self._memo.append(None if isinstance(top, dict) else top)
             case "BINGET" | "LONG_BINGET":
                 if argument >= len(self._memo) or self._memo[argument] is None:
-                    raise ValueError("unknown memo entry")
+                    raise ValueError(
+                        f"the pickle refers to memo entry {argument}, which is missing or a folder"
+                    )
                 self._stack.append(self._memo[argument])
             case "STACK_GLOBAL":
                 attribute, module = self._pop(), self._pop()
@@ -165,7 +167,7 @@ class _Machine:
                 self._set_items([key, entry])
             case "SETITEMS":
                 if not self._marks:
-                    raise ValueError("no mark on the stack")
+                    raise ValueError("the stack of the pickle contains no mark")
                 start = self._marks.pop()
                 items = self._stack[start:]
                 del self._stack[start:]
@@ -181,7 +183,7 @@ class _Machine:
 
     def _pop(self) -> Any:
         if len(self._stack) <= (self._marks[-1] if self._marks else 0):
-            raise ValueError("the stack is empty")
+            raise ValueError("the stack of the pickle is empty")
         return self._stack.pop()
 
     def _push_class(self, module: Any, attribute: Any) -> None:

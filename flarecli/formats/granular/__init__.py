@@ -1,1 +1,1 @@
-"""Granular: one bag of records per column, in the layouts of three generations."""
+"""Granular: one bag of records per column, in the layouts of all versions of the library."""

@@ -1,4 +1,4 @@
-"""Append rows to a local Granular dataset of the newest generation.
+"""Append rows to a local Granular dataset, in the layout of granular 0.22 and later.
 
 An interrupted append loses no complete rows. In each column, the records are written to disk first,
 and then the index entries, which store the ends of the records.
@@ -235,7 +235,8 @@ def _begin(at: Location, columns: Columns, expected: bytes) -> None:
 
     `spec.json` is written last.
 
-    raises  IntegrityError if spec.json has different columns; UsageError for an older generation
+    raises  IntegrityError if spec.json has different columns; UsageError for a dataset of granular
+            0.21 or older
     """
     if (at / REFS).exists() and all(one.name != "refs" for one in columns):
         raise UsageError(

@@ -77,7 +77,7 @@ MAX_STEP_ROWS, MAX_STEP_BYTES = 8192, 64 << 20  # limits for the rows of a verif
 
 
 class Granular(Format):
-    """Granular datasets of all generations; flare writes the newest generation."""
+    """Granular datasets of all library versions; flare writes the layout of the newest version."""
 
     name = "granular"
     suffixes: ClassVar[tuple[str, ...]] = (".bag",)
@@ -374,7 +374,7 @@ class GranularRefs(Granular):
 def _open_bag(chunk: Chunk, columns: Columns | None) -> Shard:
     if columns is not None and len(columns) != 1:
         raise IntegrityError(
-            f"{len(columns)} columns are listed; a bag has one column", where=chunk.at
+            f"the playlist lists {len(columns)} columns; a bag has one column", where=chunk.at
         )
     if not chunk.companions and (chunk.at.folder / index_of(chunk.at.name)).exists():
         files, locations = companion_files(chunk, [index_of(chunk.at.name)])

@@ -124,13 +124,14 @@ def _encoding(kind: str, lists: bool) -> str:
 def agreed(own: Columns, listed: Columns, where: object) -> Columns:
     """Return the listed columns if they match the columns of a spec.
 
-    The listed encodings may be more precise than the types in a spec.
-
+    own     columns of the spec
+    listed  columns in the playlist or, without a playlist, in the spec.json of the first shard. The
+            listed encodings may be more precise than the types in a spec
     raises  IntegrityError if the listed columns do not match the spec
     """
     if len(own) != len(listed) or not all(map(_fits, own, listed)):
         raise IntegrityError(
-            "the columns differ from the listed columns",
+            "the columns differ from the columns in the playlist or in the first shard",
             where=where,
             hint="Check whether the playlist or spec.json was changed.",
         )
@@ -335,7 +336,12 @@ def _bags(at: Location, sizes: Mapping[str, int]) -> Stream:
 def companion_files(
     chunk: Chunk, names: Iterable[str]
 ) -> tuple[tuple[File, ...], tuple[Location, ...]]:
-    """Return the files and locations of companions that no index lists."""
+    """Return a File and a Location for each companion of a shard whose companions are not listed.
+
+    A companion is a file of the shard beside its main file.
+
+    names  file names of the companions
+    """
     locations = tuple(chunk.at.folder / name for name in names)
     folder, slash, _ = chunk.files[0].name.rpartition("/")
     return tuple(File(f"{folder}{slash}{one.name}") for one in locations), locations

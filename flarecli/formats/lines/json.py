@@ -73,7 +73,7 @@ class JSONShards(LineFormat):
         """
         if not _WHITESPACE.issuperset(settings.newline):
             raise UsageError(
-                f"JSON lines that end with {settings.newline!r:.60} cannot be read back",
+                f"invalid newline: expected JSON whitespace, got {settings.newline!r:.60}",
                 hint="Choose a --newline such as '\\n' or '\\r\\n'.",
             )
         plan = planned(columns, settings.newline)
@@ -185,9 +185,8 @@ _NUMBER_PATTERN = (
 )
 _TEXT_PATTERN = r'"(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*"'
 _WHITESPACE_RUN = re.compile(r"[ \t\n\r]*")
-_DECODER = json.JSONDecoder(
-    parse_int=str, parse_float=str, parse_constant=str
-)  # numbers are not converted, because only their ends are used
+# Numbers are not converted, because only the positions at which the numbers end are used.
+_DECODER = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=str)
 
 
 _ESCAPES = np.isin(np.arange(256), list(b'"\\/bfnrtu'))

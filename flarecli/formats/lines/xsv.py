@@ -155,7 +155,9 @@ class _Separated(LineFormat):
             newline
         ) != len(header):
             raise UsageError(
-                f"column names separated by {separator!r} cannot be read back", hint=_HINT
+                f"the column names cannot be read back if the separator is {separator!r} and the "
+                f"newline is {newline!r}",
+                hint=_HINT,
             )
         return separator.encode(), newline.encode()
 

@@ -69,8 +69,8 @@ __all__ = [
 MAX_SHARD_BYTES = (1 << 32) - 1  # limited, because the table stores offsets as uint32
 MAX_CONFIG_BYTES = 1 << 24  # sufficient for thousands of columns
 _STEP_ROWS, _STEP_BYTES = 8192, 4 << 20  # limits for the rows of one step, to fit in the CPU cache
-# Arrow joins about 1 MiB per call, but at least 1 KiB per column, because each column adds to the
-# cost of a call.
+# In each call, Arrow joins the values of about 1 MiB of rows. With more than 1,024 columns, a call
+# joins about 1 KiB per column instead, because each column adds to the cost of the call.
 _JOIN_BYTES, _JOIN_BYTES_PER_COLUMN = 1 << 20, 1 << 10
 _HEAD_BYTES = 1 << 16  # bytes to read first if the row count is unknown
 

@@ -360,7 +360,8 @@ def _add(table: dict[str, list[str]], hashes: Mapping[str, str], i: int, here: s
     for name, value in hashes.items():
         if name not in table and len(table) == _MAX_HASH_KINDS:
             raise FormatError(
-                f"hash type {name!r:.60}: the maximum is {_MAX_HASH_KINDS} hash types",
+                f"too many hash types: {name!r:.60} is number {_MAX_HASH_KINDS + 1}; "
+                f"the maximum is {_MAX_HASH_KINDS}",
                 where=here,
             )
         values = table.setdefault(name, [])

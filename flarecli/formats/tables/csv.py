@@ -1,11 +1,11 @@
 """CSV and TSV reader. The default dialect is RFC 4180 with a header.
 
-Errors contain the line number. The first line contains the column names. However, if the first line
-contains only numbers, and two of them are equal, the file has no header. The type of a column is
-inferred from the first 4 MB: int64, float64 or bool if every value can be converted without loss,
-and text otherwise (`007` and a 20-digit number stay text). Key columns, columns of addresses and
-columns that the user encodes as text are always read as text. In a number or bool column, an empty
-field is null. In a text column, an empty field is an empty string.
+Errors contain the line number. The first line contains the column names. However, the file has no
+header if all fields in the first line are numbers and at least two fields are equal. The type of a
+column is inferred from the first 4 MB: int64, float64 or bool if every value can be converted
+without loss, and text otherwise (`007` and a 20-digit number stay text). Key columns, columns of
+addresses and columns that the user encodes as text are always read as text. In a number or bool
+column, an empty field is null. In a text column, an empty field is an empty string.
 """
 
 from __future__ import annotations
@@ -274,7 +274,7 @@ class Delimited(TextPart):
 def _are_values(first: Sequence[str]) -> bool:
     """Return whether the first record contains values, not column names.
 
-    The record contains values if all its fields are numbers, and two of them are equal.
+    The record contains values if all its fields are numbers and at least two fields are equal.
     """
     return len(set(first)) < len(first) and all(re.fullmatch(_NUMBER, field) for field in first)
 

@@ -62,8 +62,8 @@ class Dialect:
 
     delimiter   one ASCII character; empty: detect the delimiter
     has_header  whether the first record contains the column names; if not, the columns are named
-                `column_0`, `column_1` and so on. None: detect; the first record contains values if
-                all its fields are numbers, and two of them are equal
+                `column_0`, `column_1` and so on. None: detect. The first record then contains
+                values, not names, if all its fields are numbers and at least two fields are equal
     quote       one ASCII character that encloses fields; empty: fields are not quoted
     nulls       values that mean null in any column; an empty field in a number column is always
                 null

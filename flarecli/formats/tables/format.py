@@ -153,8 +153,8 @@ class TableFormat(Format):
     def open_shard(self, chunk: Chunk, columns: Columns | None = None) -> Shard:
         """Open a file. Count its rows if neither the file nor the playlist contains their number.
 
-        raises  FormatError for an invalid file, or a row count that differs from the listed count;
-                IntegrityError if the columns differ from the listed columns
+        raises  FormatError for an invalid file, or for a row count that differs from the playlist;
+                IntegrityError if the columns of the file differ from `columns`
         """
         byte_ranges.stored_size(chunk)
         part = self.open_part(chunk)
@@ -279,7 +279,9 @@ class TableFormat(Format):
             yield from self._findings(shard, error)
         elif isinstance(part, TextPart) and (rows := part.count()) != shard.rows:
             yield Finding(
-                str(shard.chunk.at), "format", f"contains {rows} rows; {shard.rows} are listed"
+                str(shard.chunk.at),
+                "format",
+                f"contains {rows} rows; the playlist lists {shard.rows}",
             )
 
     def _steps(self, shard: Shard) -> Iterator[tuple[int, int]]:

@@ -234,7 +234,7 @@ class Parquet(Part):
         return list(accumulate(counts, initial=0))
 
     def facts(self) -> dict[str, int | str]:
-        """Return the number of row groups, the compressions, and the type of page checksums."""
+        """Return the row group count, the compression codecs and the type of page checksums."""
         metadata = self.metadata()
         groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
         codecs = {
@@ -305,7 +305,7 @@ class Parquet(Part):
         return first, stop, runs
 
     def read_runs(self, row: int, runs: Sequence[PageRun]) -> list[tuple[PageRun, pa.Array]] | None:
-        """Return the values of page runs in the row group that contains `row`.
+        """Return the values in runs of consecutive pages of the row group that contains `row`.
 
         The result is None if the values may need too much memory; see `RowGroupPages.read`.
         """
@@ -555,7 +555,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _is_outside(group: Any, leaf: int, bound: Bound, kind: pa.DataType) -> bool:
-    """Return whether statistics prove that all rows of a row group are outside a bound.
+    """Return whether statistics prove that a bound is false for all rows of a row group.
 
     leaf  number of the leaf column in the Parquet schema
     """
@@ -563,8 +563,9 @@ def _is_outside(group: Any, leaf: int, bound: Bound, kind: pa.DataType) -> bool:
         statistics = group.column(leaf).statistics
         if statistics is None:
             return False
+        # If all values are null, the bound is false for all rows.
         if statistics.has_null_count and statistics.null_count == group.num_rows:
-            return True  # all values are null, and no null is within a bound
+            return True
         return bool(statistics.has_min_max) and bound.excludes(statistics.min, statistics.max, kind)
     except (pa.ArrowException, ValueError, OverflowError, OSError, NotImplementedError):
         return False  # invalid statistics

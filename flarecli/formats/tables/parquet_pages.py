@@ -35,7 +35,7 @@ _MAGIC = b"PAR1"
 
 
 class PageRun(NamedTuple):
-    """Rows start..stop of a column in a row group; their values are one or more complete pages."""
+    """A run of consecutive pages of a column, with the rows start..stop of the row group."""
 
     column: str
     start: int
@@ -119,13 +119,16 @@ class RowGroupPages:
         return out if row == self._rows and out else None
 
     def runs(self, column: str, start: int, stop: int) -> list[PageRun]:
-        """Return the runs of pages that contain rows start..stop. First, call `find`."""
+        """Return the runs of pages that contain rows start..stop.
+
+        The caller must call `find` first.
+        """
         edges = self._edges[column]
         first, last = bisect_right(edges, start) - 1, bisect_left(edges, stop)
         return [PageRun(column, *edges[i : i + 2]) for i in range(first, last)]
 
     def stored_size(self, runs: Sequence[PageRun]) -> int:
-        """Return the total stored size of the data pages in page runs, in bytes."""
+        """Return the total stored size in bytes of the data pages in runs of pages."""
         return sum(
             stop - start
             for run in runs
@@ -139,7 +142,7 @@ class RowGroupPages:
         footer: Footer,
         read_file: Callable[[SmallFile, Sequence[str], int], pa.Table | None],
     ) -> list[tuple[PageRun, pa.Array]] | None:
-        """Return the values of page runs; None if the values may need too much memory.
+        """Return the values in runs of pages; None if the values may need too much memory.
 
         footer     footer of the original file
         read_file  function that returns columns of a small file, or None if the values may need too
@@ -173,7 +176,7 @@ class RowGroupPages:
         return out
 
     def _ranges(self, leaf: int, run: PageRun) -> list[tuple[int, int]]:
-        """Return the byte ranges of a page run: its dictionary page, if any, and its data pages."""
+        """Return the byte ranges of the dictionary page, if any, and of the data pages of a run."""
         chunk, found = self._chunks[leaf], self._pages[leaf] or []
         rows = [page.row for page in found]
         first, last = bisect_left(rows, run.start), bisect_left(rows, run.stop)

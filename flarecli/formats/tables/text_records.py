@@ -1,4 +1,4 @@
-"""Splitter for text files into pieces of complete records: lines, CSV and JSON arrays.
+"""Split text files into pieces that consist of complete records: lines, CSV and JSON arrays.
 
 Invalid UTF-8 and NUL bytes are errors.
 

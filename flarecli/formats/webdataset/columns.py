@@ -126,8 +126,8 @@ def _is_allowed(extension: str) -> bool:
 def extensions_of(columns: Columns, known: Container[str] = ()) -> list[str]:
     """Return the extension of each column with members, in column order.
 
-    known  extensions in a tar, in lower case. A column's name is its extension if the tar contains
-           the name, but not the extension that `extension_of` returns
+    known  extensions in a tar, in lower case. If they include the name of a column, but not the
+           result of `extension_of`, the name is the extension of the column
     """
     named = [(one.name, extension_of(one)) for one in member_columns(columns)]
     return [

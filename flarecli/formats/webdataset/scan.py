@@ -259,7 +259,7 @@ def read_stream(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the samples in a stream as typed batches, in order.
 
-    At most one batch and its largest member are in memory.
+    At most one batch of samples is read into memory at a time.
 
     blocks   bytes of a tar, plain or compressed with gzip, bzip2 or zstd, in blocks of any length
     columns  columns of the batches; None to use the key and the extensions in the first batch

@@ -316,13 +316,13 @@ def test_a_listing_that_differs_from_the_file_is_refused():
     data = made([b"abc", b"de"])
     with pytest.raises(FormatError) as caught:
         ffrecord.open_shard(in_memory(data, rows=3))
-    assert str(caught.value) == "s.ffr: contains 2 records; 3 are listed"
+    assert str(caught.value) == "s.ffr: contains 2 records; the playlist or index lists 3"
     with pytest.raises(IntegrityError) as caught:
         ffrecord.open_shard(in_memory(data, size=40))
     assert str(caught.value) == "s.ffr: file is 41 bytes; the listed size is 40"
     with pytest.raises(FormatError) as caught:
         ffrecord.open_shard(in_memory(data), (Column("a", "str"), Column("b", "str")))
-    assert str(caught.value) == "s.ffr: 2 columns are listed; ffrecord has one column"
+    assert str(caught.value) == "s.ffr: the playlist lists 2 columns; ffrecord has one column"
     for rows in (-1, 1 << 60):
         with pytest.raises(FormatError):
             ffrecord.open_shard(in_memory(data, rows=rows))

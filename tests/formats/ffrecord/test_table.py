@@ -134,9 +134,9 @@ ROOT = CLASS + b")R"
 @pytest.mark.parametrize(
     ("pickled", "message"),
     [
-        (CLASS + b"()R.", "36: the stack is empty"),  # the class is below the mark
-        (ROOT + b"X\1\0\0\0a(K\0s.", "45: the stack is empty"),
-        (ROOT + b"(X\1\0\0\0as.", "43: the stack is empty"),
+        (CLASS + b"()R.", "36: the stack of the pickle is empty"),  # the class is below the mark
+        (ROOT + b"X\1\0\0\0a(K\0s.", "45: the stack of the pickle is empty"),
+        (ROOT + b"(X\1\0\0\0as.", "43: the stack of the pickle is empty"),
     ],
 )
 def test_pickle_opcodes_cannot_use_objects_below_a_mark(pickled, message):

@@ -203,7 +203,10 @@ def test_a_single_bag_has_one_column():
     for names in ([], ["a", "b"]):
         with pytest.raises(IntegrityError) as caught:
             opened({"x.bag": bag(b"one")}, "x.bag", tuple(Column(name, "bytes") for name in names))
-        assert str(caught.value) == f"x.bag: {len(names)} columns are listed; a bag has one column"
+        assert (
+            str(caught.value)
+            == f"x.bag: the playlist lists {len(names)} columns; a bag has one column"
+        )
 
 
 def test_a_bag_truncated_after_opening_is_reported(tmp_path):
@@ -281,7 +284,9 @@ def test_a_list_column_is_listed_as_a_list():
     for listed in ("jpeg", "bytes"):
         with pytest.raises(IntegrityError) as caught:
             opened(files, columns=(column("a", listed),))
-        assert str(caught.value) == "spec.json: the columns differ from the listed columns"
+        assert str(caught.value) == (
+            "spec.json: the columns differ from the columns in the playlist or in the first shard"
+        )
 
 
 def test_companions_of_a_shard_are_in_its_folder():

@@ -90,7 +90,7 @@ def test_a_listing_must_contain_all_files_of_a_shard():
     assert str(caught.value) == "spec.json: the playlist does not list the file 't.idx'"
     with pytest.raises(FormatError) as caught:
         granular.open_shard(Chunk(chunk.at, 4, chunk.files, chunk.format, chunk.companions))
-    assert str(caught.value) == "spec.json: contains 3 rows; 4 are listed"
+    assert str(caught.value) == "spec.json: contains 3 rows; the playlist or index lists 4"
     longer = (*chunk.files[:-1], File("t.idx", 32))
     with pytest.raises(IntegrityError) as caught:
         granular.open_shard(Chunk(chunk.at, None, longer, chunk.format, chunk.companions))

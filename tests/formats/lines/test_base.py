@@ -91,7 +91,7 @@ def test_a_row_count_that_differs_from_the_listing_is_refused():
     assert opened("csv", csv("a"), [b"1\n", b"2\n"], listed=2).rows == 2
     assert (
         refusal(lambda: opened("csv", csv("a"), [b"1\n", b"2\n"], listed=3))
-        == "s.csv.meta: contains 2 samples; 3 are listed"
+        == "s.csv.meta: contains 2 samples; the playlist or index lists 3"
     )
 
 

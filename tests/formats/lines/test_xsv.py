@@ -269,12 +269,12 @@ def test_a_value_that_a_line_cannot_store_is_reported_before_writing(form, how, 
         (
             ("a|", "b"),
             Settings(separator="||"),
-            "column names separated by '||' cannot be read back",
+            "the column names cannot be read back if the separator is '||' and the newline is '\\n'",
         ),
         (
             ("a", "b"),
             Settings(separator=";", newline="a;b"),
-            "column names separated by ';' cannot be read back",
+            "the column names cannot be read back if the separator is ';' and the newline is 'a;b'",
         ),
     ],
 )

@@ -403,11 +403,12 @@ class StreamingDataset(Array):
         return state | nodes
 
     def load_state_dict(self, obj: dict[str, Any]) -> None:
-        """Resume at a saved position, with its seed, on any number of ranks and workers.
+        """Resume at a saved position with the saved seed, on any number of ranks and workers.
 
-        raises  UsageError for a position outside the epoch; for a position within an epoch that
-                mosaicml-streaming saved, because its sample order differs; and, unless
-                `batching_method` is `random`, for a different global batch size
+        raises  UsageError for a position outside the epoch; for a position that mosaicml-streaming
+                saved in the middle of an epoch, because the sample order of mosaicml-streaming
+                differs; and, unless `batching_method` is `random`, for a different global batch
+                size
         """
         seed = int(obj.get("shuffle_seed", self.shuffle_seed))
         epoch, step = int(obj.get("epoch", 0)), int(obj.get("sample_in_epoch", 0))

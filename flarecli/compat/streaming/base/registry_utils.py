@@ -27,7 +27,10 @@ class Registry:
         return add if func is None else add(func)
 
     def get(self, name: str) -> Callable[..., Any]:
-        """Return the class or function registered as `name`. Raises UsageError (a ValueError)."""
+        """Return the class or function registered as `name`.
+
+        raises  UsageError (a ValueError) for an unknown name
+        """
         if name not in self._functions:
             raise UsageError(
                 f"no stream is registered as {name!r:.60}",
@@ -53,7 +56,8 @@ def construct_from_registry(
 ) -> Any:
     """Call the class or function that is registered as `name`, and return the result.
 
-    partial_function          True does not call a function, but returns a `functools.partial` of it
+    partial_function          if True, a function is not called; the result is a `functools.partial`
+                              of the function. A class is always called
     pre_validation_function   required base class, or function that checks the class or function
     post_validation_function  function that checks the result
     kwargs                    arguments of the class or function

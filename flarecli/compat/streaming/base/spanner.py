@@ -26,7 +26,10 @@ class Spanner:
         self.num_samples = self._bounds[-1]
 
     def __getitem__(self, index: int) -> tuple[int, int]:
-        """Return the shard and the position of a sample. Raises RowsError (an IndexError)."""
+        """Return the shard that contains a sample, and the position of the sample in the shard.
+
+        raises  RowsError (an IndexError) if there is no sample with the number `index`
+        """
         if not 0 <= index < self.num_samples:
             raise RowsError(f"Invalid sample index `{index}`: there are {self.num_samples} samples")
         shard = bisect_right(self._bounds, index) - 1

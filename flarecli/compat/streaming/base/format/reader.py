@@ -160,7 +160,10 @@ class Reader(Array):
     # -- samples
 
     def get_item(self, idx: int) -> Sample:
-        """Return one sample: column -> value. Raises RowsError (an IndexError)."""
+        """Return one sample: column -> value.
+
+        raises  RowsError (an IndexError) if there is no sample with the number `idx`
+        """
         self._check(idx)
         (row,) = formats.find(self.format).read_rows(self._open(), [idx])
         return self._decoded(row)
@@ -216,7 +219,8 @@ class Reader(Array):
             at = locate(f"{self._where.rstrip('/')}/")
             raws = [raw for raw, _ in self.file_pairs]
             if not all(os.path.exists(self._path(raw)) for raw in raws):
-                raws = []  # then `Listed.add` lists the compressed files
+                # If no uncompressed file is specified, `Listed.add` lists the compressed files.
+                raws = []
             listed = Listed()
             listed.add(self._entry, self._where, frozenset(raw.basename for raw in raws))
             chunk = listed.stream(at, File("index.json")).chunk(0)
@@ -233,11 +237,11 @@ class Reader(Array):
         return os.path.join(self.dirname, self.split, info.basename)
 
     def get_raw_size(self) -> int:
-        """Return the total listed size of the uncompressed files in bytes."""
+        """Return the total size in bytes of the uncompressed files, as listed in the index."""
         return sum(raw.bytes for raw, _ in self.file_pairs)
 
     def get_zip_size(self) -> int | None:
-        """Return the total listed size of the compressed files in bytes.
+        """Return the total size in bytes of the compressed files, as listed in the index.
 
         The result is None unless each uncompressed file has a compressed file.
         """
@@ -245,15 +249,24 @@ class Reader(Array):
         return sum(zips) if len(zips) == len(self.file_pairs) else None
 
     def get_max_size(self) -> int:
-        """Return the total listed size of the uncompressed and compressed files in bytes."""
+        """Return the total size in bytes of all files of the shard, as listed in the index.
+
+        Uncompressed and compressed files are counted.
+        """
         return self.get_raw_size() + (self.get_zip_size() or 0)
 
     def get_persistent_size(self, keep_zip: bool) -> int:
-        """Return the total listed size in bytes of the files that remain after `Stream.prepare`."""
+        """Return the total size in bytes of the files that remain after `Stream.prepare`.
+
+        The sizes are those in the index.
+        """
         return self.get_max_size() if self.compression and keep_zip else self.get_raw_size()
 
     def evict(self) -> int:
-        """Remove the shard's files; return the listed size of the removed files in bytes."""
+        """Remove the files of the shard.
+
+        return  total size in bytes of the removed files, as listed in the index
+        """
         self.close()
         return sum(
             self._remove(info) for pair in self.file_pairs for info in pair if info is not None
@@ -274,7 +287,7 @@ class Reader(Array):
         listing        paths of the existing files, as `os.path.join(dirname, split, basename)`
         safe_keep_zip  True keeps compressed files, and removes raw files if a compressed file is
                        missing; False removes compressed files if all raw files exist
-        return         total listed size of the remaining files in bytes
+        return         total size in bytes of the remaining files, as listed in the index
         raises         UsageError for a shard that lists a compressed file but no compression
         """
         raws = [raw for raw, _ in self.file_pairs]
@@ -343,7 +356,10 @@ class Shards(Sequence[Reader]):
         return self._reader(range(len(self))[i])
 
     def files(self, i: int) -> list[tuple[str, int]]:
-        """Return the name and listed size of each file of a shard, including compressed files."""
+        """Return the name and size of each file that the index lists for a shard.
+
+        Compressed files are included.
+        """
         entry = self._entries[i]
         infos = (entry.get(key) for key in ("raw_data", "raw_meta", "zip_data", "zip_meta"))
         return [(info["basename"], int(info["bytes"])) for info in infos if info]
