@@ -57,6 +57,13 @@ def index(tmp_path: Path) -> str:
     return str(path)
 
 
+def test_a_quick_check_connects_to_no_cluster(index: str, tmp_path: Path) -> None:
+    flarecli.pack(index, str(tmp_path / "out"))
+    before = ray.is_initialized()  # False, because this test runs before the cluster is started
+    assert list(flarecli.verify(str(tmp_path / "out"), quick=True, engine="ray")) == []
+    assert ray.is_initialized() == before
+
+
 def dying(marks: Path) -> Callable[[Any], Any]:
     """Return a function that packs a part; for every third part, its process is killed at the first
     attempt.

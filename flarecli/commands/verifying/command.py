@@ -276,9 +276,8 @@ class Verification:
                 rows.keys.append((task.at, result.keys))
             rows.store_hashed += result.store_hashed
 
-        engine = "local" if depth.quick else settings.engine  # a quick check does not use a cluster
         tasks = chunk_tasks(playlist, stream, others, depth, chosen, only)
-        for finding in self._run(tasks, engine, add):
+        for finding in self._run(tasks, settings.engine, add):
             if finding not in others.findings:  # `others.findings` were already reported
                 yield finding
         yield from others.additional_shards(plan.address)
@@ -383,7 +382,7 @@ def verify(options: VerifyOptions) -> Verification:
         None if state is None else _open_state(state, addresses, against, options),
         options.max_findings,
         options.jobs or _default_jobs(plans),
-        options.engine,
+        "local" if quick else options.engine,  # a quick check does not need a cluster
         options.progress or Progress(),
     )
     return Verification(plans, notes, unreadable, settings)
