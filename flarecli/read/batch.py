@@ -99,11 +99,11 @@ def batch_rows(
 ) -> Iterator[IntArray]:
     """Yield the row numbers of a worker's batches in order.
 
-    Each array, int64 [k], contains the row numbers of one or more batches. Every group of
-    `batch * ranks` consecutive steps is divided into one batch for each rank. Worker w of W makes
-    the batches w, w + W, … of its rank.
+    Each array, int64 [k], contains the row numbers of one or more batches. A step is a position in
+    `order`, and reads one row. Every group of `batch * ranks` consecutive steps is divided into one
+    batch for each rank. Worker w of W makes the batches w, w + W, … of its rank.
 
-    start      first step of the run
+    start      first step to read
     drop_last  omit batches that are not complete on every rank
     """
     batch_steps, stop = batch * ranks, order.rows

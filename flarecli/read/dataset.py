@@ -128,8 +128,8 @@ class Dataset(Data):
                 kind = None
             if kind is not None or natural is not stored:
                 self._conversions[field.name] = natural, kind
-            # If the type is from the playlist, the field has no metadata that names the encoding,
-            # because values of the encoding have another type.
+            # A field of type `kind` has no metadata that names the encoding, because the encoding
+            # has another type.
             fields.append(field if kind is None else pa.field(field.name, kind))
         self.schema = pa.schema(fields)
 

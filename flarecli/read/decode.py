@@ -158,7 +158,7 @@ class Decoder:
             is_valid = len(joined) == size * len(data) and not set(map(len, data)) - {size}
             array = np.frombuffer(joined, dtype) if is_valid else None
         # If the size of a value is invalid, the caller decodes the values one by one to find this
-        # value. Numbers have a `kind` only if they are booleans that were packed as integers.
+        # value. For numbers, `kind` is set only if booleans were packed as integers.
         if array is not None and self.kind is not None:
             return array.astype(bool)
         return None if array is None else array.reshape(len(data), *encoding.shape)

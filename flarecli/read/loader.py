@@ -179,7 +179,7 @@ class Loader(Closable):
             raise UsageError(
                 f"the state was saved after {skip} samples of one row, but this loader has no transform, so each row is one sample"
                 if not self._transforms
-                else f"the state was saved after {skip} samples of one row, but its step {rows} is the end of the epoch",
+                else f"the state was saved after {skip} samples of one row, but there is no row at step {rows}, the end of the epoch",
                 hint="Use the same transforms as when the state was saved.",
             )
         self._cursor, self._window, self._skip = cursor, window, skip

@@ -132,7 +132,7 @@ class Mix(Data):
         return False
 
     def version_with(self, checksum: str) -> str:
-        """Return an empty string instead of an address, because a mix has no versions."""
+        """Return an empty string: a mix has no versions, so no version has the checksum."""
         return ""
 
     def collated(self, indices: Sequence[int] | IntArray) -> dict[str, Any]:
@@ -291,7 +291,7 @@ class MixOrder:
         if len(self._orders) > 4 * len(self._mix.parts):
             self._orders.clear()
         order = self._orders.get((k, epoch))
-        if order is None:  # several threads may create equal orders
+        if order is None:  # if several threads create this order, their results are equal
             order = self._mix.parts[k].order(self._seed + k, epoch, *self._options)
             self._orders[k, epoch] = order
         return order

@@ -443,8 +443,9 @@ def _has_files(at: Location) -> bool:
 def _formatted(playlist: Playlist, format: str | None) -> Playlist:
     """Return a playlist in which every stream has a format.
 
-    format  format of all streams; in a playlist or index, only of streams whose format is missing
-            or unknown. None: detect a missing format from the file name of the first shard
+    format  format of the streams. If the streams are from a playlist or an index, `format` is used
+            only for streams whose listed format is missing or unknown. None: detect a missing
+            format from the file name of the first shard
     raises  FormatError if a format is unknown or cannot be detected
     """
     if format is not None:

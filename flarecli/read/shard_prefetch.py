@@ -36,15 +36,15 @@ class Prefetch:
     at most `Shards.room` bytes. If other processes share the cache, the limit is lower, because
     prefetched shards must not evict shards that the other processes still need.
 
-    ranks      number of ranks among which the rows are divided. If there are at most 8 ranks, they
-               are assumed to run on one machine. This machine reads all shards, so its local files
-               use large pages
+    ranks      number of ranks among which the rows are divided. With 8 ranks or fewer, all ranks
+               are assumed to run on this machine. The machine then reads all shards, and local
+               shards are therefore mapped with large memory pages
     is_active  False if shards are not prefetched, because there is no cache or the order is
                `shuffle`
     """
 
     def __init__(self, data: Rows, order: Order, start: Cursor, ranks: int) -> None:
-        keep_freed()  # this process can then reuse memory for batches from worker processes
+        keep_freed()  # reuse freed memory for the batches that worker processes send
         self._shards, self._step = data.shards, start.step
         if ranks <= _MAX_LOCAL_RANKS:
             self._shards.expect_epoch(_MIN_LARGE_PAGE_BYTES)
@@ -118,7 +118,7 @@ class Prefetch:
                 self._shards.release(start, stop)
 
     def _is_current(self, end: int) -> bool:
-        """Return whether the run has not reached the step `end`, at which a window ends."""
+        """Return True until the run reaches step `end`, at which the window of a download ends."""
         return self._step < end
 
     def close(self) -> None:

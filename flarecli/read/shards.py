@@ -452,9 +452,9 @@ class Series:
     def _gathered_rows(self, row: int, columns: Sequence[str] | None) -> int:
         """Return the number of rows to gather in one call; 0 means as few rows as possible.
 
-        The number increases with the number of shards, so that each shard contains enough rows for
-        an array operation. A memory limit applies; the average row size in the shard that contains
-        `row` is used for all rows.
+        The number increases with the number of shards, so that enough of the gathered rows are in
+        each shard for an array operation. A memory limit applies; the average row size in the shard
+        that contains `row` is used for all rows.
         """
         i = self.position(row)
         size = self.weight(i) // max(1, self.edges[i + 1] - self.edges[i])

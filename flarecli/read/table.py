@@ -81,9 +81,9 @@ def parse_rows(spec: str, rows: int) -> list[range]:
 class Table:
     """The rows of one or several series, whose columns are joined. A Table can be pickled.
 
-    columns  the columns of all series; the columns of a series are in the order of its format
-    order    the names of all columns. The columns of a series are in the order of the packed table
-             if the playlist lists this order, otherwise in the order of the format
+    columns  columns of all series. Within a series, the columns are in the order of the format
+    order    names of the same columns. Within a series, the names are in the order of the packed
+             table; if the playlist does not list this order, they are in the order of the format
     raises   UsageError if the row counts differ, or if two columns have the same name
     """
 

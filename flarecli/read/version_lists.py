@@ -56,7 +56,7 @@ def is_fragment(name: str) -> bool:
 
 
 def is_failed_copy(name: str) -> bool:
-    """Return whether a file name belongs to a copy of `failed.jsonl` without the erased keys."""
+    """Return whether a file name belongs to a copy of `failed.jsonl` that omits erased keys."""
     return _FAILED_NAME.fullmatch(name) is not None
 
 

@@ -119,10 +119,10 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
         self._seed = seed
         self._epoch = _shared(epoch, 0)  # epoch and first step, shared with persistent workers
         self._rows = self.data.order(seed, epoch, order, window).rows
-        # Position of the first batch that is not completely yielded, and the number of samples of
-        # this batch that are already yielded.
+        # Position of the first batch that has not been yielded completely, and the number of its
+        # samples that have been yielded.
         self._at = Cursor(seed, epoch, 0, order), 0
-        # state of `load_state_dict` for the next loop: epoch, step, yielded samples, workers
+        # state that `load_state_dict` set for the next loop: epoch, step, yielded samples, workers
         self._resume: tuple[int, int, int, int] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -227,8 +227,8 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
             raise UsageError(
                 f"the state was saved after {given} samples of a batch, but this dataset yields complete batches"
                 if self._collated
-                else f"the state was saved after {given} samples of a batch, but its step {self._rows} "
-                "is the end of the epoch",
+                else f"the state was saved after {given} samples of a batch, but there is no batch "
+                f"at step {self._rows}, the end of the epoch",
                 hint="Use the same options as when the state was saved.",
             )
         self._at = cursor, given

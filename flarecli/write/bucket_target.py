@@ -323,8 +323,8 @@ class BucketTarget(Target):
             if self._done.exists():
                 self._clear()
             elif (self._new / PLAYLIST).exists() and self._is_new_complete():
-                # If the old playlist is missing, an interrupted `_replace` has deleted it, after
-                # this check had passed.
+                # If the old playlist is missing, an earlier call of `_replace` was interrupted. The
+                # check succeeded before that call, so it is not repeated.
                 if (self._out / PLAYLIST).exists():
                     self._check_replaceable()
                 self._replace()
@@ -447,9 +447,10 @@ def _has_objects(at: Location) -> bool:
 
 
 def _remove(at: Location, entries: Iterable[Entry]) -> None:
-    """Delete objects in reverse order, in batches. The objects of a batch are deleted in parallel.
+    """Delete objects in batches, from the last object to the first, and each batch in parallel.
 
-    If the deletion is interrupted, all `entries` that precede the interrupted batch remain.
+    If the deletion is interrupted, all objects before the interrupted batch in `entries` still
+    exist.
     """
     names = [entry.name for entry in entries][::-1]
     for i in range(0, len(names), _PARALLEL_REQUESTS):

@@ -154,7 +154,7 @@ def _checked_key(key: bytes) -> bytes:
 
 
 def failed_names(names: Iterable[str]) -> set[str]:
-    """Return the names of `failed.jsonl` files, and of copies of such files without erased keys."""
+    """Return the names of `failed.jsonl` files, and of their copies that omit erased keys."""
     return {name for name in names if name.rpartition("/")[2] == FAILED or is_failed_copy(name)}
 
 
@@ -217,9 +217,8 @@ def files_with_keys(
         stream = keyed[0]
         starts = _starts(stream)
         for shard, url in enumerate(stream.urls):
-            # With several streams, the keys of shards in `known` are also read. Another version may
-            # have different shards only in another stream, and these shards may contain erased
-            # rows.
+            # With several streams, the keys of shards in `known` are also read, because these keys
+            # may belong to rows in shards of another stream that are not in `known`.
             if is_url(url) or (len(streams) == 1 and url in known):
                 continue
             if url not in rows:

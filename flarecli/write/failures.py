@@ -41,7 +41,8 @@ NULL_HINT = (
     "to omit such rows and list them in failed.jsonl."
 )
 LARGE_HINT = "Increase --max-object."
-_MAX_PENDING = 4096  # number of failures in memory that causes a write; a failure uses about 1 kB
+# `failed.jsonl` is written when this many failures are in memory; a failure uses about 1 kB
+_MAX_PENDING = 4096
 SKIP_HINT = "Use --on-error skip to omit such rows and list them in failed.jsonl."
 
 
@@ -204,7 +205,8 @@ class Failed:
     state       state of `failed.jsonl` in the journal of an interrupted pack
     counts      kind of failure -> number of rows
     keeps_rows  True: also add failures to `unrecorded`, from which the spool saves them
-    unrecorded  failures that no spool file contains yet, of rows after the last recorded shard
+    unrecorded  failures of the rows after the last recorded shard, except for failures in spool
+                files
     """
 
     def __init__(self, at: Location, state: Mapping[str, Any] | None = None) -> None:

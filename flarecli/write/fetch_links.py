@@ -475,8 +475,8 @@ class _Fetcher:
             with contextlib.suppress(Empty):
                 self._arrived.get(timeout=_FIRST_WAIT_S)
             # The engine writes the outcome before it reads `awaited`. This method writes `awaited`
-            # before it reads the outcome. Therefore, this method always sees the outcome, or the
-            # engine sees that it must wake this thread.
+            # before it reads the outcome. Therefore, either this method reads the outcome, or the
+            # engine reads `awaited` and wakes this thread.
             request.awaited = place
             while (outcome := part.outcomes[place]) is None:
                 with contextlib.suppress(Empty):
@@ -538,7 +538,7 @@ class _Fetcher:
     def _batch(self, part: _Slice, failures: list[Failure], until: int) -> Fetched:
         """Return the rows in `_taken_rows` as a batch, with the failures.
 
-        until  number of processed rows in the slice
+        until  position in the slice; all rows before this position have been processed
         """
         taken = self._taken_rows
         batch = part.batch.take(pa.array(taken, pa.int64()))

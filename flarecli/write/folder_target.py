@@ -89,8 +89,8 @@ class FolderTarget(Target):
                 f"Specify another folder: --overwrite replaces only output of `flare {noun}`."
             )
         final = Location(LocalStore(self.final, self.shown, maps=False))
-        # With `overwrite`, a new folder replaces finished output. Unfinished output is deleted from
-        # the existing folder, after this folder has been locked.
+        # With `overwrite`, finished output is replaced by a new folder. The folder of unfinished
+        # output is used again: it is locked first, and its files are then deleted.
         is_begun = self._is_begun()
         self._replaces = (
             overwrite

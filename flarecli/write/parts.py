@@ -248,8 +248,9 @@ def rows_of_first(at: Location, joined: Stream) -> int:
 class _Failures:
     """The failed rows of all parts.
 
-    The failure of a row without a source file lists the row's position in the part. The joined
-    dataset lists the position in the whole selection instead.
+    A failed row without a source file is listed with its position: the `failed.jsonl` of a part
+    contains the position in the part, and the `failed.jsonl` of the joined dataset contains the
+    position in the whole selection.
     """
 
     def __init__(self, at: Location) -> None:

@@ -195,8 +195,8 @@ def finish_removal(at: Location, lock: CommitLock) -> list[str]:
 
     return  names of the fragments that another process is writing; these fragments are kept
     raises  the errors of reading a playlist, before any file is deleted; BusyError if this process
-            has lost the commit lock, because another process may have committed a version that
-            lists a file
+            has lost the commit lock, because another process may then have committed a version that
+            lists one of the files to delete
     """
     at = confined(at)
     lists = list_names(at)

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 __all__ = ["FetchedLink", "Spool", "address_digest"]
 
 SAVE_S = 30.0  # minimum interval between two saves
-_MAX_FAILURES = 8192  # number of failures in memory that causes a save
+_MAX_FAILURES = 8192  # failures are saved when this many are in memory
 _NAME = re.compile(r"fetched\.(\d{5,9})", re.ASCII)
 _HEX = 32  # number of hexadecimal digits of the checksum
 
@@ -107,9 +107,9 @@ class Spool:
     def restore(self, links: int) -> int:
         """Read the spool files of an interrupted pack; return the number of restored rows.
 
-        Complete rows are passed to the Writer. The downloads of all other rows are added to `kept`,
-        and a row counts as restored if all of its downloads are in `kept`. The pack continues with
-        row `until`.
+        Spool files contain rows, and downloads of later rows. The rows are passed to the Writer,
+        and `until` becomes the position after these rows. The downloads are added to `kept`. A
+        later row counts as restored if all of its downloads are in `kept`.
 
         links  number of link columns
         """

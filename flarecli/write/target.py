@@ -55,7 +55,7 @@ _PART = re.compile(r"\d{5,}")  # folder name of a part of a pack
 
 
 class Contents(ABC):
-    """Policy for one kind of output: which output is finished, and which folders may be replaced.
+    """Rules for one kind of output: when it counts as finished, and when a folder may be replaced.
 
     noun  command that writes the output, for messages
     hint  hint of the error for a folder that is not empty

@@ -471,7 +471,7 @@ def commit(at: Location, change: Change, base: Version) -> Version:
             current = base  # the playlist of `base` is already parsed
         later = range(base.number + 1, current.number + 1) if change.fragments else ()
         for one in read_versions(at, later):
-            # the bytes are searched first, because it takes milliseconds to parse a playlist
+            # `data` is searched first, because `fragments` parses the playlist, which is slower
             if change.fragments[0].encode() in one.data and one.fragments == change.fragments:
                 change.prepare(lock)
                 publish(at, current)
@@ -751,7 +751,7 @@ def concatenated(at: Location, streams: Sequence[Stream]) -> Stream:
 
 
 def sliced(stream: Stream, start: int, stop: int) -> Stream:
-    """Return a stream with the shards from `start` to `stop` - 1, and with all of its `files`."""
+    """Return a copy of a stream with only shards `start` to `stop` - 1, but with all `files`."""
 
     def part(values: Any) -> Any:
         return None if values is None else values[start:stop]

@@ -153,9 +153,9 @@ class Writer:
         self._ended = self.target.is_done
         self._writes_playlist, self._progress = playlist, progress or Progress()
         self._is_abandoned = self.has_large_row = False
-        # True while the buffer changes, and after an interrupt of this change, which may have lost
-        # or repeated rows. Also True after a failed write of a shard. If the attribute is True, the
-        # Writer accepts no more rows.
+        # True while the buffer is being changed. If the change is interrupted, the attribute stays
+        # True, because rows may be lost or repeated. It is also True after a failed write of a
+        # shard. If the attribute is True, the Writer accepts no more rows.
         self._is_inconsistent = False
         self.rows = self.next = 0
         self.written_bytes = 0  # size of the rows that this Writer wrote, before compression
@@ -525,7 +525,7 @@ class Writer:
         self._is_inconsistent = False
 
     def _record(self, written: Callable[[], Iterable[_WrittenShard]]) -> None:
-        """Call `written`, and record the shards that it returns in the journal, in order."""
+        """Call `written`, and add each shard that it returns to the journal, in order."""
         try:
             for chunk, next, failed in written():
                 self._chunks.append(chunk)
@@ -550,7 +550,7 @@ class Writer:
 
     @property
     def _types(self) -> dict[str, pa.DataType]:
-        """Return the Arrow types of the packed table, in its order: column -> type."""
+        """Return the Arrow type of each column of the packed table, in column order."""
         if self.journal.schema is not None:
             return {name: encodings.parse_type(one) for name, one in self.journal.schema.items()}
         return {one.name: encodings.lookup(one.encoding).arrow for one in self.columns or ()}

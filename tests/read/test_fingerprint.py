@@ -311,5 +311,5 @@ def test_a_state_after_the_last_sample_of_a_row_is_refused(data):
     assert message == f"the state was saved after 1 samples of row {row}, which now has 1 samples"
     at_end = state | {"step": ROWS}
     assert refusal(lambda: flare.Loader(data, 3, transform=two).load(at_end))[0] == (
-        f"the state was saved after 1 samples of one row, but its step {ROWS} is the end of the epoch"
+        f"the state was saved after 1 samples of one row, but there is no row at step {ROWS}, the end of the epoch"
     )

@@ -298,7 +298,7 @@ class _Unpacking:
         )
 
     def _with_addresses(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Add the addresses of links as columns. File names may use extensions in the addresses."""
+        """Add a column of addresses for each link column; an address may determine `{ext}`."""
         for link in self.links:
             addresses = address_column(batch, link.source).cast(pa.large_string())
             batch = batch.append_column(ADDRESS + link.name, addresses)

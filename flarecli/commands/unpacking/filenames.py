@@ -3,8 +3,9 @@
 {key}     the value of the key column
 {row}     the row number, padded with zeros
 {column}  the name of the column whose value the file contains
-{ext}     the extension of the file from which the value was packed; if unknown, the extension for
-          the encoding of the column, for the first bytes of the value, or in the download address
+{ext}     the extension of the file from which the value was packed. If it is unknown, the extension
+          is determined by the encoding of the column, by the first bytes of the value, or by the
+          download address, in this order; otherwise, it is `bin`
 {…}       the value of any other column that does not become a file
 
 Each file name is checked before the file is written.
@@ -348,7 +349,7 @@ class UsedNames:
         keys: Sequence[str],
         used: IntArray,
     ) -> None:
-        """Raise FormatError if a file would have the same name as a folder with another file."""
+        """Raise FormatError if a file name is also the name of a folder that contains a file."""
         below: list[tuple[int, str]] = []
         for i, key in enumerate(keys):
             parts = key.split("/")

@@ -51,7 +51,8 @@ class RowSource:
 
     rows      number of rows; None if unknown
     rereads   whether rows can be read twice at little cost
-    checksum  function that returns a checksum of the lists that describe the source
+    checksum  function that returns a checksum, to detect a changed source: of the index, or of the
+              playlists and input streams; empty for a tar stream
     batches   function that yields batches; its arguments are the column names and the number of
               rows to skip, and each batch also contains the column ROW of row numbers
     place     function that returns, for a row number, the index file or shard that contains the

@@ -414,8 +414,8 @@ class _UnpackedContents(Contents):
 
     An unfinished folder has a log of all files that flare started to write.
 
-    without_index  True: a folder without an index is also finished. The caller must then compare
-                   the files in the folder with the files of the unpack
+    without_index  True: treat a folder without an index as finished, too. The caller must then
+                   compare the files in the folder with the files of the unpack
     """
 
     noun = "unpack"

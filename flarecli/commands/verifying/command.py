@@ -67,7 +67,7 @@ __all__ = ["Verification", "verify"]
 # this minimum does not depend on the CPU count, because remote jobs mostly wait for the network
 _MIN_REMOTE_JOBS = 8
 _REPAIR = "fetch it again, or pack it again with `flare pack … --overwrite`."
-# writing a list again does not repair findings of these kinds
+# kinds of findings whose cause remains if the list is written again
 _NOT_REPAIRED = ("reach", "listing", "streams", "unsafe")
 
 

@@ -54,7 +54,7 @@ __all__ = [
 ]
 
 _CHECKSUM_LINE = b"# flare "
-_TAIL_BYTES = 4096  # number of bytes at the end of a playlist that include the last line
+_TAIL_BYTES = 4096  # number of bytes that are read to find the last line of a playlist
 _INDEX_FILES = ("raw_data", "zip_data", "raw_meta", "zip_meta")
 _DAMAGED_LIST = "The checksums in the list cannot be trusted; fetch it again."
 LISTS_DIFFER = (
@@ -118,9 +118,9 @@ def _derived_index(playlist: Playlist, stream: Stream) -> str:
 class OtherList:
     """A list of the same shards that is not the main list.
 
-    must_match     whether this list must contain the same shards as the main list. This applies to
-                   the list of --against, to a list that the main list names or was merged from, and
-                   to all lists if there is no main list
+    must_match     whether this list must contain the same shards as the main list. True for the
+                   list of --against, and for a list that the main list names or was merged from;
+                   without a main list, True for all lists
     is_against     whether this is the list of --against; its shards may be in a different folder,
                    and are then compared by file name
     index_entries  entries of an `index.json`, one per shard; may be empty
@@ -267,7 +267,7 @@ class OtherLists:
 
     @property
     def known_paths(self) -> set[str]:
-        """Return `read_paths`, and the shard paths in the lists outside the stream's folder."""
+        """Return `read_paths`, and all shard paths in lists that are not in the stream's folder."""
         top = place_of(self.stream.at)
         parts = (one.places for one in self.lists if place_of(one.at.folder) != top)
         return self.read_paths.union(*parts)
@@ -314,8 +314,8 @@ class OtherLists:
         """Yield each list that may name a shard, and whether the list is expected to name it.
 
         If several lists have the same file name, the list in the nearest folder above the shard is
-        expected to name the shard. Any other of these lists is expected to name the shard only if
-        it names other shards in the folder of the shard.
+        expected to name the shard. A list with this file name in another folder is expected to name
+        the shard only if it names other shards in the folder of the shard.
         """
         for other in self._by_folder.get("", ()):
             yield other, True

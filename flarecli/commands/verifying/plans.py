@@ -61,12 +61,14 @@ class Only:
 class Plan:
     """The dataset at one address, or the error that occurred when the address was resolved.
 
-    playlist   None if the address could not be resolved; `findings` then contains the reason
-    is_whole   whether the list describes a folder rather than individual shards
+    playlist   main list of the shards, or a playlist without an address if there is no list; None
+               if the address could not be resolved: `findings` then contains the reason
+    is_whole   whether the main list lists all files in its folder; other files are then reported
     is_folder  whether the address is a folder without a list, so that its files are the shards
     named      further lists that the user named, with the same shards as the main list
     only       files to check in each stream, if the user named files and not the list; empty: all
-    error      reason why the address could not be read, if other addresses are also checked
+    error      error of reading the address; None if the address could be read. If it is the only
+               address, the error is raised instead
     """
 
     address: str
@@ -407,7 +409,7 @@ def _with_lists_of_files(
 ) -> list[Plan]:
     """Replace the plan of a single file with a plan of the list that names the file.
 
-    The plan of the list checks only the single files that it replaces. Files in the same list share
+    The plan of the list checks only the files whose plans it replaces. Files in the same list share
     one plan. The plan of a file that no list names is kept.
     """
     read: dict[str, _NearList | None] = {}  # path -> list, to read each list only once
@@ -444,8 +446,9 @@ def _is_of_files(plan: Plan) -> bool:
 def _list_places(plan: Plan) -> tuple[str, ...]:
     """Return a tuple with the path of a plan's list; empty if the plan has no list.
 
-    If the address of the plan could not be read, its list is unknown. The tuple then contains the
-    address and the path in the finding, because one of them may be the list.
+    If the address of the plan could not be read, its list is unknown. The tuple then contains two
+    paths, because each of them may be the list: the address, and the path that the plan's first
+    finding names.
     """
     if plan.playlist is None:
         return link_address(plan.address), link_address(plan.findings[0].address)
@@ -453,10 +456,12 @@ def _list_places(plan: Plan) -> tuple[str, ...]:
 
 
 def _split_by_list(plan: Plan, near: Sequence[_NearList], whole: Collection[str]) -> list[Plan]:
-    """Return a plan for each list that is the main list of a file, and a plan for other files.
+    """Split a plan: return a plan for each list that names files, and a plan for unlisted files.
+
+    If several lists name a file, only the plan of one of these lists checks the file.
 
     near   lists in the folder of the files and in the folders above
-    whole  paths of lists that other plans check completely; the other plans report damage of these
+    whole  paths of lists that other plans check completely. These plans also report damage to the
            lists, and unlisted shards
     """
     (stream,) = plan.streams
@@ -584,7 +589,7 @@ def _restrict(
 
 
 def _join_restricted(plan: Plan, other: Plan) -> Plan:
-    """Join two plans that are restricted to files in the same list."""
+    """Join two plans for the same list. Each plan checks only some files in the list."""
     streams = {stream.name: stream for stream in (*plan.streams, *other.streams)}
     only = {name: Only() for name in streams}
     for one in (plan, other):

@@ -200,7 +200,7 @@ def _errors_as_findings(
         raise
     except FlareError as error:
         finding = finding_of(error, at)
-        # If a companion file of the shard is missing, the message of the error is kept.
+        # the finding for a missing companion file is kept, because it already names that file
         if error.kind == "missing" and error.address in ("", str(at)):
             listed = f", {entries[0].by} lists it" if entries else ""
             finding = Finding(

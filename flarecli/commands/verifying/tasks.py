@@ -250,7 +250,7 @@ def run_on_engine(
         while next_position in results:
             yield waiting.pop(next_position), results.pop(next_position)
             next_position += 1
-    # the remaining results are from an earlier run; the engine checked no file after these files
+    # the engine has returned all of its results; the remaining results are from an earlier run
     for position in sorted(results):
         yield waiting.pop(position), results[position]
 
