@@ -1,5 +1,5 @@
-"""Train from S3 through a cache of a tenth of the data, shuffled by windows, and compare with a
-plain download of the same bytes.
+"""Read shuffled data from an S3 server in the order `windows`, through a cache of a tenth of the
+data, and compare with a plain download of the same bytes.
 
     remote.py [--rounds N] [--rows N] [--shard BYTES …]
 

@@ -100,7 +100,7 @@ class NetworkOptions(Options):
         return limits if self.jobs is None else replace(limits, jobs=self.jobs)
 
     def guard(self, sources: Sequence[str]) -> Guard:
-        """Return the access rules. Data may refer to the web origins of `sources`.
+        """Return the access rules. They allow data to refer to the web origins of `sources`.
 
         sources  addresses that the user specified
         raises   UsageError for a value of `allow_host` that is neither a host nor a network

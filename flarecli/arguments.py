@@ -99,7 +99,7 @@ def name_list(names: str | Iterable[str]) -> list[str]:
 
 
 def check_pairs(flag: str, texts: object, example: str) -> None:
-    """Raise UsageError if an option that expects strings such as `KEY=VALUE` has a dict as value.
+    """Raise UsageError if the value of an option for strings such as `KEY=VALUE` is a dict.
 
     example  Python code that passes strings to the option, for the hint
     """
@@ -364,9 +364,9 @@ class Option:
 class Conflict(NamedTuple):
     """Two options that cannot be combined.
 
-    one, other  names of the options, in the order of the message
-    reason      end of the message; empty if the reason is obvious
-    hint        sentence that solves the problem
+    one, other  names of the options, in the order in which the message lists them
+    reason      reason at the end of the message; empty if the reason is obvious
+    hint        sentence that tells the user how to solve the problem
     unless      name of a switch; if it is set, the two options can be combined
     """
 

@@ -1,9 +1,9 @@
-"""Closing of open state: one object in a `with` block, or all shared state of the process.
+"""Close the files of one object at the end of a `with` block, or all resources of the process.
 
-Shared state consists of connections, threads, open files and cached versions. Each module with such
-state registers a function that closes the state; `flare.close()` calls all of these functions. The
-next use opens the state again. Each module also calls `after_fork`, so that a forked child starts
-without open state.
+The resources of the process are connections, threads, open files and cached data, which all
+datasets share. Each module with such resources registers a function that closes them, and
+`flare.close()` calls all of these functions. A closed resource is opened again when it is needed.
+With `after_fork`, a module ensures that a forked child does not use the resources of its parent.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _closers: dict[str, Callable[[], None]] = {}
 
 
 def register(name: str, close: Callable[[], None]) -> None:
-    """Register a function that closes shared state; replace any function with the same name.
+    """Register a function that closes shared resources; replace a function of the same name.
 
-    name   name of the state, such as `connections`; unique in the process
+    name   name of the resources, such as `http connections`; unique in the process
     close  function that any thread may call any number of times
     """
     _closers[name] = close
@@ -51,7 +51,7 @@ def after_fork(reset: Callable[[], None]) -> None:
 
 
 def close_all() -> None:
-    """Close all registered state in reverse order. Raises the first error after all calls."""
+    """Call all registered functions, the newest first. Raises the first error after all calls."""
     first: BaseException | None = None
     for close in reversed([*_closers.values()]):
         try:

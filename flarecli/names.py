@@ -123,7 +123,7 @@ def _short(name: str) -> str:
 
 
 def is_extension(text: str) -> bool:
-    """Return whether a text from data can be the extension of a file name, such as `jpg`."""
+    """Return whether a text is valid as the extension of a file name, such as `jpg`."""
     return re.fullmatch(_EXTENSION, text) is not None
 
 
@@ -162,7 +162,7 @@ def windows_fault(name: str) -> str:
 
 
 def escape(text: str) -> str:
-    r"""Return text from data with control, C1 and bidi characters escaped, such as `\x1b`."""
+    r"""Return a text with its control, C1 and bidi characters escaped, such as `\x1b`."""
     return text if text.isascii() and text.isprintable() else re.sub(_UNPRINTABLE, _escaped, text)
 
 

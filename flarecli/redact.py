@@ -46,8 +46,8 @@ def redact(address: str) -> str:
     """Return an address without secrets, to print or to store.
 
     User info, fragment and path parameters are removed. The complete query is removed too, because
-    a token may have any name. For object stores, the query is removed only if one of its parameters
-    is named like a secret.
+    a token may have any name. For object stores, the query remains unless the name of one of its
+    parameters suggests a secret, such as `token`; then `redacted` replaces the query.
     """
     shown = address_key(address)
     if shown.partition(":")[0].lower() in _OPAQUE or "://" not in shown:
@@ -65,8 +65,9 @@ def redact(address: str) -> str:
 def address_key(address: str) -> str:
     """Return a key that is equal for two addresses that differ only in their signature.
 
-    The key has no user info, no fragment and no query with a parameter named like a secret. The
-    key may contain secrets with unknown names, so it must not be printed.
+    The key has no user info and no fragment. If the name of a query parameter suggests a secret,
+    such as `token`, `redacted` replaces the complete query. A secret with another name remains in
+    the key, so the key must not be printed.
     """
     if re.match(_BROKEN, address):
         return address.partition(":")[0] + "://…"
