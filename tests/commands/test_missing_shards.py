@@ -51,8 +51,8 @@ def test_the_writer_is_detected_by_playlist_index_or_layout(tmp_path):
     ]
     assert (
         layouts
-        == ["granular 0.22 or later, by its layout"]
-        + ["granular 0.21 or before, by its layout"] * 2
+        == ["granular 0.22 or later (inferred from the layout)"]
+        + ["granular 0.21 or earlier (inferred from the layout)"] * 2
     )
 
 

@@ -100,7 +100,7 @@ class Granular(Format):
         "ndarray[]": "tree",
         "*[]": "msgpack",
     }
-    layout = "granular 0.22 or later, by its layout"
+    layout = "granular 0.22 or later (inferred from the layout)"
 
     open_dataset = staticmethod(_open_dataset)
 
@@ -302,7 +302,7 @@ class GranularRefs(Granular):
         **{name: name for name in LISTED_PICTURES},
         **dict.fromkeys(("bytes[]", "ndarray[]", "*[]"), EACH),
     }
-    layout = "granular 0.21 or before, by its layout"
+    layout = "granular 0.21 or earlier (inferred from the layout)"
 
     def sniff(self, name: str, head: bytes) -> bool:
         """Return False, because `Granular` opens the bags of all versions."""
