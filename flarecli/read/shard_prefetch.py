@@ -37,8 +37,8 @@ class Prefetch:
     prefetched shards must not evict shards that the other processes still need.
 
     ranks      number of ranks among which the rows are divided. With 8 ranks or fewer, all ranks
-               are assumed to run on this machine. The machine then reads all shards, and local
-               shards are therefore mapped with large memory pages
+               are assumed to run on this machine. The machine then reads all shards, and large
+               memory pages are therefore requested for local shards
     is_active  False if shards are not prefetched, because there is no cache or the order is
                `shuffle`
     """

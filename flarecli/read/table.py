@@ -383,7 +383,7 @@ class Shards:
         return min((room for room in rooms if room), default=0)
 
     def expect_epoch(self, min_bytes: int) -> None:
-        """Announce that most rows will be read, so that mapped shards use large pages.
+        """Announce that most rows will be read, so that mapped shards use large memory pages.
 
         The call has no effect if the total size of the shards is below `min_bytes`, or if the size
         of a shard is not listed. A table is skipped if fewer than half of its rows are selected.

@@ -460,7 +460,7 @@ def _split_by_list(plan: Plan, near: Sequence[_NearList], whole: Collection[str]
 
     If several lists name a file, only the plan of one of these lists checks the file.
 
-    near   lists in the folder of the files and in the folders above
+    near   lists in the folder of the files, and in the folders above this folder
     whole  paths of lists that other plans check completely. These plans also report damage to the
            lists, and unlisted shards
     """
