@@ -22,9 +22,10 @@ def loaded_torch_data() -> ModuleType | None:
 
 
 def register(base: type, subclass: type) -> None:
-    """Register `base` as a virtual subclass of torch's IterableDataset, if torch is loaded.
+    """Make torch treat instances of `base` as an IterableDataset, if torch is loaded.
 
-    Do nothing if `subclass` is already a subclass of IterableDataset.
+    `base` becomes a virtual subclass of IterableDataset. Nothing changes if `subclass`, which is
+    `base` or a subclass of it, already inherits from IterableDataset.
     """
     data = loaded_torch_data()
     if data is not None and not issubclass(subclass, data.IterableDataset):

@@ -90,7 +90,10 @@ class PlainFiles(Format):
         return byte_ranges.record_batch(chosen, arrays, stop - start)
 
     def large_values(self, shard: Shard, max_bytes: int) -> list[LargeValue]:
-        """Return the size of `data` if it is larger than `max_bytes`. The file is not read."""
+        """Return the size of the value `data` if the file is larger than `max_bytes`.
+
+        Otherwise, the list is empty. The file is not read.
+        """
         listed = shard.chunk.files[0].size if shard.chunk.files else None
         size = shard.chunk.at.size() if listed is None else listed
         return [LargeValue(0, "data", size)] if size > max_bytes else []

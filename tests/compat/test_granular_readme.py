@@ -428,3 +428,13 @@ def test_values_of_another_shape_or_dtype_are_rejected():
             )
             with pytest.raises(FormatError, match=expected):
                 next(loader)
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [({}, "step 1: missing key 'n'"), ({"n": 0, "x": 0}, "step 1: unknown key 'x'")],
+)
+def test_datapoints_with_other_keys_are_rejected(second, message):
+    with granular_loader([{"n": 0}, second]) as loader, pytest.raises(FormatError) as caught:
+        next(loader)
+    assert str(caught.value) == message

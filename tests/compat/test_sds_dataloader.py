@@ -261,7 +261,7 @@ def test_invalid_loader_arguments_are_rejected(more, message):
 
 def test_rounds_that_are_too_long_are_rejected():
     made = [StreamOptions("a", 1e-6, 0, batch_gpu=1), StreamOptions("b", 1.0, 1, batch_gpu=1)]
-    with pytest.raises(UsageError, match="a round of these ratios has 1000001 batches"):
+    with pytest.raises(UsageError, match="these ratios need a schedule of 1000001 batches"):
         MultiStreamDataLoader([Numbers(0)] * 2, made)
     MultiStreamDataLoader([Numbers(0)] * 2, made, schedule="random")
 

@@ -207,7 +207,7 @@ def test_more_canonical_nodes_than_samples_are_rejected(folders):
         iter(data)
     assert str(caught.value) == (
         "The number of samples assigned to a canonical node is 0: the epoch has 40 samples, "
-        "num_canonical_nodes is 41"
+        "and num_canonical_nodes is 41"
     )
 
 

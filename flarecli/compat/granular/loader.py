@@ -74,7 +74,7 @@ class Loader:
 
     def __next__(self) -> Batch:
         if self._queue is None:
-            raise UsageError("the loader is not started", hint="Call iter(loader) first.")
+            raise UsageError("the loader is not running", hint="Call iter(loader) first.")
         while len(self._queue) <= self.prefetch:
             steps = range(
                 self._submitted + self.shard_id * self.batch,
@@ -118,10 +118,9 @@ def _make_batch(
     for i, step in enumerate(steps):
         datapoint = source(step)
         if datapoint.keys() != out.keys():
-            raise FormatError(
-                f"missing or unknown key {min(datapoint.keys() ^ out.keys())!r}",
-                where=f"step {step}",
-            )
+            key = min(datapoint.keys() ^ out.keys())
+            fault = "missing" if key in out else "unknown"
+            raise FormatError(f"{fault} key {key!r}", where=f"step {step}")
         for key, item in datapoint.items():
             value, (dtype, shape) = np.asarray(item), spec[key]
             if value.shape != shape or not np.can_cast(value.dtype, dtype, "same_kind"):

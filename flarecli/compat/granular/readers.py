@@ -234,8 +234,13 @@ def _records(shard: Shard, key: str) -> Any:
 
 
 def _bounds(part: range | slice) -> tuple[int, int]:
-    """Return the start and the exclusive end of a list range; raise UsageError if it is invalid."""
+    """Return the start and the exclusive end of a range of list items.
+
+    raises  UsageError if the range is invalid
+    """
     start, stop = part.start or 0, part.stop
     if part.step not in (None, 1) or start < 0 or (stop is not None and stop < start):
-        raise UsageError(f"expected a range with step 1 within a list, got {part!r:.60}")
+        raise UsageError(
+            f"invalid range of list items: expected step 1 and 0 <= start <= stop, got {part!r:.60}"
+        )
     return start, (1 << 62) if stop is None else stop

@@ -114,7 +114,8 @@ class _Writer(Closeable):
             raise UsageError("the writer is closed", where=self._at)
         if datapoint.keys() != self._spec.keys():
             key = min(datapoint.keys() ^ self._spec.keys())
-            raise UsageError(f"missing or unknown key {key!r:.60}")
+            fault = "missing" if key in self._spec else "unknown"
+            raise UsageError(f"{fault} key {key!r:.60}")
         # All values are encoded first, so that a failing encoder leaves no incomplete datapoint.
         row = [self._encoded(key, datapoint[key]) for key in self._spec]
         self._pending.append(row)

@@ -18,7 +18,7 @@ from flarecli.errors import FormatError, UsageError
 __all__ = ["Batch", "MultiStreamDataLoader", "ScheduleType", "Stream", "StreamOptions"]
 
 _SEED_STEP, _RANK_STEP, _SEEDS = 1007, 1_000_003, 1 << 32  # the same constants as in sds
-MAX_ROUND_BATCHES = 100_000  # maximum batches in one round of a schedule
+MAX_ROUND_BATCHES = 100_000  # maximum number of batches in one round of a schedule
 _STRATEGIES = ("no_mixing", "mix_all", "custom")
 
 
@@ -67,7 +67,10 @@ class ScheduleType(Enum):
 def _round(
     schedule: ScheduleType, counts: tuple[tuple[int, int], ...], seed: int
 ) -> tuple[int, ...]:
-    """Return the mixing group of each batch in one round of the schedule."""
+    """Return the mixing group of each batch in one round of the schedule.
+
+    counts  (group, number of its batches in a round) of each mixing group
+    """
     if schedule is ScheduleType.CONSECUTIVE_INTERLEAVED:
         turns = range(max(count for _, count in counts))
         return tuple(group for turn in turns for group, count in counts if turn < count)
@@ -312,7 +315,7 @@ class MultiStreamDataLoader:
             and self.meta_iteration_size > MAX_ROUND_BATCHES
         ):
             raise UsageError(
-                f"a round of these ratios has {self.meta_iteration_size} batches; "
+                f"these ratios need a schedule of {self.meta_iteration_size} batches; "
                 f"the maximum is {MAX_ROUND_BATCHES}",
                 hint="Lower counts_precision, or use schedule='random'.",
             )
@@ -334,7 +337,7 @@ class MultiStreamDataLoader:
 
     @property
     def main_stream(self) -> Stream:
-        """The stream with `is_main`; otherwise, the first stream with the largest ratio."""
+        """The stream with `is_main`; if no stream has it, the first one with the largest ratio."""
         return max(self.streams, key=lambda stream: (stream.opts.is_main, stream.opts.ratio))
 
     def state_dict(self) -> dict[str, Any]:
@@ -438,7 +441,10 @@ def _workers_listed(
 
 
 def _counts(ratios: Sequence[float], precision: int) -> list[int]:
-    """Return each group's number of batches in one round: its ratio / the smallest ratio."""
+    """Return each group's number of batches in one round of the schedule.
+
+    The number is the ratio of the group, divided by the smallest ratio and rounded.
+    """
     shares = np.round(np.array(ratios), precision)
     if not (shares > 0).all():
         raise UsageError(

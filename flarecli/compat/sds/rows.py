@@ -126,9 +126,9 @@ def _check_unique(keys: Keys, column: pa.Array, first: int, where: str) -> None:
 
 
 def _check_suffix(both: Keys, column: pa.Array, suffix: str, where: str) -> None:
-    """Raise UsageError if one key equals another key followed by a suffix.
+    """Raise UsageError if one key equals another key followed by `-` and the suffix.
 
-    both  all earlier keys, with and without the suffix
+    both  each earlier key, and each earlier key followed by `-` and the suffix
     """
     texts = [key_text(key) for key in column if key.is_valid]
     clash = np.flatnonzero(

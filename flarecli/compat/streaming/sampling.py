@@ -189,7 +189,7 @@ def _edges(starts: Sequence[int], count: int) -> IntArray:
     """Return the positions at which shards begin if a stream is repeated up to `count` samples.
 
     The last item is `count`. If there are more than MAX_EDGES positions, return evenly spaced
-    positions instead. Each part of a shuffled order then contains samples of more shards.
+    positions instead. The samples between two such positions may be in several shards.
     """
     size, ends = starts[-1], np.array(starts[1:], np.int64)
     turns = -(-count // size) if size else 0
@@ -263,7 +263,8 @@ def _shares(counts: Sequence[int], whole: int) -> IntArray:
     if not shares.all():
         k = int(np.flatnonzero(shares == 0)[0])
         raise UsageError(
-            f"Number of samples for stream {k} is 0 in a batch of {whole}: its share is too small",
+            f"the number of samples for stream {k} is 0 in a batch of {whole}, because the share "
+            "of the stream is too small",
             hint="Increase the proportion of the stream, or batch_size.",
         )
     return shares

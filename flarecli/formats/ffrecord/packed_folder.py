@@ -149,7 +149,8 @@ class _Machine:
             case "BINGET" | "LONG_BINGET":
                 if argument >= len(self._memo) or self._memo[argument] is None:
                     raise ValueError(
-                        f"the pickle refers to memo entry {argument}, which is missing or a folder"
+                        f"the pickle refers to memo entry {argument}, which does not exist or "
+                        "contains a folder"
                     )
                 self._stack.append(self._memo[argument])
             case "STACK_GLOBAL":
@@ -200,7 +201,8 @@ class _Machine:
     def _set_items(self, items: list[Any]) -> None:
         """Add items to the folder on top of the stack.
 
-        items  each name, followed by its record number or folder
+        items  file names, each followed by its record number, and folder names, each followed by
+               its folder
         """
         folder = self._pop()
         self._stack.append(folder)
@@ -208,7 +210,10 @@ class _Machine:
             raise ValueError("a folder, a name or an entry is missing")
         for name, entry in zip(items[::2], items[1::2], strict=True):
             if not isinstance(name, str) or not isinstance(entry, (int, dict)):
-                raise ValueError("expected a name followed by a record number or a folder")
+                raise ValueError(
+                    "expected a file name followed by a record number, or a folder name followed "
+                    "by a folder"
+                )
             if name in folder:
                 raise ValueError(f"duplicate name {name!r:.80}")
             folder[name] = entry

@@ -46,7 +46,7 @@ CHANGED = "The file was changed after it was packed; fetch or pack it again."
 
 
 class Ready(NamedTuple):
-    """The state for reading rows, created once and stored with the shard.
+    """Views for reading rows, created once and stored with the shard.
 
     table   memoryview of the record offsets; indexing returns Python integers
     sums    memoryview of the CRC-32s of the records
@@ -256,7 +256,7 @@ def read_rows(
 
 
 def ready(shard: Shard) -> Ready:
-    """Return the state for reading rows; map the file on first use.
+    """Return the views for reading rows; map the file on first use.
 
     raises  IntegrityError if the file size changed after the shard was opened
     """

@@ -38,7 +38,7 @@ def _has_refs(shard: Shard) -> bool:
 
 
 def _bag(shard: Shard, name: str) -> Bag:
-    """Return the bag of a column, or refs.bag. The bag is opened on first use."""
+    """Return the bag of a column, or refs.bag if `name` is REFS_TABLE. Open it on first use."""
     bag: Bag | None = shard.memo.get(("bag", name))
     if bag is None:
         while len(_memos) >= MAX_OPEN_BAGS:
@@ -201,7 +201,9 @@ def _beyond(name: str, first: int, count: int, total: int) -> str:
 def record_runs(
     shard: Shard, start: int, stop: int, next_records: Mapping[str, int] = MappingProxyType({})
 ) -> list[RecordRuns]:
-    """Return, for each column, the first record numbers and record counts of rows start..stop.
+    """Return, for each column, the first record number and the record count of each row.
+
+    The rows are start..stop.
 
     next_records  column -> smallest record number that is not used by an earlier row; 0 for a
                   missing column

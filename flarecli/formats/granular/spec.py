@@ -207,7 +207,7 @@ def columns_of(at: Location, size: int | None = None) -> dict[str, str]:
 
 
 def companions(spec: Iterable[str], refs: bool) -> list[str]:
-    """Return the names of a shard's companion files, in the order of a playlist."""
+    """Return the names of a shard's companion files, in the order used in playlists."""
     if refs:
         return [REFS, *(f"{name}.bag" for name in spec)]
     return [f"{name}{suffix}" for name in spec for suffix in (".bag", ".idx")]
@@ -338,7 +338,7 @@ def companion_files(
 ) -> tuple[tuple[File, ...], tuple[Location, ...]]:
     """Return a File and a Location for each companion of a shard whose companions are not listed.
 
-    A companion is a file of the shard beside its main file.
+    A companion is any file of the shard except its main file.
 
     names  file names of the companions
     """

@@ -1,9 +1,9 @@
 r"""JSON shards of MosaicML Streaming: a line of JSON per sample, and a `.meta` file.
 
 `lines.base` describes the `.meta` file. A line is `json.dumps(sample, sort_keys=True)`, followed by
-the newline. The newline is any JSON whitespace, or empty. The value of a column is the JSON text in
-the line; the JSON text of a string includes the quotes and escapes. The encoding of the column is
-`json_str`, `json_json`, `json_int` or `json_float`.
+the `newline` string of the shard, which is any JSON whitespace or empty. The value of a column is
+the JSON text in the line; the JSON text of a string includes the quotes and escapes. The encoding
+of the column is `json_str`, `json_json`, `json_int` or `json_float`.
 
 In lines that `json.dumps` writes, the order of quotes and keys is known, so numpy can split many
 lines at once. The result is used if all quotes, keys, colons and commas are at the expected
@@ -62,7 +62,7 @@ class JSONShards(LineFormat):
     def parse_layout(
         self, columns: Columns, config: Mapping[str, Any], where: object
     ) -> Mapping[str, Any]:
-        """Return the newline of a shard, and an empty header."""
+        """Return the newline string of a shard, and an empty header."""
         newline = mds_config.text_of(config, "newline", where, empty=True)
         return {"header": b"", "newline": newline}
 
@@ -217,7 +217,10 @@ class Plan(NamedTuple):
 
 
 def planned(columns: Columns, newline: str) -> Plan:
-    """Return the layout of a shard's lines. Columns are sorted by code points of names."""
+    """Return the layout of a shard's lines.
+
+    Columns are sorted by the code points of their names.
+    """
     ordered = sorted(columns, key=lambda one: one.name)
     laid = tuple(
         (one.name, f"{', ' if i else '{'}{json.dumps(one.name)}: ", is_text(one))

@@ -1,9 +1,9 @@
 """CSV, TSV and XSV shards of MosaicML Streaming: a line per sample, and a `.meta` file.
 
-`lines.base` describes the `.meta` file. The first line lists the columns, sorted by code points.
-Values are not quoted or escaped. A value ends at the separator or newline, so a value that contains
-a separator or newline is an error. The separator is `,` in csv, a tab in tsv and any text in xsv.
-The newline is any text.
+`lines.base` describes the `.meta` file. The first line lists the columns, sorted by the code
+points of their names. Values are not quoted or escaped. A value ends at the separator or newline,
+so a value that contains a separator or newline is an error. The separator is `,` in csv, a tab in
+tsv and any text in xsv. The newline string is any text.
 """
 
 from __future__ import annotations
@@ -178,7 +178,8 @@ def _cuts(
     if len(separator) > _MAX_SEARCH_BYTES:
         return None
     at = lines.find_all(data, separator)
-    if len(at) != rows * each:  # the newline may contain the separator, which is then not counted
+    if len(at) != rows * each:
+        # The newline string may contain the separator. Remove such matches.
         row = np.searchsorted(starts, at, "right") - 1
         at = at[at + len(separator) <= ends[row]]
         if len(at) != rows * each:
@@ -206,7 +207,8 @@ def _check(columns: Columns, batch: pa.RecordBatch, separator: bytes, newline: b
         _suspects(data, starts, ends, separator, each),
         _suspects(data, starts, starts[1:], newline, 1),
     )
-    # A suspect row may be valid: the separators around an empty value can form another match.
+    # A suspect row may be valid: if a value is empty, the separators around it may contain a third
+    # match that overlaps both.
     for row in suspects.tolist():
         values = [field[row].as_py() for field in fields]
         line = separator.join(values)

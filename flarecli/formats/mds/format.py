@@ -274,8 +274,8 @@ def row_count(head: memoryview, size: int, chunk: Chunk, where: Location) -> int
 
     head    the first bytes of the file; at least 4, unless the file is shorter
     size    size of the decompressed file in bytes
-    raises  FormatError if the table does not fit in the file, or if the listed number of samples
-            differs
+    raises  FormatError if the table does not fit in the file, or if the number of samples differs
+            from the number in the playlist or index
     """
     if size < 8:
         raise FormatError(f"file is {size} bytes; an empty table needs 8", where=where)

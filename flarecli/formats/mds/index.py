@@ -496,10 +496,10 @@ def raw_name(name: str) -> str:
 
 
 def present(chunk: Chunk) -> Chunk:
-    """Return a chunk of the decompressed file if the compressed file does not exist.
+    """Return a chunk; replace its compressed file if only the decompressed file exists.
 
-    Caches of MosaicML Streaming may contain only decompressed files. The new chunk has the listed
-    size and hashes of the decompressed bytes. Other chunks are returned unchanged.
+    Caches of MosaicML Streaming may contain only decompressed files. The returned chunk then refers
+    to the decompressed file and has the listed size and hashes of this file.
     """
     if not chunk.at.is_local or not byte_ranges.suffix(chunk) or chunk.at.exists():
         return chunk

@@ -21,13 +21,13 @@ __all__ = ["gather_columns", "is_large", "large_values", "read_rows", "row_reade
 # Maximum size of a column in the head of a sample; see `Ready`. It bounds the memory use, because a
 # hostile config may declare large columns.
 _MAX_HEAD_COLUMN_BYTES = 1 << 12
-# A head in `_ColumnLayout` contains columns only up to this size: one cache line.
+# Columns are added to a head in `_ColumnLayout` while the head fits in this size: one cache line.
 _MAX_HEAD_BYTES = 64
 MAX_WHOLE_ROW_BYTES = 16 << 20  # for larger rows, only the requested columns are read
 
 
 class Ready(NamedTuple):
-    """The state for reading rows, created once per selection of columns and stored with the shard.
+    """Data for reading rows, created once per selection of columns and stored with the shard.
 
     The head of a sample contains the lengths, and the values of the columns before the first column
     that has a variable size or more than `_MAX_HEAD_COLUMN_BYTES`.
@@ -97,7 +97,7 @@ def row_reader(shard: Shard, columns: Sequence[str] | None) -> Callable[[int], R
 
 
 def prepared(shard: Shard, columns: Sequence[str] | None) -> Ready:
-    """Return the state for reading rows of a shard; create the state on first use."""
+    """Return the `Ready` of a shard and a selection of columns; create it on first use."""
     key = None if columns is None else tuple(columns)
     ready: Ready | None = shard.memo.get(key)
     if ready is None:
@@ -263,7 +263,7 @@ def _fault(
 
 
 class _ColumnLayout(NamedTuple):
-    """The state for copying columns from memory, stored with the shard.
+    """Arrays over the bytes of a shard in memory, from which columns are copied.
 
     memory  the bytes of the shard
     bounds  numpy void array; item i consists of the start and the end of row i, from the shard's
@@ -351,7 +351,7 @@ def gather_columns(
 
 
 def _column_layout(shard: Shard, columns: Sequence[str] | None) -> _ColumnLayout | None:
-    """Return the state for copying columns.
+    """Return the arrays from which the columns of a shard are copied.
 
     return  None if the shard is not in memory, or is too short for a single row
     """

@@ -124,7 +124,7 @@ class Part(ABC):
         return None
 
     def read_runs(self, row: int, runs: Sequence[PageRun]) -> list[tuple[PageRun, pa.Array]] | None:
-        """Return the values of pages that `page_runs` returned. See `Parquet.read_runs`."""
+        """Return (run, values) for each run of pages. See `Parquet.read_runs`."""
         return None
 
     def count(self) -> int:

@@ -522,8 +522,8 @@ class ParquetFormat(TableFormat):
     ) -> Chunk:
         """Write rows as a file such as `00000.parquet`, with page checksums and a page index.
 
-        The columns of the file have the types of the batches, even if the Arrow types of their
-        encodings differ.
+        Each column of the file has the Arrow type of the column in the batches. If there are no
+        batches, it has the Arrow type of its encoding.
         """
         name = f"{number:05d}.parquet"
         types = [encodings.field(one).type for one in columns]

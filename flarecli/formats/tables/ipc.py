@@ -124,10 +124,12 @@ class Ipc(Part):
 
     @cached_property
     def _messages(self) -> tuple[list[int], bool]:
-        """(starts, is_complete): the first row of each record batch, followed by the number of
-        rows; and whether all messages are valid and complete.
+        """(starts, is_complete), read from the messages of the file.
 
-        raises  FormatError if the messages declare more data than a file of its size can contain
+        starts       first row of each record batch; the last item is the total number of rows
+        is_complete  whether all messages are valid and complete
+        raises       FormatError if the messages declare more data than a file of this size can
+                     contain
         """
         size, stored, rows, starts = 0, self.at.size(), 0, [0]
         try:
@@ -173,8 +175,8 @@ class Ipc(Part):
         source = open_native(file)  # keep the file open, because its path may be replaced
         options = pa.ipc.IpcReadOptions(use_threads=False)
         if names is not None and set(names) != set(self.schema.names):
-            # For all columns, `included_fields` stays unset: it would only make Arrow use a
-            # different memory pool.
+            # If all columns are read, `included_fields` stays unset, because it would only make
+            # Arrow use a different memory pool.
             all_names = self.schema.names
             options.included_fields = sorted(all_names.index(name) for name in names)
         open_source = pa.ipc.open_file if self._is_file else pa.ipc.open_stream

@@ -235,7 +235,7 @@ class Json(TextPart):
 def _paths(value: Any) -> Iterator[tuple[str, ...]]:
     """Yield the paths of all members of an object, including nested members.
 
-    The path of a member of an object in a list does not contain the index in the list.
+    A path contains only the names of members, and no list indices.
     """
     todo: list[tuple[tuple[str, ...], Any]] = [((), value)]
     while todo:
@@ -357,9 +357,9 @@ def _without_dates(kind: pa.DataType) -> pa.DataType:
 
 
 def _inexact_integers(value: Any, kind: pa.DataType) -> Iterator[Decimal]:
-    """Yield the integers in a value that the float types in `kind` cannot represent.
+    """Yield each integer in `value` that the float types in `kind` cannot represent exactly.
 
-    value  parsed JSON; its integers are Decimals
+    value  parsed JSON, in which integers are Decimals
     """
     if kinds.is_struct(kind) and isinstance(value, dict):
         for child in kind:

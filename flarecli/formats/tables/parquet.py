@@ -114,7 +114,7 @@ class Parquet(Part):
 
     @cached_property
     def _tail(self) -> bytes:
-        """Bytes from the footer to the end of the file."""
+        """The result of `read_tail`: the footer, its length and the magic."""
         return read_tail(self.at)
 
     def select_row_groups(
@@ -305,9 +305,12 @@ class Parquet(Part):
         return first, stop, runs
 
     def read_runs(self, row: int, runs: Sequence[PageRun]) -> list[tuple[PageRun, pa.Array]] | None:
-        """Return the values in runs of consecutive pages of the row group that contains `row`.
+        """Return (run, values) for each run in `runs`.
 
         The result is None if the values may need too much memory; see `RowGroupPages.read`.
+
+        row   a row of the row group
+        runs  runs of consecutive pages of this row group
         """
         found = self.row_group_pages(bisect_right(self.group_starts, row) - 1)
         if found is None or self._footer is None:
@@ -555,7 +558,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _is_outside(group: Any, leaf: int, bound: Bound, kind: pa.DataType) -> bool:
-    """Return whether statistics prove that a bound is false for all rows of a row group.
+    """Return whether statistics prove that no row of a row group satisfies a bound.
 
     leaf  number of the leaf column in the Parquet schema
     """
@@ -563,7 +566,7 @@ def _is_outside(group: Any, leaf: int, bound: Bound, kind: pa.DataType) -> bool:
         statistics = group.column(leaf).statistics
         if statistics is None:
             return False
-        # If all values are null, the bound is false for all rows.
+        # If all values are null, no row satisfies the bound.
         if statistics.has_null_count and statistics.null_count == group.num_rows:
             return True
         return bool(statistics.has_min_max) and bound.excludes(statistics.min, statistics.max, kind)

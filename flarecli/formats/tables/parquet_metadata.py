@@ -3,24 +3,26 @@
 Footers and page headers are checked before Arrow reads them, because some invalid footers abort the
 process, and because Arrow allocates the size that a page header declares. A footer is one struct in
 Thrift's compact protocol, followed by its length (4 bytes) and the magic. Each page starts with a
-struct in the same protocol (source: parquet-format, parquet.thrift):
+struct in the same protocol. This module uses the following fields; the numbers are Thrift field ids
+(source: parquet-format, parquet.thrift):
 
-    FileMetaData           2 schema, 4 row groups
-    SchemaElement          1 type, 2 size in bytes, 5 number of children
-    RowGroup               1 column chunks
-    ColumnChunk            2 offset in the file, 3 metadata, 4 and 5 offset and length of the offset
-                           index, 8 and 9 encryption
-    ColumnMetaData         1 type, 3 path, 5 number of values, 7 stored bytes, 9 first data page,
-                           11 dictionary page, 12 statistics, 16 size statistics
-    Statistics             1, 2, 5, 6 minimum and maximum
-    SizeStatistics         1 bytes of text, 2, 3 histograms of levels
-    PageHeader             1 type, 2 decompressed bytes, 3 stored bytes, 5 data page,
-                           7 dictionary page, 8 data page of version 2
-    DataPageHeader         1 number of values, 2 encoding
-    DictionaryPageHeader   1 number of values
-    DataPageHeaderV2       1 number of values, 3 number of rows, 4 encoding
-    OffsetIndex            1 page locations
-    PageLocation           1 offset, 2 size with the header, 3 number of the first row
+    FileMetaData           2: schema; 4: row groups
+    SchemaElement          1: type; 2: size in bytes; 5: number of children
+    RowGroup               1: column chunks
+    ColumnChunk            2: offset in the file; 3: metadata; 4, 5: offset and length of the offset
+                           index; 8, 9: encryption
+    ColumnMetaData         1: type; 3: path; 5: number of values; 7: stored size in bytes;
+                           9: offset of the first data page; 11: offset of the dictionary page;
+                           12: statistics; 16: size statistics
+    Statistics             1, 5: maximum; 2, 6: minimum
+    SizeStatistics         1: size of the text in bytes; 2, 3: histograms of levels
+    PageHeader             1: type; 2: decompressed size in bytes; 3: stored size in bytes;
+                           5: data page; 7: dictionary page; 8: data page of version 2
+    DataPageHeader         1: number of values; 2: encoding
+    DictionaryPageHeader   1: number of values
+    DataPageHeaderV2       1: number of values; 3: number of rows; 4: encoding
+    OffsetIndex            1: page locations
+    PageLocation           1: offset; 2: size with the header; 3: number of the first row
 """
 
 from __future__ import annotations
@@ -167,7 +169,7 @@ def column_chunks(tail: bytes) -> list[list[ColumnChunk]]:
 
     The result is empty if the footer is invalid or too large to check.
 
-    tail  bytes from the footer to the end of the file
+    tail  result of `read_tail`
     """
     try:
         return [
@@ -196,7 +198,7 @@ def _read_footer(at: Location) -> dict[int, Any]:
 
 
 def read_tail(at: Location) -> bytes:
-    """Return the bytes from the footer to the end of a file.
+    """Return the end of a file: the footer, its length and the magic.
 
     If the footer exceeds MAX_FOOTER_BYTES, return only the last 8 bytes of the file.
     """
@@ -313,7 +315,7 @@ class Footer:
 
     Raises ValueError or IndexError for an invalid footer.
 
-    tail  bytes from the footer to the end of the file
+    tail  result of `read_tail`
     """
 
     def __init__(self, tail: bytes) -> None:

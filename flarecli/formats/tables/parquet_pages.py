@@ -35,7 +35,7 @@ _MAGIC = b"PAR1"
 
 
 class PageRun(NamedTuple):
-    """A run of consecutive pages of a column, with the rows start..stop of the row group."""
+    """Consecutive pages of a column, which contain the rows start..stop of the row group."""
 
     column: str
     start: int
@@ -119,7 +119,7 @@ class RowGroupPages:
         return out if row == self._rows and out else None
 
     def runs(self, column: str, start: int, stop: int) -> list[PageRun]:
-        """Return the runs of pages that contain rows start..stop.
+        """Return the page runs that contain rows start..stop of the row group.
 
         The caller must call `find` first.
         """
@@ -128,7 +128,7 @@ class RowGroupPages:
         return [PageRun(column, *edges[i : i + 2]) for i in range(first, last)]
 
     def stored_size(self, runs: Sequence[PageRun]) -> int:
-        """Return the total stored size in bytes of the data pages in runs of pages."""
+        """Return the total stored size, in bytes, of the data pages of `runs`."""
         return sum(
             stop - start
             for run in runs
@@ -142,7 +142,7 @@ class RowGroupPages:
         footer: Footer,
         read_file: Callable[[SmallFile, Sequence[str], int], pa.Table | None],
     ) -> list[tuple[PageRun, pa.Array]] | None:
-        """Return the values in runs of pages; None if the values may need too much memory.
+        """Return (run, values) for each run; None if the values may need too much memory.
 
         footer     footer of the original file
         read_file  function that returns columns of a small file, or None if the values may need too
@@ -176,7 +176,10 @@ class RowGroupPages:
         return out
 
     def _ranges(self, leaf: int, run: PageRun) -> list[tuple[int, int]]:
-        """Return the byte ranges of the dictionary page, if any, and of the data pages of a run."""
+        """Return the byte ranges of the pages that are needed to decode the rows of `run`.
+
+        return  the byte range of the dictionary page, if any; then that of the run's data pages
+        """
         chunk, found = self._chunks[leaf], self._pages[leaf] or []
         rows = [page.row for page in found]
         first, last = bisect_left(rows, run.start), bisect_left(rows, run.stop)

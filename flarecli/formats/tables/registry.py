@@ -55,7 +55,7 @@ TEXTS = (*_DELIMITERS, *_JSON)
 def is_table(name: str) -> bool:
     """Return whether a file name is the name of a table.
 
-    The name is in lower case, without folder.
+    name  file name in lower case, without its folder
     """
     plain, compression = split_compression(name)
     return not NOT_TABLES.fullmatch(name) and (

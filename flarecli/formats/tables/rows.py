@@ -161,9 +161,11 @@ class TableRows:
         )
 
     def _paged(self, row: int, stop: int, names: Columns) -> pa.RecordBatch | None:
-        """Read the pages that contain `row` and the following rows, at most up to `stop`.
+        """Return a batch that starts at `row`; read only the pages that contain its rows.
 
-        return  the rows as a batch; None if the pages cannot be read separately
+        The batch ends at `stop` or earlier; see `Parquet.page_runs`.
+
+        return  None if the pages cannot be read separately
         """
         located = self.part.page_runs(row, stop, names)
         if located is None:

@@ -119,15 +119,17 @@ def extension_of(one: Column) -> str:
 
 
 def _is_allowed(extension: str) -> bool:
-    """Return whether webdataset allows an extension in lower case for the members of a sample."""
+    """Return whether webdataset allows members with this extension (in lower case)."""
     return extension not in _RESERVED and not extension.endswith("__")
 
 
 def extensions_of(columns: Columns, known: Container[str] = ()) -> list[str]:
-    """Return the extension of each column with members, in column order.
+    """Return the extension of each column of `member_columns`, in column order.
 
-    known  extensions in a tar, in lower case. If they include the name of a column, but not the
-           result of `extension_of`, the name is the extension of the column
+    The extension is the result of `extension_of`. If `known` includes the name of the column, but
+    not this result, the extension is the name of the column.
+
+    known  extensions in a tar, in lower case
     """
     named = [(one.name, extension_of(one)) for one in member_columns(columns)]
     return [

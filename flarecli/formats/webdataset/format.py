@@ -382,10 +382,13 @@ def _arranged(form: Format, table: Table, columns: Columns, at: Location) -> dic
 
     Entries of the layout, besides the keys:
 
-    starts, sizes  as in `Table`, but int64 [columns with members, rows]
-    spellings      extensions in the tar, as stored; only for columns with several extensions
-    spelled        place of a column with several extensions -> index in `spellings` of the
-                   extension in each row, -1 for a missing member: int64 [rows]
+    starts, sizes  as in `Table`, but int64 [member columns, rows]
+    spellings      extensions in the tar, as stored
+    spelled        index of a member column with several extensions -> for each row, the index of
+                   the member's extension in `spellings`: int64 [rows]. The index is -1 for a
+                   missing member, and for the default extension of the column
+
+    `spellings` and `spelled` exist only if a column has several extensions.
 
     raises  FormatError for an encoding that a tar cannot store, or for two members of a sample that
             belong to one column; IntegrityError for an extension without a column
@@ -445,7 +448,8 @@ def _can_store(form: Format, one: Column) -> bool:
 
 
 def _without_dots(key: str) -> str:
-    # An invalid key such as `..` stays unchanged. Without dots, it would be valid.
+    # An invalid key such as `..` stays unchanged, because it would be valid without its dots, and
+    # the error would be lost.
     if name_fault(key.removeprefix("./")):
         return key
     folder, slash, last = key.rpartition("/")
@@ -453,7 +457,7 @@ def _without_dots(key: str) -> str:
 
 
 def _row_tables(shard: Shard) -> Any:
-    """Return the state for reading single rows; create and store it on first use.
+    """Return the arrays for reading single rows; create and store them on first use.
 
     The arrays are memoryviews, because indexing a memoryview is faster than indexing a numpy array.
 

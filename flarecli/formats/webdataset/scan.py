@@ -186,8 +186,8 @@ def read_table(source: byte_ranges.Source, where: object, seen: tar.Seen | None 
         raise error.changed(address=str(where), row=row) from None
     if len(builder.columns) * len(builder.ends) > _MAX_CELLS * builder.count + (1 << 20):
         raise FormatError(
-            f"{len(builder.columns)} extensions in {len(builder.ends)} samples, but only"
-            f" {builder.count} members",
+            f"too many extensions: {len(builder.columns)} in {len(builder.ends)} samples, which "
+            f"contain only {builder.count} members",
             where=where,
         )
     table = _dense(

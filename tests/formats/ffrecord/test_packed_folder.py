@@ -220,18 +220,24 @@ def test_the_name_of_a_class_is_quoted_and_a_deep_folder_is_not_a_name(listed, n
         (ROOT + b"X\1\0\0\0aK\0s" + b"X\1\0\0\0aK\1s.", "53: duplicate name 'a'"),
         (
             ROOT + b"X\1\0\0\0aX\1\0\0\0bs.",
-            "48: expected a name followed by a record number or a folder",
+            "48: expected a file name followed by a record number, or a folder name followed by a folder",
         ),
-        (ROOT + b"K\0K\0s.", "40: expected a name followed by a record number or a folder"),
+        (
+            ROOT + b"K\0K\0s.",
+            "40: expected a file name followed by a record number, or a folder name followed by a folder",
+        ),
         (ROOT + b"(K\0u.", "39: a folder, a name or an entry is missing"),
         (ROOT + b"u.", "36: the stack of the pickle contains no mark"),
         (b"(s.", "10: the stack of the pickle is empty"),
         (  # a folder inside itself
             ROOT + b"q\0X\1\0\0\0ah\0s.",
-            "44: the pickle refers to memo entry 0, which is missing or a folder",
+            "44: the pickle refers to memo entry 0, which does not exist or contains a folder",
         ),
         (ROOT + b"q\1.", "36: the memo entries of the pickle are not in order"),
-        (ROOT + b"h\7.", "36: the pickle refers to memo entry 7, which is missing or a folder"),
+        (
+            ROOT + b"h\7.",
+            "36: the pickle refers to memo entry 7, which does not exist or contains a folder",
+        ),
         (
             ROOT + b"X\1\0\0\0\xffK\0s.",
             "35: 'utf-8' codec can't decode byte 0xff in position 0: invalid start byte",

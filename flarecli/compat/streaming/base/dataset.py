@@ -326,7 +326,7 @@ class StreamingDataset(Array):
         if 0 < self.epoch_size < (self.num_canonical_nodes or 1):
             raise UsageError(
                 "The number of samples assigned to a canonical node is 0: the epoch has "
-                f"{self.epoch_size} samples, num_canonical_nodes is {self.num_canonical_nodes}",
+                f"{self.epoch_size} samples, and num_canonical_nodes is {self.num_canonical_nodes}",
                 hint="Lower or omit num_canonical_nodes.",
             )
         largest = int(self.samples_per_shard.max())

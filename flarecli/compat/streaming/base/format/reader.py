@@ -311,7 +311,10 @@ class Reader(Array):
 
 
 def _scalar(encoding: str) -> Any:
-    """Return the numpy scalar type if mosaicml-streaming decodes to this type, else None."""
+    """Return the numpy scalar type to which mosaicml-streaming decodes values of an encoding.
+
+    return  None if mosaicml-streaming decodes the values to another type
+    """
     is_number = encoding.rstrip("0123456789") in ("int", "uint", "float") and encoding[-1].isdigit()
     return np.dtype(encoding).type if is_number else None
 
