@@ -119,8 +119,8 @@ class Folder:
         """The file descriptor of the folder, or -1 if the folder cannot be used."""
         if self._pid != os.getpid():
             with self._threads:
-                # The descriptors that a forked child inherits remain open, because other threads
-                # may use them.
+                # A forked child does not close the descriptors that it inherits, because other
+                # threads of the child may still use these descriptors.
                 if self._pid != os.getpid():
                     self._reserved_fd, self._reserved_bytes = -1, 0
                     self._presence = Presence()
@@ -311,8 +311,8 @@ class Folder:
             return True
         used, copies = self._scan()
         has_many = len(copies) > MANY_COPIES
-        # With many small copies, more space is reserved than needed, so that the next copies need
-        # no listing.
+        # With many small copies, reserve more space than needed, so that the folder is not listed
+        # again for each of the next copies.
         extra = 0
         if has_many and size < self.limit // _RESERVE_SHARE:
             reserve = min(_RESERVE_BYTES, self.limit // _RESERVE_SHARE)

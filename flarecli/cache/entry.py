@@ -167,7 +167,7 @@ class CopyHasher:
 
 
 def open_copy(folder: int, identity: Entry) -> memoryview | None:
-    """Map a copy and verify its checksum. A small copy is read into memory instead.
+    """Memory-map a copy and verify its checksum. A small copy is read into memory instead.
 
     folder  file descriptor of the folder
     return  the data, or None if the file does not exist or cannot be read
@@ -204,7 +204,7 @@ def _opened(folder: int, name: str) -> int:
 
 
 def mapped_copy(fd: int, identity: Entry) -> memoryview:
-    """Map the data of a copy in an open file. Small data is read into memory instead.
+    """Memory-map the data of a copy in an open file. Small data is read into memory instead.
 
     The data is not verified. The note at the end of the file is not mapped.
 

@@ -38,9 +38,9 @@ __all__ = [
 _PAUSE_S = 0.004  # maximum delay between two attempts to lock a file
 _TURNS, _DIGITS = "turns", 3
 NOTICE_AFTER_S = 10.0  # the user is notified of a longer wait for a lock
-# The process that created a file may still be running. The file counts as in use until it has the
-# age _YOUNG_S. An older file counts as in use if it is locked. On a file system that does not
-# support locks, a file counts as in use until it has the age _OLD_S.
+# A file counts as in use until it is _YOUNG_S seconds old, because the process that created it may
+# still be running. An older file counts as in use if it is locked. On a file system that does not
+# support locks, a file counts as in use until it is _OLD_S seconds old.
 _YOUNG_S = 5.0
 _OLD_S = 3600.0
 _HERE = "here"

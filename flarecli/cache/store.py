@@ -30,11 +30,11 @@ T = TypeVar("T")
 Piece: TypeAlias = "bytes | memoryview"
 BLOCK = 1 << 20  # size of a block in bytes
 _REQUEST_BYTES = 8 << 20  # maximum bytes per request for missing blocks
-_FETCH_BYTES = 32 << 20  # bytes to fetch at a time if a whole object is fetched
+_FETCH_BYTES = 32 << 20  # bytes per step if a whole object is fetched
 _JOBS = 8  # maximum number of parallel requests per read
 # An object of at most limit / _WHOLE_SHARE bytes is cached as one file. A larger object that is
 # used only once in a run is kept in memory. If there is not enough memory, such an object is cached
-# as one file up to a size of limit / _TRANSIENT_SHARE bytes.
+# as one file if it has at most limit / _TRANSIENT_SHARE bytes.
 _WHOLE_SHARE, _TRANSIENT_SHARE = 4, 2
 MAX_OBJECTS = 1 << 16  # maximum number of objects whose used blocks are recorded
 # After an attempt to evict copies has failed because all copies are in use, the next attempt is

@@ -41,7 +41,7 @@ def cat(options: CatOptions) -> Iterator[pa.RecordBatch]:
     format stores as text remain text. `exact` has no effect on a playlist that lists Arrow types,
     unless `stored` is also set. With `stored`, each column has the type of its encoding. Neither
     option has an effect with `where`. Raises UsageError for an unknown column, RowsError for a row
-    that does not exist, and the errors of reading a dataset.
+    that does not exist, and any error that reading a dataset raises.
     """
     sources = address_texts(options.sources)  # an iterator can be read only once
     format = options.source_format(options.format)
@@ -56,8 +56,12 @@ def cat(options: CatOptions) -> Iterator[pa.RecordBatch]:
     if tar is not None:
         selected = (options.rows, options.sample, options.shuffle, options.rank)
         if any(one is not None for one in selected):
-            hint = "Save the stream to a file, or select rows with --where, --limit or --tail."
-            raise UsageError("a stream has no row numbers", where=tar, hint=hint)
+            hint = "Save the tar to a file, or select rows with --where, --limit or --tail."
+            raise UsageError(
+                "the rows of a tar from standard input or a pipe have no numbers",
+                where=tar,
+                hint=hint,
+            )
         progress.start("cat", None)
         schema, batches = samples(tar, format, exact)
         batches = _reported(batches, progress)

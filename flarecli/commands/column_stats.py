@@ -51,7 +51,8 @@ def statistics(
 
     - the numbers of rows, nulls and distinct values,
     - the minimum and the maximum of numbers, text lengths, byte lengths and list lengths,
-    - `unfit`, the number of text values that are invalid numbers,
+    - `unfit`, for numbers that are stored as text: the number of values that are not numbers or
+      have more than 64 bits,
     - the total size of text and bytes,
     - the number of images, and the widths and heights of the smallest, the median and the largest
       image by pixels.
@@ -60,7 +61,7 @@ def statistics(
     limit      maximum size of a value
     seed       random seed for the sample of rows whose bytes are read
     progress   receives the number of rows and bytes that were read
-    raises     ReachError for a value above the limit; the errors of reading a dataset
+    raises     ReachError for a value above the limit; any error that reading a dataset raises
     """
     small = [field.name for field in data.schema if not encodings.is_binary(field.type)]
     large = [name for name in data.schema.names if name not in small]

@@ -122,7 +122,7 @@ class _SortFile:
     Each call of `write` appends one segment to each part. A segment is an IPC message of one batch,
     without the schema. If no row belongs to a part, its segment has 0 bytes.
 
-    shift  number of bits of a sort key after the bits that select the part
+    shift  number of bits of a sort key that are lower than the bits that select the part
     """
 
     def __init__(self, schema: pa.Schema, shift: int) -> None:

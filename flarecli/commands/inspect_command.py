@@ -382,7 +382,10 @@ def _raw_bytes(stream: Stream) -> int | None:
 
 
 def _compressions(stream: Stream) -> list[str]:
-    """Return the compressions of the shards, according to the list or to the shard suffixes."""
+    """Return the compression formats of the shards.
+
+    If the playlist or the index lists no format, the suffixes of the shard files determine it.
+    """
     listed = stream.headers.get("compression")
     if isinstance(listed, str):
         return [listed]

@@ -18,7 +18,7 @@ __all__ = ["holes", "missing_shards", "writer_of"]
 
 _MAX_CHECKED = 100_000  # maximum number of shards whose files are checked
 _MISSING = "missing"
-# matches a shard number; shorter numbers may be parts of words, and longer numbers checksums
+# matches a shard number; shorter numbers may be parts of words, longer ones may be checksums
 _NUMBER = re.compile(r"\d{3,18}", re.ASCII)
 
 
@@ -53,7 +53,7 @@ def holes(parts: Sequence[Stream], is_changed: bool = False) -> tuple[str, ...]:
 
     Only local files are checked, because each remote file would require a request.
 
-    parts       a stream, as one `Stream` per source, with known row counts
+    parts       one `Stream` per source, which together are one stream; the row counts are known
     is_changed  whether the list was written by a command that changed the dataset, such as `drop`;
                 gaps are then not reported, because the command may have removed shards
     """
@@ -70,8 +70,8 @@ def holes(parts: Sequence[Stream], is_changed: bool = False) -> tuple[str, ...]:
 def missing_shards(streams: Sequence[Sequence[Stream]], rows: int) -> tuple[list[str], list[range]]:
     """Find the missing shards of a dataset. Only local files are checked.
 
-    streams  for each stream, one `Stream` per source, with known row counts
-    rows     number of rows of the streams
+    streams  for each stream name, a list of one `Stream` per source; the row counts are known
+    rows     number of rows of the dataset
     return   address of one missing file of each missing shard; ranges of rows whose shards exist in
              all streams
     """

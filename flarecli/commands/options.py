@@ -950,7 +950,7 @@ class LogOptions(NetworkOptions):
             group="Run",
             metavar="N",
             minimum=1,
-            help="Create a version that lists the shards of version N again.",
+            help="Restore version N: create a new version with the same shards.",
             is_everyday=True,
         ),
     )

@@ -230,7 +230,7 @@ class _Place:
 def _joined(
     name: str, parts: Sequence[Stream], place: _Place, headers: Mapping[str, Any]
 ) -> Stream:
-    """Concatenate streams. The result has the addresses for the new playlist."""
+    """Concatenate streams into one stream with the shard addresses to write to the new playlist."""
     first, hint = parts[0], "Name the streams differently: NAME=ADDRESS."
     for part in parts:
         if part.format != first.format:

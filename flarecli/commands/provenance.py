@@ -130,7 +130,7 @@ class SourceName:
         return self.text if name == "." else name
 
     def listed(self, failure: Failure) -> Failure:
-        """Return a copy of a failure. In the copy, `of_file` has converted the file name."""
+        """Return a copy of a failure whose file name is converted by `of_file`."""
         if failure.file is None:
             return failure
         return replace(failure, file=self.of_file(failure.file))

@@ -337,7 +337,11 @@ def _runs(
     groups: Sequence[Group],
     kept: Sequence[int],
 ) -> list[Run]:
-    """Return a `Run` for each group: its old shards, and the new shards with its kept rows."""
+    """Return a `Run` for each group of old shards.
+
+    A `Run` contains the old shards of the group, and the new shards with the kept rows of these
+    shards.
+    """
     moved = versions.moved(name, versions.fragment_files(name, at, written))
     ends = np.cumsum(row_counts(written))
     runs, before, done = list[Run](), 0, 0

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RowReader", "ValueLimit", "small_batches"]
 
-_BLOCK_STEPS = 1 << 16  # steps whose row numbers are computed at a time
+_BLOCK_STEPS = 1 << 16  # number of steps whose row numbers are computed together
 _TAKE_ROWS, _TAKE_BYTES = 64, 16 << 20  # maximum rows and bytes per `take`
 # If runs of consecutive rows have at least this average length, scans are faster than `take`.
 _MIN_RUN_ROWS = 16

@@ -88,7 +88,8 @@ def patched(
     """Convert a column: most values with `fast`, and the other values one by one.
 
     fits         boolean [rows]: whether `fast` converts the value exactly; null for a null
-    fast         function that converts a column; values that do not fit are nulls in this column
+    fast         function that converts a column; in its argument, nulls replace the values that do
+                 not fit
     convert_one  function that converts one value that does not fit, as a Python object; raises
                  ValueError, OverflowError or RecursionError for an invalid value
     return       the converted column, with nulls in the invalid rows; and the invalid rows, in

@@ -33,8 +33,8 @@ __all__ = ["packed_value", "python_values"]
 def python_values(array: pa.Array) -> list[Any]:
     """Convert the values of a column to Python objects with Arrow's `to_pylist`.
 
-    For types with the unit nanosecond, Arrow returns objects of pandas, or objects of `datetime` if
-    pandas is not installed.
+    For nanosecond types, Arrow returns pandas objects, or `datetime` objects if pandas is not
+    installed.
 
     raises  ValueFitError with the row of the first value that Python's classes cannot represent
     """

@@ -97,8 +97,8 @@ class Rules(NamedTuple):
     """Rules that split the file names of a folder into keys and extensions.
 
     compounds       compound extensions to recognize
-    with_documents  whether README and LICENSE files are data
-    tables          files that are named like metadata files but are data
+    with_documents  whether README and LICENSE files are packed as rows, instead of being skipped
+    tables          files that are named like metadata files, but are packed as rows
     """
 
     compounds: frozenset[str] = frozenset()
@@ -261,8 +261,9 @@ class CompoundExtensions:
             self._count[extension] += 1
             self._with_plain[extension] += bool(plain)
         if len(self._count) > MAX_COMPOUNDS:
-            # Names such as `A.B.jpg` add many candidates, here `b.jpg`. Keep only the candidates
-            # for which at least one key also has a file with a plain extension, such as `A.txt`.
+            # Names such as `A.B.jpg` can add many candidates for compound extensions (here
+            # `b.jpg`). Keep only the candidates for which at least one key also has a file with a
+            # plain extension, such as `A.txt`.
             self._count = Counter(
                 {name: count for name, count in self._count.items() if self._with_plain[name]}
             )
@@ -297,7 +298,7 @@ def _shown(name: str) -> str:
 
 
 class _CheckedEntries:
-    """Iterable of the files in a folder, which computes a checksum of their names and sizes."""
+    """Iterate over the files in a folder, and compute a checksum of their names and sizes."""
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         self._entries, self._sums, self._lines = entries, Sums([DEFAULT]), list[str]()
@@ -550,9 +551,9 @@ class Folder(Part):
     def _surveyed(self) -> tuple[_Survey, _FileColumns]:
         """Return statistics about the files, and the columns of the files.
 
-        The names are parsed with `_FIRST_RULES`. If the listing contains compound extensions,
-        metadata files that are data, or documents that are data, it is read again with other rules
-        for these names.
+        The names are parsed with `_FIRST_RULES`, which skip documents (such as a README) and files
+        that are named like metadata files. The listing is read again with other rules if some of
+        these files must be packed as rows, or if there are compound extensions.
         """
         at, self._rules = self.at, _FIRST_RULES
         candidates = CompoundExtensions(at)

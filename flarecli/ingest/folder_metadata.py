@@ -58,7 +58,7 @@ class Metadata:
     names   metadata files that have a column of file names
     schema  all columns except the column of file names
     raises  FormatError for two metadata files in one folder, for columns without a common type, and
-            for too many metadata files; the errors of opening a table
+            for too many metadata files; any error that opening a table raises
     """
 
     def __init__(self, at: Location, names: Sequence[str]) -> None:
@@ -101,7 +101,7 @@ class Metadata:
     def rows(self) -> Rows:
         """Read all rows.
 
-        raises  FormatError if the rows are too large; the errors of reading a table
+        raises  FormatError if the rows are too large; any error that reading a table raises
         """
         schema = pa.schema([pa.field(FILE_NAME, pa.string()), *self.schema])
         rows, batches, size = Rows(), list[pa.RecordBatch](), 0

@@ -251,7 +251,7 @@ class SourceChecksum:
         self._files = files
         self._starts = [0, *accumulate(file.size() for file in files)]
         self._sums = Sums([DEFAULT])
-        self._end = 0  # end of the bytes that were read for rows, in the concatenated files
+        self._end = 0  # end of the last row that was read, as an offset in the concatenated files
 
     def advance(self, number: int, end: int) -> None:
         """Record that the rows up to byte `end` of file `number` were read."""

@@ -43,7 +43,7 @@ _LIST = ".txt"
 
 
 def is_index(address: str) -> bool:
-    """Return whether an address has the name of an index: a table, a list of tables, or `-`."""
+    """Return whether an address is named like an index: a table, a list of tables, or `-`."""
     return address == STDIN or (not os.path.isdir(address) and _is_named_like_index(address))
 
 

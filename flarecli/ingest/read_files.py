@@ -159,7 +159,7 @@ def _groups(
 
 
 def _pieces(groups: Iterable[_Group], width: int) -> Iterator[_Group]:
-    """Split each group into smaller groups, whose unread files have about SMALL_BYTES in total."""
+    """Split each group into smaller groups, each with about SMALL_BYTES of unread files."""
     for group in groups:
         rows, start, size = len(group.names) // width, 0, 0
         for row in range(rows):

@@ -196,8 +196,8 @@ def find_boxes(
 def ebml_elements(data: bytes, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
     """Yield (id, payload start, payload end) for each EBML element in data[start:stop].
 
-    An element of unknown size extends to `stop`. The available bytes of a truncated element are
-    yielded before the error is raised.
+    An element of unknown size extends to `stop`. For a truncated element, the range of the
+    available bytes is yielded before the error is raised.
     """
     for _ in range(MAX_PARTS):
         if start >= stop:

@@ -149,7 +149,7 @@ def kind_of(name: str) -> str | None:
 
 
 def category_of(extension: str) -> str | None:
-    """Return the category of a file extension in lower case: image, audio, video, text or None."""
+    """Return the category of a lower-case file extension: image, audio, video, text or None."""
     return _CATEGORY_OF.get(extension)
 
 

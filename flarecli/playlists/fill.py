@@ -187,8 +187,8 @@ def _compute_sums(
             progress.advance(0, len(block))
     if different := sums.differences(file.hashes):
         raise IntegrityError(
-            f"checksum mismatch: {format_list(different)} of the {sums.size} bytes read "
-            f"{'differs' if len(different) == 1 else 'differ'} from the playlist",
+            f"checksum mismatch: the {sums.size} bytes read do not match "
+            f"{format_list(different)} in the playlist",
             where=at,
             hint="Find the damaged files with `flare verify`, and repair them first.",
         )

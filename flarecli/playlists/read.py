@@ -11,9 +11,9 @@ only if it has one of these forms:
     a, b, c,                   several items per line, separated by commas
     name: {bytes: 1, …}        a mapping with one entry per line
 
-Unquoted items must consist of characters without a special meaning in YAML. If the library does not
-find a placeholder as an item of a list or as a key of a mapping, the library parses the complete
-text. An example is a placeholder in a block of text.
+Unquoted items must consist of characters without a special meaning in YAML. The library must find
+each placeholder as an item of a list or as a key of a mapping. If it finds a placeholder elsewhere,
+for example inside a block of text, the library parses the original text instead.
 """
 
 from __future__ import annotations
@@ -360,7 +360,7 @@ def faults(data: bytes, at: Location) -> list[FormatError]:
 def places(data: bytes, paths: Sequence[Steps]) -> list[int]:
     """Return the position of the node at each path in a playlist, as `line << 32 | column`.
 
-    paths  mapping keys and list positions from the root to the node
+    paths  for each node, the keys of mappings and the positions in lists from the root to the node
     """
     import yaml
 

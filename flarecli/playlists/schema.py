@@ -247,7 +247,7 @@ def _file_faults(headers: Map, count: int) -> Iterator[Fault]:
 
 
 def _size_faults(path: Steps, files: Any, shown: str) -> Iterator[Fault]:
-    """Yield the faults in the mapping at `path`: file name -> size and checksums of the file."""
+    """Yield the faults in the mapping at `path`, from file names to file sizes and checksums."""
     if not isinstance(files, Map):
         yield path, f"{shown} is not a mapping of name to size and checksums"
         return

@@ -1,4 +1,4 @@
-"""Append logs of JSON lines, in a local file or in a bucket.
+"""Append-only logs of JSON lines, in a local file or in a bucket.
 
 A log remains readable after a crash or a torn write.
 

@@ -276,7 +276,7 @@ class Store(ABC):
         return "", self.size(path)
 
     def map(self, path: str) -> memoryview | None:
-        """Map a file for reading, or return None if it cannot be mapped.
+        """Memory-map a file for reading; return None if the file cannot be mapped.
 
         A mapped file must not be truncated.
         """
@@ -309,7 +309,7 @@ class Store(ABC):
     def derived(
         self, path: str, kind: str, size: int, make: Callable[[], Iterable[bytes | memoryview]]
     ) -> memoryview | None:
-        """Map data derived from a file, or return None if no cache keeps the data.
+        """Memory-map data that is derived from a file; return None if the data is not cached.
 
         See `Location.derived`.
         """
@@ -505,7 +505,7 @@ class Location:
         return self.store.read_many(self.path, ranges)
 
     def map(self) -> memoryview | None:
-        """Map the file for reading, or return None if it cannot be mapped.
+        """Memory-map the file for reading; return None if the file cannot be mapped.
 
         A mapped file must not be truncated.
         """
@@ -518,7 +518,7 @@ class Location:
     def derived(
         self, kind: str, size: int, make: Callable[[], Iterable[bytes | memoryview]]
     ) -> memoryview | None:
-        """Map data derived from this file, such as its decompressed bytes.
+        """Memory-map data that is derived from this file, such as its decompressed bytes.
 
         kind    name of the derivation, such as `zstd`
         size    size of the derived data in bytes
@@ -672,8 +672,8 @@ def too_many_files(limit: int, where: object = "") -> UsageError:
 def bytewise(entry: tuple[str, bool, int | None]) -> bytes:
     """Return the sort key for a folder's entry (name, whether the entry is a folder, size).
 
-    The key of a folder ends with a slash. Files in subfolders are then in bytewise order of their
-    paths.
+    The key of a folder ends with a slash, so that a recursive listing is in bytewise order of the
+    file paths.
     """
     name, is_folder, _ = entry
     return os.fsencode(name) + (b"/" if is_folder else b"")

@@ -64,7 +64,7 @@ __all__ = ["LocalStore", "SCRATCH", "made_folder", "sync_folder"]
 SCRATCH = ".flare"  # folder of the lock, journal and temporary files of a pack
 SCHEMES_IN_DATA = ("http", "https", "s3", "gs", "az", "hf")  # accepted without --allow-local
 MAX_MAPS = 128  # maximum number of open maps per store
-_COPY_BYTES = 1 << 20  # bytes hashed and then written at a time; small enough for the CPU cache
+_COPY_BYTES = 1 << 20  # bytes that are hashed, then written per step; they fit in the CPU cache
 _BLOCK_BYTES = 1 << 18  # bytes per read of a whole file
 _MAX_LINKS = 40  # maximum number of symbolic links that Linux follows in one path
 _READ = os.O_RDONLY | descriptors.NO_WAIT | descriptors.FILE
@@ -702,9 +702,9 @@ class _OpenFolders:
     def scratch(self, name: str) -> tuple[OpenFolder, str]:
         """Return the open folder for a temporary file, and a unique name for the file.
 
-        A temporary file is in the scratch folder. If there is no scratch folder, the temporary file
-        is in the folder that `folder` opened last. The name must be unique, because files such as
-        `0/x` and `1/x` may be written at the same time.
+        The temporary file is created in the scratch folder. If there is no scratch folder, it is
+        created in the folder that the last call of `folder` opened. The name must be unique,
+        because files such as `0/x` and `1/x` may be written at the same time.
         """
         if len(name) > 50:  # up to 4 bytes per character; name and suffix must fit in 255 bytes
             name = os.fsdecode(os.fsencode(name)[:200])

@@ -29,8 +29,8 @@ class ObjectPin(NamedTuple):
     token      string that changes with the content, such as a strong ETag; empty if the response
                contains none
     size       bytes of the object; -1 if unknown
-    is_strong  whether the pin identifies the version; a modification time must be at least
-               SETTLED_S seconds old
+    is_strong  whether the token or the modification time identifies the version; a modification
+               time does so only if it is at least SETTLED_S seconds old
     modified   modification time, compared in addition to the token
     """
 

@@ -199,7 +199,8 @@ def files_with_keys(
     found   versions to search
     name    key column
     known   names of shards whose files are not returned
-    raises  FormatError if the keys of a shard cannot be determined; the errors of reading a shard
+    raises  FormatError if the keys of a shard cannot be determined; any error that reading a shard
+            raises
     """
     out, rows = set[str](), dict[str, IntArray]()
     searched, unknown = set(known), dict[str, Version]()

@@ -42,7 +42,7 @@ _PAGE_RECORDS = 128  # number of records in a page of a file: 4 KiB
 _MEMORY_RECORDS = 1 << 17  # maximum number of records of a run in memory
 _LOG_MEMORY_BYTES = 4 << 20  # maximum total size of the keys that are not in the log file yet
 _FAN_IN = 8  # number of runs to merge into one run
-_SEARCHED_KEYS = 1024  # maximum number of keys to search at a time; a search reads a page per key
+_SEARCHED_KEYS = 1024  # maximum number of keys per search; a search reads a page per key
 # log2 of the minimum and maximum number of words in the Bloom filter (8 KiB and 1 GiB)
 _MIN_FILTER_BITS, _MAX_FILTER_BITS = 10, 27
 _WORD_KEYS = 4  # maximum average number of keys per word of the Bloom filter
@@ -154,7 +154,7 @@ def _write(file: IO[bytes], data: Any) -> None:
 def _merged(runs: Sequence[_Run], step: int) -> Iterator[Records]:
     """Merge sorted runs: yield their records in hash order, in several arrays.
 
-    step  number of records to read from a run at a time
+    step  number of records per read from a run
     """
     ends = [0] * len(runs)
     unmerged = [np.zeros(0, _RECORD)] * len(runs)

@@ -75,7 +75,8 @@ class Removal:
 def plan_removal(at: Location, lists: Sequence[str]) -> Removal:
     """Plan the removal of playlists, and of the files that only these playlists list.
 
-    raises  the errors of reading a remaining playlist, because the files that it lists must be kept
+    raises  any error that reading a remaining playlist raises, because the files in this playlist
+            must be kept
     """
     kept = listed_in_versions(at, lists)
     named: dict[str, int | None] = {}
@@ -194,9 +195,9 @@ def finish_removal(at: Location, lock: CommitLock) -> list[str]:
     """Delete the files in `.flare-removal`, and all fragments that no playlist lists.
 
     return  names of the fragments that another process is writing; these fragments are kept
-    raises  the errors of reading a playlist, before any file is deleted; BusyError if this process
-            has lost the commit lock, because another process may then have committed a version that
-            lists one of the files to delete
+    raises  any error that reading a playlist raises, before any file is deleted; BusyError if this
+            process has lost the commit lock, because another process may then have committed a
+            version that lists one of the files to delete
     """
     at = confined(at)
     lists = list_names(at)

@@ -296,8 +296,18 @@ def test_streams_and_files_are_concatenated(tmp_path):
 @pytest.mark.parametrize(
     ("options", "data", "error", "message"),
     [
-        ({"rows": "3"}, bytes(1024), UsageError, "-: a stream has no row numbers"),
-        ({"shuffle": 1}, bytes(1024), UsageError, "-: a stream has no row numbers"),
+        (
+            {"rows": "3"},
+            bytes(1024),
+            UsageError,
+            "-: the rows of a tar from standard input or a pipe have no numbers",
+        ),
+        (
+            {"shuffle": 1},
+            bytes(1024),
+            UsageError,
+            "-: the rows of a tar from standard input or a pipe have no numbers",
+        ),
         (
             {"format": "mds"},
             bytes(1024),

@@ -134,8 +134,8 @@ def test_damage_is_not_hidden_by_a_new_checksum(out):
     with pytest.raises(IntegrityError) as caught:
         commands.playlist(str(out), hash=["sha256"], out=str(out / "set.yaml"))
     assert str(caught.value) == (
-        f"{path}: checksum mismatch: sha1 and xxh3_128 of the {len(data)} bytes read "
-        "differ from the playlist"
+        f"{path}: checksum mismatch: the {len(data)} bytes read do not match "
+        "sha1 and xxh3_128 in the playlist"
     )
 
 

@@ -38,7 +38,7 @@ _BATCH_ROWS = 1 << 14
 
 @dataclass(frozen=True)
 class AddColumn(versions.Change):
-    """The change that adds a stream with one column, or replaces this stream.
+    """The change that adds a stream with one column, or replaces the stream with the same name.
 
     urls  addresses of the shards of the first stream when the column was packed, to detect changes
           of the rows

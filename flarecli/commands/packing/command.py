@@ -62,8 +62,8 @@ def pack(options: PackOptions) -> Packed:
         raise UsageError("--input cannot be used with a Python object")
     columns = None
     if isinstance(sources, Dataset):
-        # Without a condition, numbers that are stored as text remain text, as if the source were
-        # the address of the dataset.
+        # Without a condition, numbers that are stored as text remain text. The result is the same
+        # if the user passes the address of the dataset.
         exact = options.where is None
         columns = StoredColumns(
             sources.exact if exact else sources.schema,

@@ -68,7 +68,7 @@ class MediaOptions:
 
     @property
     def is_noop(self) -> bool:
-        """Return True if no option is set. Contents are still compared with extensions."""
+        """Return True if no option is set. Even then, file types are checked against extensions."""
         return self == MediaOptions()
 
     @property

@@ -514,7 +514,8 @@ def selected(
     options, source = plan.options, plan.source
     names = _needed_columns(plan, keys_only)
     place = None if plan.is_run else PLACE
-    unused: list[str] = []  # columns that are not used before the check against `--max-object`
+    # columns whose values are not used until their size has been compared with `--max-object`
+    unused: list[str] = []
     if options.where is None:
         used = {plan.key, *(link.source for link in plan.links)}
         unused = [name for name in source.schema.names if name not in used]
@@ -859,9 +860,9 @@ def _with_nulls(
 def _refused(plan: Plan, batch: pa.RecordBatch) -> dict[int, fetch_links.LinkFailure]:
     """Return a failure for each row that must not be downloaded because it contains an erased key.
 
-    Link columns are not compared, because the downloaded bytes replace their values. A key above
-    `--max-object` is not found, because it may have been replaced with NUL bytes. The row of such a
-    key fails after the download.
+    Link columns are not compared, because the downloaded bytes replace their values. A key larger
+    than `--max-object` is not detected, because the source may have replaced the key with NUL
+    bytes. The row of this key fails after the download, because the key is too large.
 
     return  row -> failure
     """

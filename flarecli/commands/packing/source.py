@@ -35,11 +35,12 @@ class RowRequest:
     """Request for rows start..stop of a source.
 
     columns   columns to read; None: all
-    where     condition used to skip rows that cannot match; other rows are not filtered
+    where     condition; rows that cannot match may be skipped, but the batches may still contain
+              rows that do not match
     place     name of an additional int64 column for the source row numbers
     checksum  checksum to update with the bytes that are read
-    unused    columns that are not used before the check against `--max-object`; a value above this
-              limit may be replaced with the same number of NUL bytes
+    unused    columns whose values are not used until their size has been compared with
+              `--max-object`; NUL bytes of the same length may replace a value above this limit
     """
 
     columns: Sequence[str] | None = None
@@ -312,7 +313,8 @@ class SourceOptions:
 def open_source(sources: Addresses, options: SourceOptions) -> Source:
     """Open an index (a table, a list of tables, or a stream), a folder of files, or a dataset.
 
-    raises  UsageError for options that do not fit the source; the errors of opening a source
+    raises  UsageError for options that do not fit the source; any error that opening a source
+            raises
     """
     addresses = address_texts(sources)
     shown = " ".join(map(redact, addresses))
@@ -478,7 +480,10 @@ def _hints_on_kind(kind: str | None, kinds: Collection[str]) -> Iterator[None]:
 def _expanded(
     sources: Sequence[str | ingest.Spool], guard: Guard
 ) -> tuple[list[str | ingest.Spool], list[str]]:
-    """Expand wildcards. Return streams and matching data files, and notes about skipped files."""
+    """Replace each address that contains wildcards with the addresses of the matching data files.
+
+    return  all sources, including unchanged input streams; notes about skipped files
+    """
     expanded, notes = list[str | ingest.Spool](), list[str]()
     for address in sources:
         if isinstance(address, ingest.Spool):

@@ -208,7 +208,11 @@ def _open_tar(
     The archive is read once, so names are checked batch by batch, and the unpack cannot be resumed.
     """
     if options.rows is not None:
-        raise UsageError("a stream has no row numbers", where=tar, hint="Use --where or --limit.")
+        raise UsageError(
+            "the rows of a tar from standard input or a pipe have no numbers",
+            where=tar,
+            hint="Save the tar to a file, or select rows with --where or --limit.",
+        )
     schema, rows = samples(tar, format)
 
     def batches(names: Sequence[str], skip: int) -> Iterator[pa.RecordBatch]:

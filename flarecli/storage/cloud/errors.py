@@ -103,7 +103,7 @@ def _parsed(error: Exception) -> tuple[int, str, str]:
 
 
 def is_denied(error: Exception) -> bool:
-    """Return whether access was denied, so that different credentials may succeed."""
+    """Return whether access was denied; in this case, different credentials may succeed."""
     status, code, _ = _parsed(error)
     name = type(error).__name__
     return name in ("PermissionDeniedError", "UnauthenticatedError") or is_access_error(
@@ -135,7 +135,7 @@ def is_overload(error: Exception) -> bool:
 
 
 def is_conflict(error: Exception) -> bool:
-    """Return whether a conditional write failed, because another process has written the object."""
+    """Return whether a conditional write failed because another process has written the object."""
     status, _, _ = _parsed(error)
     name = type(error).__name__
     return name in ("AlreadyExistsError", "PreconditionError") or status in (409, 412)

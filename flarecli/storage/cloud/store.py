@@ -498,7 +498,10 @@ class ObjectStore(Store):
         raise _already_exists(self.show(path))
 
     def read_current(self, path: str) -> tuple[bytes, dict[str, str]]:
-        """Read a small object without a pin; return its bytes, and its version for `put_if`."""
+        """Read the current version of a small object, even if another version is pinned.
+
+        return  bytes of the object; its version, which is an argument of `put_if`
+        """
 
         def get(library: Any, client: Any) -> tuple[bytes, dict[str, str]]:
             result = library.get(client, path)
@@ -654,7 +657,7 @@ class Snapshot(NamedTuple):
 
 
 def snapshot(at: Location) -> Snapshot | None:
-    """Read the current version of a small object, without a pin.
+    """Read the current version of a small object, even if another version is pinned.
 
     return  None if the object does not exist
     """

@@ -284,7 +284,7 @@ class Engine:
     def take_over(self, request: Request, fault: Fault) -> None:
         """Redirect or retry a request after a failed attempt in `transfer_here`.
 
-        If neither is possible, the fault is delivered.
+        If neither is possible, the request ends with the fault, and its `deliver` is called.
         """
         self._call(self._continue, (request, fault))
 
@@ -553,7 +553,7 @@ class Engine:
         self.hosts.succeeded(request.origin)
 
     def _failed(self, request: Request, fault: Fault, now: float) -> None:
-        """Redirect or retry a failed request, or deliver its fault."""
+        """Redirect or retry a failed request. If neither is possible, end it with the fault."""
         response = request.response
         # A response does not always mean that the host responded, because a proxy may have refused
         # to connect.
@@ -634,9 +634,9 @@ def shared(limits: Limits) -> Engine:
 
 
 def transfer_here(request: Request, engine: Engine) -> bool:
-    """Run a request in this thread and deliver its outcome.
+    """Run a request in this thread, and call its `deliver`.
 
-    If the transfer fails, the engine redirects or retries the request.
+    If the transfer fails, the engine takes over the request, and may redirect or retry it.
 
     return  False if no transfer was started; the caller must then submit the request to the engine
     """

@@ -173,8 +173,8 @@ class HostQueues:
         """Pause an overloaded host for `wait` seconds; return the end time of the pause.
 
         Several refusals of requests that were in flight at the same time cause only one pause. If
-        the host refused most requests since the last pause, the delay between requests is doubled.
-        Otherwise, the delay is set to MIN_PACE_S.
+        the host has refused most requests since the last pause, the delay between requests is
+        doubled. Otherwise, the delay is set to MIN_PACE_S.
         """
         host = self._host(origin)
         host.refused += 1
