@@ -211,21 +211,24 @@ def _stream_opener(kind: str) -> Callable[[], Any]:
     return zstandard.ZstdDecompressor(max_window_size=MAX_ZSTD_WINDOW).decompressobj
 
 
-def _decompress_streams(kind: str, source: BlockFile) -> Iterator[bytes]:
+def _decompress_streams(kind: str, source: BlockFile, allow_rest: bool) -> Iterator[bytes]:
     """Decompress the consecutive streams of a bz2 or zstd file.
 
     The file objects of the libraries are not used: zstandard accepts an incomplete last stream, and
     bz2 ignores all streams after a damaged stream.
 
-    raises  EOFError if the last stream is incomplete
+    allow_rest  whether to ignore bytes after a bz2 stream that do not begin another stream, as the
+                original MDS library does
+    raises      EOFError if the last stream is incomplete; OSError for invalid bz2 data
     """
     open_stream, stream = _stream_opener(kind), None
     while rest := source.read(INPUT_BYTES):
         while rest:
             if stream is None:
                 is_first = source.size == len(rest)
-                if kind == "bz2" and not is_first and not b"BZh".startswith(rest[:3]):
-                    return  # as in the original MDS library, other bytes after a stream are ignored
+                is_rest = kind == "bz2" and not is_first and not b"BZh".startswith(rest[:3])
+                if allow_rest and is_rest:
+                    return
                 stream = open_stream()
             yield from _decompress_step(kind, stream, rest)
             rest = stream.unused_data if stream.eof else b""
@@ -321,7 +324,7 @@ def decompress(
         )
     out = bytearray()
     max_bytes = MAX_OUTPUT_BYTES if raw_size is None else raw_size
-    for data in stream(suffix, blocks, where, stored, max_bytes):
+    for data in stream(suffix, blocks, where, stored, max_bytes, allow_rest=True):
         out += data
     if raw_size is not None and len(out) != raw_size:
         raise IntegrityError(
@@ -338,18 +341,23 @@ def stream(
     where: object,
     stored: int | None = None,
     max_bytes: int | None = None,
+    *,
+    allow_rest: bool = False,
 ) -> Iterator[bytes | memoryview]:
     """Decompress a file of any size in steps of about 1 MiB, with bounded memory.
 
-    stored     size of the compressed file in bytes; None if unknown
-    max_bytes  maximum decompressed size; None: limit only the compression ratio
-    raises     FormatError if the bytes are invalid or truncated; IntegrityError if the data or the
-               compression ratio is too large
+    stored      size of the compressed file in bytes; None if unknown
+    max_bytes   maximum decompressed size; None: limit only the compression ratio
+    allow_rest  whether to ignore bytes after a bz2 stream that do not begin another stream. If the
+                caller does not check where the data ends, use False: a damaged stream would
+                otherwise hide all later streams
+    raises      FormatError if the bytes are invalid or truncated; IntegrityError if the data or the
+                compression ratio is too large
     """
     source, size = BlockFile(blocks), 0
     maximum = MAX_OUTPUT_BYTES if max_bytes is None else max_bytes
     try:
-        for data in _decompress_blocks(suffix, source, maximum, where):
+        for data in _decompress_blocks(suffix, source, maximum, where, allow_rest):
             size += len(data)
             limit = decompressed_limit(source.size if stored is None else stored)
             if max_bytes is not None:
@@ -374,12 +382,12 @@ def _format_error(error: Exception, suffix: str, where: object) -> Exception:
 
 
 def _decompress_blocks(
-    suffix: str, source: BlockFile, limit: int, where: object
+    suffix: str, source: BlockFile, limit: int, where: object, allow_rest: bool
 ) -> Iterator[bytes | memoryview]:
     if suffix == "snappy":
         yield _decompress_snappy(source, limit, where)
     elif suffix in ("bz2", "zstd"):
-        yield from _decompress_streams(suffix, source)
+        yield from _decompress_streams(suffix, source, allow_rest)
     else:
         reader = _open(suffix, source)
         while data := reader.read(OUTPUT_BYTES):

@@ -1,5 +1,6 @@
 """Compressed text: read unchanged, with errors for damage and decompression bombs."""
 
+import bz2
 import gzip
 import re
 import zlib
@@ -18,6 +19,8 @@ LINES = b"n,t\n" + b"".join(b"%d,row %d\n" % (n, n) for n in range(5000))
 PACKED = {
     "x.csv.gz": gzip.compress(LINES),
     "x.csv.zst": zstandard.compress(LINES),
+    "x.csv.bz2": bz2.compress(LINES),
+    "two.csv.bz2": bz2.compress(LINES[:1001]) + bz2.compress(LINES[1001:]),
     "two.csv.gz": gzip.compress(LINES[:1001]) + gzip.compress(LINES[1001:]),
     "two.csv.zst": zstandard.compress(LINES[:1001]) + zstandard.compress(LINES[1001:]),
 }
@@ -48,6 +51,16 @@ def test_compressed_text_is_read_unchanged(tmp_path, monkeypatch, name):
             "x.csv.gz",
             PACKED["x.csv.gz"][:-8] + b"\0" * 8,
             f"x.csv.gz: not valid gz: crc check failed 0 != {zlib.crc32(LINES)}",
+        ),
+        (
+            "x.csv.bz2",
+            PACKED["x.csv.bz2"] + b"junk",
+            "x.csv.bz2: not valid bz2: invalid data stream",
+        ),
+        (
+            "x.csv.bz2",
+            bz2.compress(LINES[:1001]) + b"!" + bz2.compress(LINES[1001:])[1:],
+            "x.csv.bz2: not valid bz2: invalid data stream",
         ),
         ("x.json.gz", gzip.compress(b""), "x.json.gz: file is empty"),
     ],

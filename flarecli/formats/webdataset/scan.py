@@ -352,4 +352,7 @@ def _decompressed(blocks: Iterable[bytes], where: object) -> Iterator[bytes]:
         head += data
     chained = itertools.chain([head], ahead)
     kind = compress.detect(head)
-    return map(bytes, compress.stream(kind, chained, where)) if kind else chained
+    if not kind:
+        return chained
+    # the end of a tar is marked, so ignored bytes after a bz2 stream cannot hide samples
+    return map(bytes, compress.stream(kind, chained, where, allow_rest=True))
