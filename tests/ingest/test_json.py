@@ -128,6 +128,8 @@ def test_a_missing_member_of_a_row_is_null():
             "x: line 1: column 'a[]' contains an object; earlier items contain a number",
         ),
         (b'{"a": 1}\nnull\n', "x: line 2: expected an object, got null"),
+        (b'null\n{"a": 1}\n', "x: line 1: expected an object, got null"),
+        (b"[null]", "x[0]: expected an object, got null"),
         (b'{"a": 1}\n[1]\n', "x: line 2: expected an object, got a list"),
         (b'[{"a": 1}, 7]', "x[1]: expected an object, got a number"),
         (b'{"a": 1} {"a": 2}\n', "x: line 1: not JSON: extra data at character 10"),

@@ -192,10 +192,11 @@ class Json(TextPart):
     def _table(self, piece: Piece, schema: pa.Schema | None) -> pa.Table:
         if schema is None:
             self._check_members(piece)
-        table, _ = _read(piece.data, schema)
-        if table is not None and not _NOT_AN_OBJECT.search(piece.data):
+        # this check precedes Arrow's parser, which crashes if `null` is the first row
+        if not _NOT_AN_OBJECT.search(piece.data):
+            table, _ = _read(piece.data, schema)
             lines = piece.data.count(b"\n") + (not piece.data.endswith(b"\n"))
-            if table.num_rows in (lines, sum(1 for _ in _records(piece))):
+            if table is not None and table.num_rows in (lines, sum(1 for _ in _records(piece))):
                 return table
         raise self._find_error(piece, schema)
 
