@@ -130,9 +130,9 @@ def single_file_chunk(at: Location, file: File | None = None) -> Chunk:
 
 def suffix(chunk: Chunk) -> str:
     """Return the compression suffix of a chunk's file, such as `zstd`; empty if uncompressed."""
-    if not chunk.at.path.endswith(_ENDS):
+    name = chunk.at.name  # unlike the path, without the query of a signed address
+    if not name.endswith(_ENDS):
         return ""
-    name = chunk.at.name
     return next((kind for end, kind in TARS.items() if name.endswith(end)), name.rpartition(".")[2])
 
 

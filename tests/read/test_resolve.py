@@ -20,7 +20,7 @@ from flarecli.errors import (
     UsageError,
 )
 from flarecli.ingest import open_index
-from flarecli.model import Playlist
+from flarecli.model import Playlist, Settings
 from flarecli.storage import locate
 from flarecli.write import Writer
 from tests.read.packed import ROWS, pack
@@ -73,6 +73,25 @@ def test_the_query_of_a_signed_address_does_not_hide_its_format(tmp_path, web, c
     Path("p.yaml").write_text(f"s:\n  content: ['{url}?X-Amz-Signature=abc']\n")
     assert main(["cat", "p.yaml", "--allow-host", f"127.0.0.1:{web.port}"]) == 0
     assert capfd.readouterr() == ('{"n": 7}\n', "")
+
+
+@pytest.mark.parametrize(
+    ("form", "compress", "shard"),
+    [
+        ("mds", "zstd", "shard.00000.mds.zstd"),
+        ("webdataset", "gz", "00000.tar.gz"),
+        ("tfrecord", "gz", "00000.tfrecord.gz"),
+    ],
+)
+def test_the_query_of_a_signed_address_does_not_hide_its_compression(
+    tmp_path, web, form, compress, shard
+):
+    settings = Settings(compression=compress)
+    with Writer(tmp_path / "d", format=form, columns={"n": "int"}, settings=settings) as writer:
+        writer.write({"n": 7})
+    url = web.file(f"/d/{shard}", (tmp_path / "d" / shard).read_bytes())
+    with read.open(f"{url}?X-Amz-Signature=abc") as data:
+        assert [7 in row.values() for row in data] == [True]
 
 
 @pytest.mark.parametrize("verb", ["verify", "cat", "inspect", "playlist"])
