@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import mmap
 import threading
 import weakref
 from bisect import bisect_right
@@ -12,6 +13,7 @@ from itertools import accumulate, zip_longest
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from flarecli import encodings, formats, lifetimes, playlists
 from flarecli.errors import FlareError, FormatError, UsageError
@@ -28,8 +30,13 @@ __all__ = ["GatheredRows", "Series"]
 Ranges: TypeAlias = Mapping[str, tuple[int, int]]
 _OpenShard: TypeAlias = "tuple[weakref.ref[Series], int]"  # series, position in the series
 
-MAX_OPEN_SHARDS = 512  # limit per process, because each open shard keeps its row table in memory
-_MAX_FILES = 1024  # maximum number of mapped files; lower if the limit on open files is low
+# Limits on the open shards of a process: the number of mapped files, which is lower if the limit on
+# open files is low, and the approximate memory.
+_MAX_FILES, _MAX_OPEN_BYTES = 4096, 1 << 30
+# Bytes that count for an open shard in addition to its tables. More bytes count for a file with
+# Arrow types, because the size of its metadata is unknown, and for a remote shard, because a cached
+# copy uses disk space until the shard is closed, even if the cache has evicted the copy.
+_SHARD_BYTES, _LARGE_SHARD_BYTES = 1 << 18, 1 << 21
 _BATCH_BYTES = 16 << 20  # approximate maximum bytes per batch in a scan
 _MIN_SHARD_ROWS = 8  # with fewer rows per shard, reading single rows is faster than reading columns
 # Approximate memory of the rows to gather in one call: the larger of _GATHER_BYTES and the memory
@@ -249,7 +256,7 @@ class Series:
         shard = formats.find(chunk.format or "").open_shard(chunk, columns)
         with self._lock:
             self._open[i] = shard
-        _register(self, i, shard)
+        _open_shards.add(self, i, shard)
         return shard
 
     def shard_facts(self, i: int) -> Mapping[str, int | str]:
@@ -293,7 +300,7 @@ class Series:
             self._fetched.pop(i, None)
             self._fetch_locks.pop(i, None)
             self._advised.discard(i)
-        _deregister(self, i)
+        _open_shards.remove(self, i)
         if shard is not None:
             shard.memo.clear()  # an object in the memo may refer to the shard and keep it in memory
             for at in (shard.chunk.at, *shard.chunk.companions):
@@ -582,46 +589,72 @@ def _in_order(parts: Sequence[Any], back: IntArray) -> Any:
 
 # -- the open shards of the process
 
-_all_series: weakref.WeakSet[Series] = weakref.WeakSet()
-_registry_lock = threading.Lock()
-# open shards, oldest first: (series, position in the series) -> number of mapped files
-_opened: dict[_OpenShard, int] = {}
-_mapped_files = 0
 
+class _OpenShards:
+    """The open shards of the process, oldest first. The oldest are closed if a limit is exceeded.
 
-def _register(series: Series, i: int, shard: Shard) -> None:
-    """Register an open shard, and close the oldest open shards while a limit is exceeded."""
-    global _mapped_files
-    files = 1 + len(shard.chunk.companions) if shard.chunk.at.may_map else 0
-    limit, evicted = files_limit(_MAX_FILES), list[_OpenShard]()
-    key = weakref.ref(series), i
-    with _registry_lock:
-        _mapped_files += files - _opened.pop(key, 0)  # two threads may have opened the shard
-        _opened[key] = files
-        while len(_opened) > 1 and (len(_opened) > MAX_OPEN_SHARDS or _mapped_files > limit):
-            evicted.append(next(iter(_opened)))
-            _mapped_files -= _opened.pop(evicted[-1])
-    _close(evicted)
-
-
-def _deregister(series: Series, i: int) -> None:
-    """Remove a closed shard from the registry.
-
-    Otherwise, the shard would count as open, and the eviction of its entry would close the same
-    shard after it was opened again.
+    files  number of mapped files
+    bytes  approximate memory of the shards, without the mapped files
     """
-    global _mapped_files
-    with _registry_lock:
-        _mapped_files -= _opened.pop((weakref.ref(series), i), 0)
+
+    def __init__(self) -> None:
+        # (series, position in the series) -> number of mapped files, and memory in bytes
+        self._shards: dict[_OpenShard, tuple[int, int]] = {}
+        self.files = self.bytes = 0
+        self.lock = threading.Lock()
+
+    def add(self, series: Series, i: int, shard: Shard) -> None:
+        """Add an open shard, and close the oldest open shards while a limit is exceeded."""
+        files = 1 + len(shard.chunk.companions) if shard.chunk.at.may_map else 0
+        is_small = shard.chunk.at.is_local and not series.is_typed
+        size = (_SHARD_BYTES if is_small else _LARGE_SHARD_BYTES) + _table_bytes(shard)
+        limit, evicted = files_limit(_MAX_FILES), list[_OpenShard]()
+        key = weakref.ref(series), i
+        with self.lock:
+            self._remove(key)  # two threads may have opened the shard
+            self._shards[key] = files, size
+            self.files, self.bytes = self.files + files, self.bytes + size
+            while len(self._shards) > 1 and (self.bytes > _MAX_OPEN_BYTES or self.files > limit):
+                evicted.append(next(iter(self._shards)))
+                self._remove(evicted[-1])
+        _close(evicted)
+
+    def remove(self, series: Series, i: int) -> None:
+        """Remove a closed shard.
+
+        Otherwise, the shard would count as open, and the eviction of its entry would close the same
+        shard after it was opened again.
+        """
+        with self.lock:
+            self._remove((weakref.ref(series), i))
+
+    def _remove(self, key: _OpenShard) -> None:
+        files, size = self._shards.pop(key, (0, 0))
+        self.files, self.bytes = self.files - files, self.bytes - size
+
+    def close(self) -> None:
+        """Close the shards of all datasets."""
+        with self.lock:
+            closed = list(self._shards)
+            self._shards.clear()
+            self.files = self.bytes = 0
+        _close(closed)
 
 
-def close_shards() -> None:
-    """Close the shards of all datasets."""
-    global _mapped_files
-    with _registry_lock:
-        closed, _mapped_files = list(_opened), 0
-        _opened.clear()
-    _close(closed)
+def _table_bytes(shard: Shard) -> int:
+    """Return the memory of the tables in a shard's layout; tables in a mapped file need none."""
+    return sum(
+        table.nbytes
+        for table in shard.layout.values()
+        if isinstance(table, np.ndarray) and not _is_in_map(table)
+    )
+
+
+def _is_in_map(table: npt.NDArray[Any]) -> bool:
+    base: Any = table
+    while isinstance(base, np.ndarray):
+        base = base.base
+    return isinstance(base, memoryview) and isinstance(base.obj, mmap.mmap)
 
 
 def _close(shards: Iterable[_OpenShard]) -> None:
@@ -630,18 +663,21 @@ def _close(shards: Iterable[_OpenShard]) -> None:
             series.close_shard(i)
 
 
+_all_series: weakref.WeakSet[Series] = weakref.WeakSet()
+_open_shards = _OpenShards()
+
+
 def _forked() -> None:
     """Replace the locks in a forked child process.
 
     A thread of the parent process may hold a lock. The child process has no such thread, so the
     lock would never be released.
     """
-    global _registry_lock
-    _registry_lock = threading.Lock()
+    _open_shards.lock = threading.Lock()
     for series in _all_series:
         series._lock = threading.Lock()
         series._fetch_locks = {}
 
 
 lifetimes.after_fork(_forked)
-lifetimes.register("open shards", close_shards)
+lifetimes.register("open shards", _open_shards.close)

@@ -11,13 +11,14 @@ import textwrap
 import time
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 import flarecli as flare
 from flarecli import read
 from flarecli.formats import byte_ranges, find
 from flarecli.model import Settings
-from flarecli.read import shard_prefetch
+from flarecli.read import shard_prefetch, shards
 from flarecli.storage import files_limit, locate
 from flarecli.storage import mmap as ahead
 from flarecli.write import Writer
@@ -152,12 +153,12 @@ PROGRAM = """
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     out = []
-    for format, shards in (("mds", 200), ("granular", 40)):
+    for format, count in (("mds", 200), ("granular", 40)):
         path = str(tmp_path_factory.mktemp("many") / format)
         with flare.Writer(
             path, columns={"n": "int", "t": "str"}, format=format, settings=Settings(shard_rows=5)
         ) as writer:
-            for n in range(5 * shards):
+            for n in range(5 * count):
                 writer.write({"n": n, "t": "x" * n})
         out.append(path)
     return out
@@ -198,6 +199,25 @@ def test_shards_that_were_closed_do_not_count_as_open(tmp_path):
         assert [data[n]["n"] for n in range(rows)] == list(range(rows))
     maps = Path("/proc/self/maps").read_text()
     assert len(set(re.findall(f"{out}/shard.+mds", maps))) == rows
+
+
+@pytest.mark.parametrize(
+    ("form", "options", "row_bytes"),
+    [("mds", {}, 0), ("mds", {"compress": "zstd"}, 4), ("granular", {}, 2 * 8), ("json", {}, 0)],
+)
+def test_the_memory_of_open_shards_is_limited(tmp_path, monkeypatch, form, options, row_bytes):
+    """The tables of a shard count unless they are in a mapped file."""
+    table, rows = pa.table({"n": range(900), "t": ["x"] * 900}), 90
+    flare.pack(table, tmp_path / "d", format=form, shard_rows=rows, **options)
+    data = flare.open(str(tmp_path / "d"))
+    size = shards._SHARD_BYTES + row_bytes * (rows + 1)
+    flare.close()
+    assert data[0] == {"n": 0, "t": "x"}
+    assert shards._open_shards.bytes == size
+    monkeypatch.setattr(shards, "_MAX_OPEN_BYTES", 3 * size)
+    assert [sample["n"] for sample in data] == list(range(900))
+    assert shards._open_shards.bytes == 3 * size
+    assert sorted(data._table.series[0]._open) == [7, 8, 9]
 
 
 def test_a_mapped_file_keeps_no_handle_if_python_allows_it(tmp_path):
