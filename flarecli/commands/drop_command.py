@@ -308,9 +308,9 @@ def _planned_erasure(
 def _keys_to_erase(
     options: DropOptions, base: Version, selection: _Selection | None
 ) -> list[pa.Array]:
-    """Return the keys in the file of `--keys`, and the keys of the selected rows.
+    """Return arrays of keys: the keys in the `--keys` file, and the keys of the selected rows.
 
-    Without `--key`, which names the key column, the list is empty.
+    Return an empty list if the user named no key column (`--key`).
     """
     found: list[pa.Array] = []
     name, data = options.key, base.dataset

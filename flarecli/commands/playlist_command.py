@@ -334,7 +334,7 @@ def check_playlist(path: str, guard: Guard | None = None) -> list[Finding]:
 
 
 def _refused_entries(stream: Stream) -> Iterator[tuple[tuple[str | int, ...], FlareError]]:
-    """Yield (path in the YAML, error) for each value of a stream that readers reject."""
+    """Yield (path in the YAML, error) for each invalid value of a stream."""
     if stream.format is not None and not formats.is_known(stream.format):
         hint = f"Choose one of {', '.join(formats.all_names())}."
         yield (

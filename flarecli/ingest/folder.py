@@ -575,7 +575,8 @@ class Folder(Part):
     def _uses_metadata(self) -> bool:
         """Return whether the options use a column of the metadata.
 
-        If they do, a key without a metadata row fails, unless incomplete rows are allowed.
+        If they do, the row of a key without metadata is reported as a failed row, unless incomplete
+        rows are allowed.
         """
         if self._options.columns is None:
             return bool(self._metadata)

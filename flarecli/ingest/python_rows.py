@@ -269,7 +269,7 @@ def _array(values: list[Any], kind: pa.DataType | None) -> pa.Array:
 
 
 def _check_zones(values: list[Any]) -> None:
-    """Raise ArrowInvalid if only some values have a time zone. Arrow would accept such values."""
+    """Raise ArrowInvalid if only some values have a time zone. Arrow itself accepts a mixture."""
     if len({value.tzinfo is None for value in values if isinstance(value, datetime)}) > 1:
         raise pa.ArrowInvalid("some values have a time zone, and others have none")
 

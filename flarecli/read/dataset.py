@@ -558,9 +558,10 @@ class Dataset(Data):
 
     @property
     def pinned(self) -> str:
-        """Return the address of the numbered playlist of this version; empty without versions.
+        """Return the address of the numbered playlist of this version.
 
-        Later changes of the dataset do not replace this playlist.
+        Later changes to the dataset do not replace this playlist. The address is empty if the
+        dataset has no versions.
         """
         number, at = self.version, self.playlists[0].at
         return "" if number is None or at is None else str(at.folder / version_name(number))

@@ -85,7 +85,7 @@ def use_large_pages(view: memoryview) -> None:
     map_ = view.obj
     if sys.platform == "win32" or _HUGEPAGE is None or not isinstance(map_, mmap.mmap):
         return
-    with contextlib.suppress(OSError):  # the kernel does not support large pages
+    with contextlib.suppress(OSError):  # raised if the kernel does not support large pages
         map_.madvise(_HUGEPAGE)
         _in_large_pages.add(map_)
 

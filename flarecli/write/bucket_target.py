@@ -316,7 +316,7 @@ class BucketTarget(Target):
             self.is_done = True
 
     def _begin(self, resume: bool, overwrite: bool) -> None:
-        """Continue or remove the output of an earlier process, which may have been killed."""
+        """Continue the unfinished output of another process (`resume`), or remove it (`overwrite`)."""
         if _has_objects(self._new):
             if not resume and not overwrite:
                 raise self._unfinished()

@@ -72,7 +72,7 @@ class Failure:
 
     @property
     def where(self) -> str:
-        """Return the source file and row number; the row position if the file is unknown."""
+        """Return the file and the row number in it, or the row number in the source."""
         return f"row {self.row}" if self.file is None else f"{self.file}[{self.file_row}]"
 
     @property

@@ -223,7 +223,8 @@ class _Fetcher:
         # the engine puts None into this queue when an awaited download ends
         self._arrived = SimpleQueue[None]()
         self.slices = deque[_Slice]()
-        # rows of the first slice that are in no batch yet, and for each link column their bytes
+        # The numbers of the rows in the first slice that are in no batch yet. For each link column,
+        # the bytes that were downloaded for these rows.
         self._taken_rows: list[int] = []
         self._values: list[list[bytes]] = [[] for _ in links]
         self._yielded = deque[Fetched]()  # batches that may not have reached the Writer yet

@@ -485,7 +485,7 @@ def _type_hint(name: str, kind: pa.DataType, expected: pa.DataType) -> str:
 
 
 def _fits(kind: pa.DataType, expected: pa.DataType) -> bool:
-    """Return whether every value of type `kind` can be converted unchanged to type `expected`."""
+    """Return whether type `expected` can represent every value of type `kind`."""
     one = encodings.value_type(encodings.without_variants(kind))
     other = encodings.value_type(encodings.without_variants(expected))
     common = common_type(one, other)

@@ -172,10 +172,10 @@ class ObjectStore(Store):
         return self._clients.tried[-1].config
 
     def _call(self, path: str, call: Callable[[Any, Any], T], once: bool = False) -> T:
-        """Call the library with a client, and convert its errors.
+        """Call the library with a client. Convert the errors of the library.
 
-        once  True for a call that consumes an iterator; during an outage, the library retries its
-              requests, and the call is not repeated
+        once  True if the call must not be repeated because it consumes an iterator. During an
+              outage, the library then retries single requests. Other calls are repeated
         """
         began = time.monotonic()
         while True:
