@@ -102,7 +102,7 @@ class _Signals:
 
     def _kill_after_grace(self) -> None:
         time.sleep(GRACE_S)
-        if not self.over:  # the run is blocked, or the exception was swallowed
+        if not self.over:  # the run is blocked, or a library has caught the exception
             if target := sys.modules.get("flarecli.write.folder_target"):
                 target.remove_unfinished_files()
             try:

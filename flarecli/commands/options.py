@@ -446,7 +446,7 @@ class PackOptions(_DownloadOptions, TableOptions, _WriteOptions, _StreamOptions)
         False,
         Option(
             group="Rows",
-            help="Accept missing columns in tables and appended rows, and missing files in folders; their values are null.",
+            help="Use null for a column that a table or appended rows lack, or a file that a folder lacks.",
         ),
     )
     folder_column: str | None = option(

@@ -100,7 +100,7 @@ def _check_is_playlist(at: Location) -> None:
 def _completed(
     grouped: Mapping[str, Sequence[Stream]], hashes: Sequence[str], progress: Progress
 ) -> dict[str, list[Stream]]:
-    """Return the streams, with missing row counts, sizes, columns and checksums added."""
+    """Add missing row counts, sizes, columns and checksums; return the completed streams."""
     count = sum(len(part) for parts in grouped.values() for part in parts)
     progress.start("playlist", count, unit="file")
     out = {name: [filled(part, progress) for part in parts] for name, parts in grouped.items()}

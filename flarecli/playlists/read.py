@@ -422,7 +422,7 @@ def lift(text: str) -> tuple[str, _Lifted]:
 
 def _parse_block(body: str, head: str) -> list[Any]:
     items = body[len(head) : -1].split(f"\n{head}")
-    if items[0].isdigit():  # PyYAML writes counts in this style
+    if items[0].isdigit():  # PyYAML writes a list of integers as one line per integer
         counts = _parse_counts(",".join([*items, ""]))
         if counts is not None:
             return counts

@@ -620,10 +620,10 @@ class _OpenShards:
         _close(evicted)
 
     def remove(self, series: Series, i: int) -> None:
-        """Remove a closed shard.
+        """Remove the entry of a closed shard.
 
-        Otherwise, the shard would count as open, and the eviction of its entry would close the same
-        shard after it was opened again.
+        Such an entry would count as an open shard. If the shard were opened again, the eviction of
+        the old entry would close it.
         """
         with self.lock:
             self._remove((weakref.ref(series), i))

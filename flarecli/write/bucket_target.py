@@ -316,7 +316,7 @@ class BucketTarget(Target):
             self.is_done = True
 
     def _begin(self, resume: bool, overwrite: bool) -> None:
-        """Continue the unfinished output of another process (`resume`), or remove it (`overwrite`)."""
+        """Continue the unfinished output of a process (`resume`), or remove it (`overwrite`)."""
         if _has_objects(self._new):
             if not resume and not overwrite:
                 raise self._unfinished()

@@ -444,11 +444,10 @@ def _is_of_files(plan: Plan) -> bool:
 
 
 def _list_places(plan: Plan) -> tuple[str, ...]:
-    """Return a tuple with the path of a plan's list; empty if the plan has no list.
+    """Return the path of the playlist or index of a plan; empty if the plan has no such file.
 
-    If the address of the plan could not be read, its list is unknown. The tuple then contains two
-    paths, because each of them may be the list: the address, and the path that the plan's first
-    finding names.
+    If the address of the plan could not be read, the tuple contains two paths, because either file
+    may be the playlist or index: the address, and the path in the first finding of the plan.
     """
     if plan.playlist is None:
         return link_address(plan.address), link_address(plan.findings[0].address)

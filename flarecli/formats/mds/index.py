@@ -360,8 +360,8 @@ def _add(table: dict[str, list[str]], hashes: Mapping[str, str], i: int, here: s
     for name, value in hashes.items():
         if name not in table and len(table) == _MAX_HASH_KINDS:
             raise FormatError(
-                f"too many hash types: {name!r:.60} is number {_MAX_HASH_KINDS + 1}; "
-                f"the maximum is {_MAX_HASH_KINDS}",
+                f"too many hash types: the maximum is {_MAX_HASH_KINDS}, and {name!r:.60} is the "
+                "next type",
                 where=here,
             )
         values = table.setdefault(name, [])

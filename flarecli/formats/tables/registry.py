@@ -117,7 +117,8 @@ def open_kind(
     """Open one table of a given kind without reading its rows.
 
     kind    arrow, parquet, jsonl, csv or tsv
-    blocks  bytes of a text table; None: read the file `at`, and decompress it if necessary
+    blocks  bytes of a text table; None: the file at the location `at` is read, and decompressed if
+            necessary
     """
     suffix = f".{kind}"
     if suffix in _TABLES:

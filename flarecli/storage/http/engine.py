@@ -160,7 +160,8 @@ class Window:
     """A limit on the bytes in flight, and on delivered bytes that the caller has not released.
 
     limit   maximum bytes, or None for no limit
-    head    order number of the request whose data is needed next; this request may exceed the limit
+    head    sequence number of the request whose data is needed next; this request may exceed the
+            limit
     held    bytes that currently count toward the limit
     paused  transfers that wait until bytes are released
     """
@@ -273,7 +274,7 @@ class Engine:
     def release(self, size: int, head: int) -> None:
         """Report that the caller released `size` delivered bytes.
 
-        head  order number of the request whose data is needed next
+        head  sequence number of the request whose data is needed next
         """
         self._call(self._release, (size, head))
 
@@ -381,8 +382,8 @@ class Engine:
 
     def _timeout(self) -> float | None:
         now = time.monotonic()
-        # `self._now` is the time at which requests were last started. The delay of a host may have
-        # ended since then, and this host must not be missed.
+        # `self._now` is the time at which requests were last started. Hosts whose delay has ended
+        # since then must be included.
         times = [self._retries.next_due(), self.hosts.next_due(self._now)]
         if self._active:
             times.append(self._checked + self._tick_s)
@@ -430,7 +431,7 @@ class Engine:
     def _start(self, now: float) -> None:
         active, window = self._active, self._window
         # Paused transfers are not counted, because they could prevent the request with the lowest
-        # order number from starting.
+        # sequence number from starting.
         while len(active) - len(window.paused) < self.limits.jobs:
             request = self.hosts.pick(now, window.head if window.is_full(len(active)) else None)
             if request is None:

@@ -26,7 +26,7 @@ class Request:
     start, stop requested range; a `stop` of None means the end of the object; if both are 0, only
                 the size of the object is requested
     if_match    ETag that the object must have, or empty
-    order       order number; the caller needs the data of requests with lower numbers first
+    order       sequence number; the caller needs the data of requests with lower numbers first
     sink        function that receives the bytes in pieces; `data` then stays empty. Each piece
                 increases `start`, so that a retry continues at the first missing byte
     unused      number of bytes that the sink has received and the caller has not used
@@ -106,7 +106,7 @@ class BatchRequest:
     arrived   function that the engine's thread calls when the outcome of the object at position
               `awaited` is known
     guard     restrictions on private addresses
-    first     order number of the object at position 0; the object at position i has the order
+    first     sequence number of the object at position 0; the object at position i has the order
               number `first` + i
     obeys_robots_tag  whether an object fails if its X-Robots-Tag disallows the use of the object
     """

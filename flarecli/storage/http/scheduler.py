@@ -40,7 +40,7 @@ OUTAGE_S = 90.0  # maximum time to retry an unreachable host that has responded 
 FIRST_CONTACT_S = 8.0  # maximum time to retry an unreachable host that has never responded
 _OUTAGE_DELAYS_S = (0.25, 5.0)  # shortest and longest delay between attempts during an outage
 
-# (order number as in `Request`, request or batch, position in the batch)
+# (sequence number as in `Request`, request or batch, position in the batch)
 _Turn: TypeAlias = tuple[int, Request | BatchRequest, int]
 
 
@@ -81,7 +81,7 @@ class HostQueues:
         """Add a request to the queue of its host.
 
         A new request is added at the end. A retry is inserted before all requests with a higher
-        order number. The request with the lowest order number must be first, because `pick`
+        sequence number. The request with the lowest sequence number must be first, because `pick`
         compares only the first request of each queue.
         """
         host, turn = self._host(request.origin), (request.order, request, 0)
@@ -108,9 +108,9 @@ class HostQueues:
         """Remove and return the request to start next; return None if no request may start now.
 
         Prefer the host with the fewest requests in flight. If several hosts have equally few,
-        prefer the request with the lowest order number.
+        prefer the request with the lowest sequence number.
 
-        head  requests with a higher order number than `head` may not start; None: no limit
+        head  requests with a higher sequence number than `head` may not start; None: no limit
         """
         best, fewest, lowest = None, 0, 0
         is_limited = self._per_host is not None
@@ -157,7 +157,7 @@ class HostQueues:
     def blocked_host(self, now: float, head: int) -> str | None:
         """Return the name of a host whose next request must wait, because the host is at its limit.
 
-        head    requests with a higher order number than `head` are ignored
+        head    requests with a higher sequence number than `head` are ignored
         return  None if there is no such host
         """
         for host in self._ready.values() if self._per_host is not None else ():
