@@ -2,6 +2,7 @@
 
     pandas and Polars DataFrames, DuckDB relations, pyarrow tables, flare datasets
                                           through `__arrow_c_stream__` or `__arrow_c_array__`
+    Polars LazyFrames                     through `collect()`
     Hugging Face datasets                 through `with_format("arrow").iter()`
     iterables of dicts, RecordBatches or Tables, and map-style datasets of dicts
 
@@ -138,13 +139,15 @@ def _is_sequence(source: Any) -> bool:
 def arrow_batches(source: Any) -> Iterator[pa.RecordBatch] | None:
     """Return the batches of an Arrow object; None for any other object.
 
-    An Arrow object has the method `__arrow_c_stream__` or `__arrow_c_array__`. The column of an
-    unnamed pandas index is omitted.
+    An Arrow object has the method `__arrow_c_stream__` or `__arrow_c_array__`. A Polars LazyFrame is
+    collected. The column of an unnamed pandas index is omitted.
 
     raises  UsageError for an object that is a single column without a name, such as a pandas
             Series, and for a DataFrame that cannot be converted to Arrow, for example because two
             columns have the same name
     """
+    if hasattr(source, "collect_schema") and not hasattr(source, "__arrow_c_stream__"):
+        source = source.collect()  # a Polars LazyFrame
     try:
         if hasattr(source, "__arrow_c_stream__"):
             return _named_batches(pa.RecordBatchReader.from_stream(source))

@@ -23,6 +23,10 @@ def test_a_polars_frame_keeps_its_rows_and_types(tmp_path):
     back = polars.DataFrame(read.open(tmp_path / "out"))
     assert back.equals(frame)
     assert back.schema == frame.schema
+    commands.pack(frame.lazy().filter(polars.col("text") != ""), tmp_path / "lazy")
+    assert polars.DataFrame(read.open(tmp_path / "lazy")).equals(
+        frame.filter(polars.col("text") != "")
+    )
 
 
 def test_a_hugging_face_dataset_keeps_its_order_and_selection(tmp_path):
