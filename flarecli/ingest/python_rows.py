@@ -139,8 +139,8 @@ def _is_sequence(source: Any) -> bool:
 def arrow_batches(source: Any) -> Iterator[pa.RecordBatch] | None:
     """Return the batches of an Arrow object; None for any other object.
 
-    An Arrow object has the method `__arrow_c_stream__` or `__arrow_c_array__`. A Polars LazyFrame is
-    collected. The column of an unnamed pandas index is omitted.
+    An Arrow object has the method `__arrow_c_stream__` or `__arrow_c_array__`. A LazyFrame of
+    Polars is collected. The column of an unnamed pandas index is omitted.
 
     raises  UsageError for an object that is a single column without a name, such as a pandas
             Series, and for a DataFrame that cannot be converted to Arrow, for example because two

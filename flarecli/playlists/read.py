@@ -115,7 +115,8 @@ def stored(at: Location) -> bytes:
     for _ in range(_MAX_READS - 1):
         with contextlib.suppress(IntegrityError):
             return _stored(at)
-        at = replace(at, store=copy.copy(at.store))  # a copied store has no pins
+        # A copy of the store has no pins, so the next read may return a newer version of the file.
+        at = replace(at, store=copy.copy(at.store))
     return _stored(at)
 
 

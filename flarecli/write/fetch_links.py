@@ -59,9 +59,9 @@ _BATCH_BYTES = 4 << 20
 # minimum number of freed bytes to report to the engine, because each report wakes the engine
 _RELEASE_BYTES = 1 << 20
 CHECK_S = 0.2  # interval between progress reports while a link is awaited
-# The first wait for a link ends after _FIRST_WAIT_S seconds, or as soon as the link that is
-# _FIRST_WAIT_LINKS positions further on has been downloaded. To wake up after every download would
-# be slower.
+# The first wait for a link ends after _FIRST_WAIT_S seconds, or earlier: when a later link, at a
+# distance of _FIRST_WAIT_LINKS positions, has been downloaded. It would be slower to end the wait
+# after every download.
 _FIRST_WAIT_S, _FIRST_WAIT_LINKS = 0.003, 128
 # kinds of files that are accepted even if they look like a web page
 _TEXT_KINDS = frozenset({"html", "xml", "json", "str"})

@@ -60,8 +60,8 @@ _CODE = re.compile(rb"<Code>([A-Za-z0-9.]{1,40})</Code>")
 _RANGE = re.compile(r"bytes (?:(\d{1,18})-(\d{1,18})|\*)/(\d{1,18}|\*)", re.ASCII)
 _ETAG = re.compile(r'"[!#-~]{1,200}"', re.ASCII)
 _NUMBER = re.compile(r"\d{1,18}", re.ASCII)
-# Several libcurl codes share this fault, because the code depends only on when libcurl detects the
-# closed connection.
+# Several libcurl codes stand for this fault: the code depends only on the time at which libcurl
+# detects the closed connection.
 _CUT = ("cut", "the connection ended before the response was complete", True)
 # libcurl error code -> kind, message, and whether the error is transient
 _CODES = {
