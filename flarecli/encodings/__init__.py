@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     )
     from flarecli.encodings.names import register as encoding
     from flarecli.encodings.packed_values import packed_value, python_values
-    from flarecli.encodings.values import decode, decoder, encode
+    from flarecli.encodings.values import decode, decoder, encode, unpacker
 
 __all__ = [
     "BINARY",
@@ -85,6 +85,7 @@ __all__ = [
     "stored",
     "type_header",
     "typed",
+    "unpacker",
     "value_sizes",
     "value_type",
     "wide_dictionary",
@@ -126,6 +127,7 @@ _MODULES = {
     "stored": "columns",
     "type_header": "arrow_types",
     "typed": "columns",
+    "unpacker": "values",
     "value_sizes": "columns",
     "value_type": "columns",
     "wide_dictionary": "arrow_types",

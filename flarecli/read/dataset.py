@@ -194,17 +194,21 @@ class Dataset(Data):
         column.
         """
         series, columns = self._table.series[0], self._selected
-        edges, search, count = series.edges, bisect_right, len(self)
+        edges, search, count = series.starts.tolist(), bisect_right, len(self)
         readers = series.row_readers(columns)
-        decoders = []
+        unpackers, decoders = [], []
         for name, decoder in self._decoders.items():
-            if (decode := decoder.compiled()) is not None:
+            if (unpack := decoder.unpacker()) is not None:
+                unpackers.append((name, unpack))
+            elif (decode := decoder.compiled()) is not None:
                 decoders.append((name, decode))
 
         def read_sample(row: int) -> Sample | None:
             i = search(edges, row) - 1
             try:
                 sample: Sample = readers[i](row - edges[i])
+                for name, unpack in unpackers:
+                    (sample[name],) = unpack(sample[name])
                 for name, decode in decoders:
                     sample[name] = decode(sample[name])
             except KeyError:

@@ -118,6 +118,11 @@ class Decoder:
         except (ArithmeticError, AttributeError, TypeError, ValueError):
             raise ValueFitError(f"not a valid {self.kind} value") from None
 
+    def unpacker(self) -> Callable[[Any], tuple[Any, ...]] | None:
+        """Return a function that decodes a number to a tuple of one item; None for other values."""
+        is_plain = self.rule is True and not self.kind
+        return encodings.unpacker(self.encoding) if is_plain else None
+
     def compiled(self) -> Callable[[Any], Any] | None:
         """Return a function that decodes a valid value; None if no decoding is needed."""
         if self.rule is False:
