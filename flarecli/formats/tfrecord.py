@@ -514,10 +514,8 @@ def _parse_feature(raw: bytes, start: int, stop: int) -> _Feature:
         if field not in _KINDS:
             raise ValueError(f"unknown feature type {field}")
         if kind != field:
-            kind, values = (
-                field,
-                [],
-            )  # if a feature has several lists of different types, the last is used
+            # If a feature has several lists of different types, the last list is used.
+            kind, values = field, []
         if field == _BYTES:
             values += [raw[low:high] for low, high in _items(raw, first, last)]
         elif field == _FLOATS:

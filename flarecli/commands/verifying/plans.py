@@ -61,8 +61,9 @@ class Only:
 class Plan:
     """The dataset at one address, or the error that occurred when the address was resolved.
 
-    playlist   main list of the shards, or a playlist without an address if there is no list; None
-               if the address could not be resolved: `findings` then contains the reason
+    playlist   the playlist that lists the shards. If no file lists them, the playlist has no
+               address. It is None if the address of the plan could not be resolved; `findings` then
+               contains the reason
     is_whole   whether the main list lists all files in its folder; other files are then reported
     is_folder  whether the address is a folder without a list, so that its files are the shards
     named      further lists that the user named, with the same shards as the main list
