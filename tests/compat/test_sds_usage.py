@@ -1,6 +1,7 @@
 """More of sds's README on a local S3 server: images, unpacking, folders; and large indexes."""
 
 import io
+import itertools
 import json
 import multiprocessing
 import os
@@ -245,6 +246,19 @@ def test_an_infinite_iteration_yields_epoch_after_epoch(indexes, tmp_path):
     assert [numbers(other) for _ in range(3)] == epochs
     other.load_state_dict({"epoch": 1, "sample_in_epoch": 4})
     assert numbers(other) == epochs[1][4:]
+
+
+def test_a_worker_without_rows_ends_in_an_infinite_iteration(indexes, tmp_path):
+    torch = pytest.importorskip("torch")
+    dataset = opened(
+        indexes / "*.parquet", tmp_path, infinite_iteration=True, max_index_files_to_use=1
+    )
+    rows = len(dataset)
+    loader = torch.utils.data.DataLoader(
+        dataset, batch_size=None, num_workers=rows + 1, timeout=60, collate_fn=lambda one: one["n"]
+    )
+    found = [*itertools.islice(loader, 3 * rows)]
+    assert sorted(found) == sorted([*range(rows)] * 3)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -254,7 +254,8 @@ class StreamingDataset:
                     and self._first_error is not None
                 ):
                     raise self._all_failed(epoch, self._first_error)
-            if not self.infinite_iteration:
+            has_rows = self._yielded or step  # at step 0, a worker without rows never gets a row
+            if not self.infinite_iteration or not has_rows:
                 return
             epoch, step = epoch + 1, 0
             if worker == 0:
