@@ -7,7 +7,6 @@ import functools
 import mmap
 import os
 import sys
-import weakref
 from collections.abc import Iterable, Sequence
 
 __all__ = [
@@ -26,11 +25,20 @@ _TRIM_BLOCK_BYTES = 1 << 24
 _GAP_BYTES = 16_384  # a gap up to this size is also read, which costs less than a system call
 _WILLNEED: int | None = mmap.MADV_WILLNEED if hasattr(mmap, "MADV_WILLNEED") else None
 _HUGEPAGE: int | None = mmap.MADV_HUGEPAGE if hasattr(mmap, "MADV_HUGEPAGE") else None
-_in_large_pages: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
-_requested_bytes: weakref.WeakKeyDictionary[mmap.mmap, int] = weakref.WeakKeyDictionary()
 
 
-def map_file(fd: int, size: int) -> mmap.mmap:
+class FileMap(mmap.mmap):
+    """A memory-mapped file.
+
+    in_large_pages  True if large pages were requested
+    requested       number of bytes for which read-ahead was requested
+    """
+
+    in_large_pages = False
+    requested = 0
+
+
+def map_file(fd: int, size: int) -> FileMap:
     """Map the first `size` bytes of an open file, which the caller may then close.
 
     Before Python 3.13, each map keeps a file handle.
@@ -38,8 +46,8 @@ def map_file(fd: int, size: int) -> mmap.mmap:
     raises  OSError if the file cannot be mapped
     """
     if sys.version_info >= (3, 13) and sys.platform != "win32":
-        return mmap.mmap(fd, size, access=mmap.ACCESS_READ, trackfd=False)
-    return mmap.mmap(fd, size, access=mmap.ACCESS_READ)
+        return FileMap(fd, size, access=mmap.ACCESS_READ, trackfd=False)
+    return FileMap(fd, size, access=mmap.ACCESS_READ)
 
 
 def files_limit(most: int) -> int:
@@ -87,7 +95,8 @@ def use_large_pages(view: memoryview) -> None:
         return
     with contextlib.suppress(OSError):  # raised if the kernel does not support large pages
         map_.madvise(_HUGEPAGE)
-        _in_large_pages.add(map_)
+        if isinstance(map_, FileMap):
+            map_.in_large_pages = True
 
 
 def needs_read_ahead(view: memoryview) -> bool:
@@ -99,9 +108,9 @@ def needs_read_ahead(view: memoryview) -> bool:
     map_ = view.obj
     return (
         _WILLNEED is not None
-        and isinstance(map_, mmap.mmap)
-        and map_ not in _in_large_pages  # read-ahead would use small pages
-        and _requested_bytes.get(map_, 0) < len(map_)
+        and isinstance(map_, FileMap)
+        and not map_.in_large_pages  # read-ahead would use small pages
+        and map_.requested < len(map_)
     )
 
 
@@ -115,7 +124,7 @@ def read_ahead(view: memoryview, ranges: Iterable[tuple[int, int]]) -> None:
     map_, page, requested = view.obj, mmap.PAGESIZE, 0
     if sys.platform == "win32" or _WILLNEED is None:
         return
-    if not isinstance(map_, mmap.mmap) or not needs_read_ahead(view):
+    if not isinstance(map_, FileMap) or not needs_read_ahead(view):
         return
     joined = list[tuple[int, int]]()
     for start, stop in ranges:
@@ -128,7 +137,7 @@ def read_ahead(view: memoryview, ranges: Iterable[tuple[int, int]]) -> None:
     for first, stop in joined:
         map_.madvise(_WILLNEED, first, stop - first)
         requested += stop - first
-    _requested_bytes[map_] = _requested_bytes.get(map_, 0) + requested
+    map_.requested += requested
 
 
 def read_ahead_of_file(fd: int, size: int, ranges: Sequence[tuple[int, int]]) -> None:

@@ -1,6 +1,5 @@
 """Read-ahead never changes the bytes that are read."""
 
-import mmap
 import os
 
 import pytest
@@ -87,5 +86,5 @@ def test_a_file_that_cannot_be_mapped_is_read(cold, monkeypatch):
     def refuse(*args, **how):
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr(mmap, "mmap", refuse)
+    monkeypatch.setattr("flarecli.storage.mmap.FileMap", refuse)
     assert locate(str(cold[0])).map() is None
