@@ -130,7 +130,10 @@ def single_file_chunk(at: Location, file: File | None = None) -> Chunk:
 
 def suffix(chunk: Chunk) -> str:
     """Return the compression suffix of a chunk's file, such as `zstd`; empty if uncompressed."""
-    name = chunk.at.name  # unlike the path, without the query of a signed address
+    path = chunk.at.path
+    if not path.endswith(_ENDS) and "?" not in path:
+        return ""
+    name = chunk.at.name  # without the query of a signed address
     if not name.endswith(_ENDS):
         return ""
     return next((kind for end, kind in TARS.items() if name.endswith(end)), name.rpartition(".")[2])

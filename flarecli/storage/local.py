@@ -57,13 +57,13 @@ from flarecli.storage.base import (
     too_deep,
 )
 from flarecli.storage.descriptors import OpenFolder
-from flarecli.storage.mmap import map_file, read_ahead_of_file
+from flarecli.storage.mmap import files_limit, map_file, read_ahead_of_file
 
 __all__ = ["LocalStore", "SCRATCH", "made_folder", "sync_folder"]
 
 SCRATCH = ".flare"  # folder of the lock, journal and temporary files of a pack
 SCHEMES_IN_DATA = ("http", "https", "s3", "gs", "az", "hf")  # accepted without --allow-local
-MAX_MAPS = 128  # maximum number of open maps per store
+MAX_MAPS = 512  # maximum number of open maps per store, unless `files_limit` is lower
 _COPY_BYTES = 1 << 20  # bytes that are hashed, then written per step; they fit in the CPU cache
 _BLOCK_BYTES = 1 << 18  # bytes per read of a whole file
 _MAX_LINKS = 40  # maximum number of symbolic links that Linux follows in one path
@@ -332,7 +332,7 @@ class LocalStore(Store):
                 except OSError:  # no address space left, or the file system does not support maps
                     return None
         self._maps[path] = view
-        while len(self._maps) > MAX_MAPS:
+        while len(self._maps) > files_limit(MAX_MAPS):
             with contextlib.suppress(KeyError):
                 self._maps.popitem(last=False)  # the map stays open as long as it has views
         return view
