@@ -303,6 +303,7 @@ class Format:
         rows: IntArray,
         edges: Sequence[int],
         columns: Sequence[str] | None = None,
+        order: IntArray | slice = slice(None),
     ) -> GatheredColumns | None:
         """Return the stored values of rows in several shards.
 
@@ -312,6 +313,8 @@ class Format:
         rows   row numbers in each shard, int64 [k]: the rows of the first shard, then those of the
                second shard, and so on
         edges  position in `rows` of the first row of each shard; the last item is `len(rows)`
+        order  positions in `rows` of the rows to return, int64 [k]; by default, in the order of
+               `rows`
         """
         return None
 

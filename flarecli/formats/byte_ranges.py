@@ -11,7 +11,6 @@ import threading
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from flarecli import compress, encodings, lifetimes
@@ -404,24 +403,21 @@ def _halves(values: IntArray) -> tuple[IntArray, IntArray]:
 
 
 def gathered(
-    shards: Sequence[ShardMemory], edges: Sequence[int], starts: IntArray, lengths: IntArray
+    shards: Sequence[ShardMemory], sources: IntArray, starts: IntArray, lengths: IntArray
 ) -> pa.Array | list[ValueRange]:
     """Return values from several shards: as large_binary if they are small, otherwise as ranges.
 
     Arrow copies small values faster than Python does. Large values are returned as ranges, so that
     each value is copied only once, by `sliced`.
 
-    edges            index of the first value of each shard; the last item is the number of values
+    sources          index in `shards` of the shard of each value: integers [values]
     starts, lengths  start and length of each value in its shard: integers [values]. Each start
                      must be greater than `MAX_INLINE_BYTES`, because Arrow copies a short value
                      together with bytes that precede the value
     """
     if int(lengths.sum(dtype=np.int64)) > min(len(lengths) * _MAX_GATHERED_BYTES, VIEW_LIMIT):
-        sources = chain.from_iterable(
-            repeat(shard.source, count)
-            for shard, count in zip(shards, np.diff(edges).tolist(), strict=True)
-        )
-        return [*zip(sources, starts.tolist(), (starts + lengths).tolist(), strict=True)]
+        objects = [shards[k].source for k in sources.tolist()]
+        return [*zip(objects, starts.tolist(), (starts + lengths).tolist(), strict=True)]
     # A view refers to a buffer only if its value has more than 12 bytes. A shorter value is
     # extended to 13 bytes with the bytes before the value; `ragged` then removes these bytes.
     sizes = np.maximum(lengths, MAX_INLINE_BYTES + 1).astype(np.int64)
@@ -430,7 +426,7 @@ def gathered(
     views = np.zeros((len(at), 4), "<i4")
     views[:, 0] = sizes
     firsts = np.cumsum([0, *(len(shard.buffers) for shard in shards[:-1])])
-    views[:, 2] = np.repeat(firsts, np.diff(edges)) + (at >> BUFFER_BITS)
+    views[:, 2] = firsts[sources] + (at >> BUFFER_BITS)
     views[:, 3] = at & ((1 << BUFFER_BITS) - 1)
     buffers = [buffer for shard in shards for buffer in shard.buffers]
     array = pa.Array.from_buffers(

@@ -43,7 +43,7 @@ _MIN_SHARD_ROWS = 8  # with fewer rows per shard, reading single rows is faster 
 # of _GATHER_SHARD_ROWS rows per shard, but at most _MAX_GATHER_BYTES.
 _GATHER_BYTES, _MAX_GATHER_BYTES, _GATHER_SHARD_ROWS = 4 << 20, 16 << 20, 256
 _VALUE_BYTES = 100  # approximate memory of a value of variable size, in addition to its bytes
-_MAX_GATHERED_FILES = 256  # maximum number of mapped files in GatheredRows
+_MAX_GATHERED_FILES = 1024  # maximum number of mapped files in GatheredRows
 
 
 class Series:
@@ -435,6 +435,8 @@ class Series:
         edges = [0, *((positions[1:] != positions[:-1]).nonzero()[0] + 1).tolist(), len(rows)]
         if len(rows) < _MIN_SHARD_ROWS * (len(edges) - 1):
             return None
+        back = np.empty_like(order)  # the position of each requested row in `ascending`
+        back[order] = np.arange(len(order))
         parts, group = list[byte_ranges.GatheredColumns](), list[Shard]()
         max_shards = files_limit(_MAX_GATHERED_FILES) // 2
         for k, i in enumerate(positions[edges[:-1]].tolist(), 1):
@@ -447,14 +449,19 @@ class Series:
             if is_mapped and len(group) < max_shards and k < len(edges) - 1:
                 continue
             own_edges = edges[k - len(group) : k + 1]
-            part = _gathered(group, own_rows, own_edges, columns)
+            # the rows of a single group are returned in the requested order; see `_in_order`
+            part_order = back if len(group) == len(edges) - 1 else slice(None)
+            part = _gathered(group, own_rows, own_edges, columns, part_order)
             if part is None:
                 return None
             if not is_mapped or max_shards < len(edges) - 1:
                 part = _copied(part)
             parts.append(part)
             group = []
-        return GatheredRows(parts, order)
+        found = parts[0]
+        if len(parts) > 1:
+            found = {name: _in_order([part[name] for part in parts], back) for name in found}
+        return GatheredRows(found, len(rows))
 
     def _gathered_rows(self, row: int, columns: Sequence[str] | None) -> int:
         """Return the number of rows to gather in one call; 0 means as few rows as possible.
@@ -503,15 +510,18 @@ def _format(shard: Shard) -> formats.Format:
 
 
 def _gathered(
-    shards: Sequence[Shard], rows: IntArray, edges: Sequence[int], columns: Sequence[str] | None
+    shards: Sequence[Shard],
+    rows: IntArray,
+    edges: Sequence[int],
+    columns: Sequence[str] | None,
+    order: IntArray | slice,
 ) -> byte_ranges.GatheredColumns | None:
     """Return the stored values of rows in shards; see `Format.gather_columns`."""
     form = _format(shards[0])
     if any(shard.chunk.format != shards[0].chunk.format for shard in shards):
         return None
-    return form.gather_columns(
-        shards, rows[edges[0] : edges[-1]], [edge - edges[0] for edge in edges], columns
-    )
+    own_edges = [edge - edges[0] for edge in edges]
+    return form.gather_columns(shards, rows[edges[0] : edges[-1]], own_edges, columns, order)
 
 
 def _copied(columns: byte_ranges.GatheredColumns) -> byte_ranges.GatheredColumns:
@@ -543,15 +553,12 @@ class GatheredRows:
 
     Large values may be ranges in the memory maps of their shards. These maps then remain open.
 
-    parts  one item for each group of shards: the columns of the rows in these shards
-    order  int64 [rows]: for each row of the concatenated parts, its position in the requested order
+    columns  the columns of the rows
+    rows     number of rows
     """
 
-    def __init__(self, parts: Sequence[byte_ranges.GatheredColumns], order: IntArray) -> None:
-        self.rows = len(order)
-        back = np.empty_like(order)
-        back[order] = np.arange(len(order))
-        self._columns = {name: _in_order([part[name] for part in parts], back) for name in parts[0]}
+    def __init__(self, columns: byte_ranges.GatheredColumns, rows: int) -> None:
+        self.rows, self._columns = rows, columns
 
     def columns(self, start: int, stop: int) -> dict[str, Any]:
         """Return copies of the stored bytes of rows start..stop.

@@ -63,7 +63,7 @@ __all__ = ["LocalStore", "SCRATCH", "made_folder", "sync_folder"]
 
 SCRATCH = ".flare"  # folder of the lock, journal and temporary files of a pack
 SCHEMES_IN_DATA = ("http", "https", "s3", "gs", "az", "hf")  # accepted without --allow-local
-MAX_MAPS = 512  # maximum number of open maps per store, unless `files_limit` is lower
+MAX_MAPS = 1024  # maximum number of open maps per store, unless `files_limit` is lower
 _COPY_BYTES = 1 << 20  # bytes that are hashed, then written per step; they fit in the CPU cache
 _BLOCK_BYTES = 1 << 18  # bytes per read of a whole file
 _MAX_LINKS = 40  # maximum number of symbolic links that Linux follows in one path

@@ -288,6 +288,7 @@ def gather_columns(
     rows: IntArray,
     edges: Sequence[int],
     columns: Sequence[str] | None = None,
+    order: IntArray | slice = slice(None),
 ) -> byte_ranges.GatheredColumns | None:
     """Return stored values of several shards in memory; see `Format.gather_columns`.
 
@@ -310,7 +311,9 @@ def gather_columns(
         if len(rows) > 1 and needs_read_ahead(layout.memory.view):
             ranges = zip(starts[part].tolist(), ends[part].tolist(), strict=True)
             read_ahead(layout.memory.view, ranges)
-    sizes = np.repeat([len(layout.memory.view) for layout, _ in parts], np.diff(edges))
+    memories = [layout.memory for layout, _ in parts]
+    sources = np.repeat(np.arange(len(shards)), np.diff(edges))
+    sizes = np.array([len(memory.view) for memory in memories])[sources]
     head, lead = parts[0][0].heads.itemsize, parts[0][0].lead
     # A file may have changed after its table was checked.
     if (
@@ -336,15 +339,16 @@ def gather_columns(
         if i < lead:
             first, start = first + size, first
             if column.name in selected:
-                out[column.name] = heads[:, start:first].view(f"V{size}")[:, 0]
+                out[column.name] = heads[:, start:first].view(f"V{size}")[order, 0]
         elif column.name not in selected:
             pass
         elif column.size is None:
-            memories = [layout.memory for layout, _ in parts]
-            out[column.name] = byte_ranges.gathered(memories, edges, at, size)
+            out[column.name] = byte_ranges.gathered(
+                memories, sources[order], at[order], size[order]
+            )
         elif column.size:
             values = [layout.values[column.name][at[part]] for layout, part in parts]
-            out[column.name] = np.concatenate(values)
+            out[column.name] = np.concatenate(values)[order]
         else:
             out[column.name] = [(b"", 0, 0)] * len(rows)
     return out
