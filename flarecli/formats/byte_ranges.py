@@ -41,6 +41,7 @@ __all__ = [
     "TARS",
     "first_decrease",
     "gathered",
+    "gathered_bytes",
     "ragged",
     "read",
     "record_batch",
@@ -421,21 +422,44 @@ def gathered(
     # A view refers to a buffer only if its value has more than 12 bytes. A shorter value is
     # extended to 13 bytes with the bytes before the value; `ragged` then removes these bytes.
     sizes = np.maximum(lengths, MAX_INLINE_BYTES + 1).astype(np.int64)
-    at = starts + lengths - sizes
-    # The second item of a view is the prefix of its value, which the cast below does not read.
-    views = np.zeros((len(at), 4), "<i4")
-    views[:, 0] = sizes
-    firsts = np.cumsum([0, *(len(shard.buffers) for shard in shards[:-1])])
-    views[:, 2] = firsts[sources] + (at >> BUFFER_BITS)
-    views[:, 3] = at & ((1 << BUFFER_BITS) - 1)
-    buffers = [buffer for shard in shards for buffer in shard.buffers]
-    array = pa.Array.from_buffers(
-        pa.binary_view(), len(at), [None, pa.py_buffer(views), *buffers]
-    ).cast(encodings.BINARY)
+    array = _copied(shards, sources, starts + lengths - sizes, sizes)
     if np.array_equal(sizes, lengths):
         return array
     data, ends = np.frombuffer(array.buffers()[2], np.uint8), value_offsets(array)[1:]
     return ragged(data, ends - lengths, lengths.astype(np.int64))
+
+
+def gathered_bytes(
+    shards: Sequence[ShardMemory], sources: IntArray, starts: IntArray, size: int
+) -> ByteArray:
+    """Return copies of byte ranges of the same size from several shards: uint8 [ranges, size].
+
+    Bytes before a range are also read if `size` is less than 13. Therefore, each range must end
+    after byte 12 of its shard.
+
+    sources  index in `shards` of the shard of each range: integers [ranges]
+    starts   start of each range in its shard: integers [ranges]
+    """
+    extra = max(0, MAX_INLINE_BYTES + 1 - size)
+    copied = _copied(shards, sources, starts - extra, size + extra)
+    data = np.frombuffer(copied.buffers()[2] or b"", np.uint8, len(starts) * (size + extra))
+    return data.reshape(len(starts), size + extra)[:, extra:]
+
+
+def _copied(
+    shards: Sequence[ShardMemory], sources: IntArray, starts: IntArray, sizes: IntArray | int
+) -> pa.Array:
+    """Return copies of byte ranges as large_binary. Each range must have at least 13 bytes."""
+    # The second item of a view is the prefix of its value, which the cast does not read.
+    views = np.zeros((len(starts), 4), "<i4")
+    views[:, 0] = sizes
+    firsts = np.cumsum([0, *(len(shard.buffers) for shard in shards[:-1])])
+    views[:, 2] = firsts[sources] + (starts >> BUFFER_BITS)
+    views[:, 3] = starts & ((1 << BUFFER_BITS) - 1)
+    buffers = [buffer for shard in shards for buffer in shard.buffers]
+    return pa.Array.from_buffers(
+        pa.binary_view(), len(starts), [None, pa.py_buffer(views), *buffers]
+    ).cast(encodings.BINARY)
 
 
 def sliced(ranges: Iterable[ValueRange]) -> list[bytes]:

@@ -13,7 +13,7 @@ import numpy as np
 from flarecli.errors import FormatError, Place
 from flarecli.formats import byte_ranges
 from flarecli.formats.base import LargeValue
-from flarecli.model import Column, Columns, IntArray, Row, Shard
+from flarecli.model import ByteArray, Column, Columns, IntArray, Row, Shard
 from flarecli.storage import needs_read_ahead, read_ahead
 
 __all__ = ["gather_columns", "is_large", "large_values", "read_rows", "row_reader"]
@@ -21,8 +21,11 @@ __all__ = ["gather_columns", "is_large", "large_values", "read_rows", "row_reade
 # Maximum size of a column in the head of a sample; see `Ready`. It bounds the memory use, because a
 # hostile config may declare large columns.
 _MAX_HEAD_COLUMN_BYTES = 1 << 12
-# Columns are added to a head in `_ColumnLayout` while the head fits in this size: one cache line.
+# In `gather_columns`, the head of a row contains the lengths, and the columns before the first
+# column that has a variable size or would not fit in this size: one cache line.
 _MAX_HEAD_BYTES = 64
+_BOUNDS_BYTES = 13  # number of bytes that are copied from the table for each row
+_MEMORY = "memory"  # key in `Shard.memo`
 MAX_WHOLE_ROW_BYTES = 16 << 20  # for larger rows, only the requested columns are read
 
 
@@ -262,27 +265,6 @@ def _fault(
 # -- columns
 
 
-class _ColumnLayout(NamedTuple):
-    """Arrays over the bytes of a shard in memory, from which columns are copied.
-
-    memory  the bytes of the shard
-    bounds  numpy void array; item i consists of the start and the end of row i, from the shard's
-            table
-    heads   numpy void array; item i is the head that begins at offset i of the shard. A head
-            contains the lengths of the values in a row, and the first columns of the row: up to the
-            first column that has a variable size or would exceed `_MAX_HEAD_BYTES`
-    lead    number of columns in a head
-    values  column name -> numpy void array, for each selected column of fixed size that is not in
-            the head; item i is the value that begins at offset i of the shard
-    """
-
-    memory: byte_ranges.ShardMemory
-    bounds: Any
-    heads: Any
-    lead: int
-    values: Mapping[str, Any]
-
-
 def gather_columns(
     shards: Sequence[Shard],
     rows: IntArray,
@@ -292,29 +274,35 @@ def gather_columns(
 ) -> byte_ranges.GatheredColumns | None:
     """Return stored values of several shards in memory; see `Format.gather_columns`.
 
-    Most steps process the rows of all shards at once, because a numpy call per shard would be slow
+    Each step processes the rows of all shards at once, because a numpy call per shard would be slow
     if each shard has only a few of the rows.
 
-    return  None if a shard is not in memory, or if the lengths in a row do not match the size of
-            the row. The caller then calls `read_rows`, which raises an error with the row number
+    return  None if a shard is not in memory, if a value is too large for Arrow's views, or if the
+            lengths in a row do not match the size of the row. The caller then calls `read_rows`,
+            which raises an error with the row number
     """
-    stored = shards[0].columns
-    parts = list[tuple[_ColumnLayout, slice]]()
-    for shard, start, stop in zip(shards, edges, edges[1:], strict=False):
-        layout = _column_layout(shard, columns) if shard.columns == stored else None
-        if layout is None:
+    stored, memories = shards[0].columns, list[byte_ranges.ShardMemory]()
+    for shard in shards:
+        memory = _memory(shard) if shard.columns == stored else None
+        if memory is None:
             return None
-        parts.append((layout, slice(start, stop)))
-    bounds = np.concatenate([layout.bounds[rows[part]] for layout, part in parts]).view("<u4")
-    starts, ends = np.array(bounds.reshape(len(rows), 2).T, np.int64)
-    for layout, part in parts:
-        if len(rows) > 1 and needs_read_ahead(layout.memory.view):
-            ranges = zip(starts[part].tolist(), ends[part].tolist(), strict=True)
-            read_ahead(layout.memory.view, ranges)
-    memories = [layout.memory for layout, _ in parts]
+        memories.append(memory)
     sources = np.repeat(np.arange(len(shards)), np.diff(edges))
+    # byte 4 + 4 * row contains the start of the row, followed by its end
+    bounds = byte_ranges.gathered_bytes(memories, sources, 4 * rows, _BOUNDS_BYTES)[:, 4:12]
+    starts, ends = np.array(bounds.copy().view("<u4").T, np.int64)
+    for memory, start, stop in zip(memories, edges, edges[1:], strict=False):
+        if len(rows) > 1 and needs_read_ahead(memory.view):
+            ranges = zip(starts[start:stop].tolist(), ends[start:stop].tolist(), strict=True)
+            read_ahead(memory.view, ranges)
     sizes = np.array([len(memory.view) for memory in memories])[sources]
-    head, lead = parts[0][0].heads.itemsize, parts[0][0].lead
+    first = head = 4 * sum(column.size is None for column in stored)
+    in_head = dict[str, slice]()
+    for column in stored:
+        if not column.size or head + column.size > _MAX_HEAD_BYTES:
+            break
+        in_head[column.name] = slice(head, head + column.size)
+        head += column.size
     # A file may have changed after its table was checked.
     if (
         (starts <= byte_ranges.MAX_INLINE_BYTES).any()
@@ -322,10 +310,8 @@ def gather_columns(
         or (starts + head > ends).any()
     ):
         return None
-    copied = np.concatenate([layout.heads[starts[part]] for layout, part in parts])
-    heads = np.ndarray((len(rows), head), np.uint8, copied)
-    first = 4 * sum(column.size is None for column in stored)
-    lengths = iter(heads[:, :first].view("<u4").T)
+    heads = byte_ranges.gathered_bytes(memories, sources, starts, head)
+    lengths = iter(heads[:, :first].copy().view("<u4").T)
     at, places = starts + first, list[tuple[Column, IntArray, Any]]()
     for column in stored:
         size = next(lengths) if column.size is None else column.size
@@ -334,62 +320,39 @@ def gather_columns(
     if np.count_nonzero(at != ends):
         return None
     selected = frozenset(column.name for column in stored) if columns is None else {*columns}
-    out = dict[str, Any]()
-    for i, (column, at, size) in enumerate(places):
-        if i < lead:
-            first, start = first + size, first
-            if column.name in selected:
-                out[column.name] = heads[:, start:first].view(f"V{size}")[order, 0]
-        elif column.name not in selected:
-            pass
-        elif column.size is None:
-            out[column.name] = byte_ranges.gathered(
-                memories, sources[order], at[order], size[order]
-            )
-        elif column.size:
-            values = [layout.values[column.name][at[part]] for layout, part in parts]
-            out[column.name] = np.concatenate(values)[order]
+    out, ordered = dict[str, Any](), sources[order]
+    for column, at, size in places:
+        name = column.name
+        if name not in selected:
+            continue
+        if column.size is None:
+            out[name] = byte_ranges.gathered(memories, ordered, at[order], size[order])
+        elif not column.size:
+            out[name] = [(b"", 0, 0)] * len(rows)
+        elif name in in_head:
+            out[name] = _joined(heads[:, in_head[name]], order)
+        elif column.size < byte_ranges.VIEW_LIMIT:
+            out[name] = _joined(byte_ranges.gathered_bytes(memories, ordered, at[order], size))
         else:
-            out[column.name] = [(b"", 0, 0)] * len(rows)
+            return None
     return out
 
 
-def _column_layout(shard: Shard, columns: Sequence[str] | None) -> _ColumnLayout | None:
-    """Return the arrays from which the columns of a shard are copied.
+def _joined(values: ByteArray, order: IntArray | slice = slice(None)) -> Any:
+    """Return the values at `order`, of uint8 [rows, size], as a contiguous numpy void array."""
+    return np.ascontiguousarray(values.view(f"V{values.shape[1]}")[order, 0])
 
-    return  None if the shard is not in memory, or is too short for a single row
-    """
-    key = (0, None if columns is None else tuple(columns))
-    layout: _ColumnLayout | None = shard.memo.get(key)
-    if layout is not None:
-        return layout
+
+def _memory(shard: Shard) -> byte_ranges.ShardMemory | None:
+    """Return the memory of a shard; None if the shard is not in memory, or has too few bytes."""
+    memory: byte_ranges.ShardMemory | None = shard.memo.get(_MEMORY)
+    if memory is not None:
+        return memory
     view = byte_ranges.whole(shard.chunk)
-    if view is None or sum(
-        4 if column.size is None else column.size for column in shard.columns
-    ) > len(view):
+    if view is None or 4 * shard.rows + _BOUNDS_BYTES > len(view):
         return None
-    head, lead = 4 * sum(column.size is None for column in shard.columns), 0
-    for column in shard.columns:
-        if not column.size or head + column.size > _MAX_HEAD_BYTES:
-            break
-        head, lead = head + column.size, lead + 1
-    layout = _ColumnLayout(
-        byte_ranges.ShardMemory.of(view),
-        np.ndarray((shard.rows,), "V8", memoryview(shard.layout["starts"]), 0, (4,)),
-        _windows(view, head),
-        lead,
-        {
-            column.name: _windows(view, column.size)
-            for column in shard.columns[lead:]
-            if column.size and (columns is None or column.name in columns)
-        },
-    )
+    memory = byte_ranges.ShardMemory.of(view)
     # A stored view would keep a decompressed shard in memory after its eviction from the cache.
     if not byte_ranges.suffix(shard.chunk):
-        shard.memo[key] = layout
-    return layout
-
-
-def _windows(view: memoryview, size: int) -> Any:
-    """Return a void array without a copy; item i is the `size` bytes at offset i of `view`."""
-    return np.ndarray((len(view) - size + 1,), f"V{size}", view, 0, (1,))
+        shard.memo[_MEMORY] = memory
+    return memory
