@@ -131,7 +131,7 @@ def single_file_chunk(at: Location, file: File | None = None) -> Chunk:
 def suffix(chunk: Chunk) -> str:
     """Return the compression suffix of a chunk's file, such as `zstd`; empty if uncompressed."""
     path = chunk.at.path
-    if not path.endswith(_ENDS) and "?" not in path:
+    if not path.endswith(_ENDS) and "?" not in path:  # fast path; computing the name takes longer
         return ""
     name = chunk.at.name  # without the query of a signed address
     if not name.endswith(_ENDS):
@@ -422,7 +422,7 @@ def gathered(
     # A view refers to a buffer only if its value has more than 12 bytes. A shorter value is
     # extended to 13 bytes with the bytes before the value; `ragged` then removes these bytes.
     sizes = np.maximum(lengths, MAX_INLINE_BYTES + 1).astype(np.int64)
-    array = _copied(shards, sources, starts + lengths - sizes, sizes)
+    array = _copy_ranges(shards, sources, starts + lengths - sizes, sizes)
     if np.array_equal(sizes, lengths):
         return array
     data, ends = np.frombuffer(array.buffers()[2], np.uint8), value_offsets(array)[1:]
@@ -441,12 +441,12 @@ def gathered_bytes(
     starts   start of each range in its shard: integers [ranges]
     """
     extra = max(0, MAX_INLINE_BYTES + 1 - size)
-    copied = _copied(shards, sources, starts - extra, size + extra)
+    copied = _copy_ranges(shards, sources, starts - extra, size + extra)
     data = np.frombuffer(copied.buffers()[2] or b"", np.uint8, len(starts) * (size + extra))
     return data.reshape(len(starts), size + extra)[:, extra:]
 
 
-def _copied(
+def _copy_ranges(
     shards: Sequence[ShardMemory], sources: IntArray, starts: IntArray, sizes: IntArray | int
 ) -> pa.Array:
     """Return copies of byte ranges as large_binary. Each range must have at least 13 bytes."""

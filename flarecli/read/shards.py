@@ -449,7 +449,7 @@ class Series:
             if is_mapped and len(group) < max_shards and k < len(edges) - 1:
                 continue
             own_edges = edges[k - len(group) : k + 1]
-            # the rows of a single group are returned in the requested order; see `_in_order`
+            # the rows of a single group are copied in the requested order, without `_in_order`
             part_order = back if len(group) == len(edges) - 1 else slice(None)
             part = _gathered(group, own_rows, own_edges, columns, part_order)
             if part is None:

@@ -288,7 +288,7 @@ def gather_columns(
             return None
         memories.append(memory)
     sources = np.repeat(np.arange(len(shards)), np.diff(edges))
-    # byte 4 + 4 * row contains the start of the row, followed by its end
+    # at byte 4 + 4 * row, the table contains the start and the end of the row (uint32)
     bounds = byte_ranges.gathered_bytes(memories, sources, 4 * rows, _BOUNDS_BYTES)[:, 4:12]
     starts, ends = np.array(bounds.copy().view("<u4").T, np.int64)
     for memory, start, stop in zip(memories, edges, edges[1:], strict=False):
