@@ -416,7 +416,8 @@ def gathered(
                      must be greater than `MAX_INLINE_BYTES`, because Arrow copies a short value
                      together with bytes that precede the value
     """
-    if int(lengths.sum(dtype=np.int64)) > min(len(lengths) * _MAX_GATHERED_BYTES, VIEW_LIMIT):
+    most = min(len(lengths) * _MAX_GATHERED_BYTES, VIEW_LIMIT - 1)  # a view's size is an int32
+    if int(lengths.sum(dtype=np.int64)) > most:
         objects = [shards[k].source for k in sources.tolist()]
         return [*zip(objects, starts.tolist(), (starts + lengths).tolist(), strict=True)]
     # A view refers to a buffer only if its value has more than 12 bytes. A shorter value is

@@ -23,7 +23,7 @@ from flarecli.lazy import pa
 from flarecli.model import Chunk, Columns, IntArray, Row, Shard, Stream, joined_columns, total
 from flarecli.playlists.fill import described
 from flarecli.read.fingerprint import listing_checksum
-from flarecli.storage import expect, files_limit, keep_freed
+from flarecli.storage import expect, files_limit, keep_freed, may_keep_maps
 
 __all__ = ["GatheredRows", "Series"]
 
@@ -454,7 +454,7 @@ class Series:
             part = _gathered(group, own_rows, own_edges, columns, part_order)
             if part is None:
                 return None
-            if not is_mapped or max_shards < len(edges) - 1:
+            if not is_mapped or max_shards < len(edges) - 1 or not may_keep_maps():
                 part = _copied(part)
             parts.append(part)
             group = []

@@ -48,6 +48,19 @@ def test_values_beyond_the_offset_of_a_view_are_copied(rows, limit):
     assert max(seen, default=0) < limit
 
 
+def test_a_value_of_2_gib_among_many_empty_values_is_not_copied_by_arrow(tmp_path):
+    """The size of a view is an int32: Arrow would read a size of 2 GiB as a negative number."""
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(100 + (1 << 31))
+    memory = byte_ranges.ShardMemory.of(locate(str(tmp_path / "sparse")).map())
+    lengths = np.zeros(1 << 20, np.uint32)
+    lengths[5] = 1 << 31
+    starts = np.full(len(lengths), 100)
+    found = byte_ranges.gathered([memory], np.zeros_like(starts), starts, lengths)
+    assert isinstance(found, list)
+    assert found[4:7] == [(memory.source, 100, 100 + int(size)) for size in lengths[4:7]]
+
+
 @pytest.mark.parametrize("length", range(20))
 def test_views_of_short_values_are_padded_with_zeros(length):
     data = np.frombuffer(b"x" * 3 + b"y" * length + b"z" * 5, np.uint8)

@@ -157,19 +157,33 @@ HANDLES = """
     for workers in (0, 2):
         rows = [n for batch in flare.Loader(data, 64, workers=workers) for n in batch["n"].tolist()]
         assert sorted(rows) == list(range(len(data)))
+    loaders = [flare.Loader(flare.open(sys.argv[2]), 64, workers=0) for _ in range(12)]
+    for batches in zip(*loaders):
+        assert all(set(batch["t"]) == {b"x" * 3000} for batch in batches)
     print("whole")
 """
 
 
 def test_blocks_over_many_shards_need_few_handles(tmp_path: Path) -> None:
-    """512 rows span all shards: keeping every shard open would exceed the limit of handles."""
+    """512 rows span all shards: keeping every shard open would exceed the limit of handles.
+
+    So would the blocks of 12 loaders, if each block kept the maps of its large values open.
+    """
     with flare.Writer(
         str(tmp_path / "data"), columns={"n": "int", "t": "str"}, settings=Settings(shard_rows=20)
     ) as writer:
         for n in range(1200):
             writer.write({"n": n, "t": "x" * n})
+    with flare.Writer(
+        str(tmp_path / "large"), columns={"t": "bytes"}, settings=Settings(shard_rows=16)
+    ) as writer:
+        for _ in range(8 * 16):
+            writer.write({"t": b"x" * 3000})
     ran = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(HANDLES), str(tmp_path / "data")],
+        [
+            *(sys.executable, "-c", textwrap.dedent(HANDLES)),
+            *(str(tmp_path / "data"), str(tmp_path / "large")),
+        ],
         capture_output=True,
         text=True,
         timeout=60,
