@@ -563,6 +563,8 @@ def _created(at: Location, new: Version, lock: CommitLock) -> bool:
             stored = _stored(where)
             if stored is not None:
                 return stored == new.data
+            # If the playlist existed but was pruned meanwhile, this process has lost the lock.
+            lock.check()
             if not isinstance(error, ReachError) or attempt == _MAX_ATTEMPTS - 1:
                 raise
             time.sleep(0.05 * 2**attempt)

@@ -21,7 +21,7 @@ import flarecli as flare
 from flarecli import playlists
 from flarecli.commands import history_command
 from flarecli.commands.packing.append import Append
-from flarecli.errors import BusyError, FlareError
+from flarecli.errors import BusyError, FlareError, UsageError
 from flarecli.hashes import digest
 from flarecli.model import Playlist, Stream
 from flarecli.playlists import PLAYLIST, pin_of, version_name, version_number
@@ -393,6 +393,25 @@ def test_no_order_of_requests_loses_rows_or_listed_files(name, can_expire):
         f"{name}, can_expire={can_expire}: {count} schedules, {states} states, complete: {is_complete}"
     )
     assert states > 50
+
+
+def test_a_version_that_others_created_and_pruned_meanwhile_is_refused_as_a_lost_lock():
+    class PrunedStore(MemoryStore):
+        def create(self, path, data):
+            raise UsageError("already exists", where=path)
+
+    class LostLock:
+        checks = 0
+
+        def check(self):
+            self.checks += 1
+            if self.checks == 2:
+                raise BusyError("this process has lost the lock")
+
+    at = Location(PrunedStore(), "")
+    version = versions.Version(at / version_name(3), 3, b"the playlist")
+    with pytest.raises(BusyError, match="^this process has lost the lock$"):
+        versions._created(at, version, LostLock())
 
 
 def test_no_append_is_lost_if_a_process_stops_between_the_check_of_the_lock_and_its_commit():
