@@ -1,5 +1,7 @@
 """Datasets that change: append, add a column, drop, compact, restore and prune, against a model in
 Python.
+
+FLARE_TEST_CHANGES=N makes N random changes of each format, instead of 12; see `make changes`.
 """
 
 import hashlib
