@@ -10,7 +10,7 @@ import mmap
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from flarecli import compress, encodings, lifetimes
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 __all__ = [
     "GatheredColumns",
     "ShardMemory",
-    "ValueRange",
     "Source",
     "TARS",
     "first_decrease",
@@ -50,7 +49,6 @@ __all__ = [
     "selected_columns",
     "single_file_chunk",
     "sliceable",
-    "sliced",
     "source_of",
     "stored_size",
     "suffix",
@@ -77,9 +75,7 @@ VIEW_LIMIT = 1 << 31  # an Arrow view's offset is an int32
 BUFFER_BITS = 30
 MAX_INLINE_BYTES = 12  # maximum size of a value that an Arrow view contains
 _MAX_GATHERED_BYTES = 1 << 11  # maximum average size of values that Arrow copies
-# (source, start, stop) of a value. The source is the memory of a shard, or a bytes object.
-ValueRange: TypeAlias = tuple[Any, int, int]
-# Column name -> stored values: a numpy void array, a large_binary array or a list of ValueRange.
+# Column name -> copies of values: a numpy void array, a large_binary array or a list of bytes.
 GatheredColumns: TypeAlias = dict[str, Any]
 # Cache of decompressed shards. A key contains the id of a store object. The cached Location keeps
 # this object alive, so that no other store object gets the same id.
@@ -130,10 +126,7 @@ def single_file_chunk(at: Location, file: File | None = None) -> Chunk:
 
 def suffix(chunk: Chunk) -> str:
     """Return the compression suffix of a chunk's file, such as `zstd`; empty if uncompressed."""
-    path = chunk.at.path
-    if not path.endswith(_ENDS) and "?" not in path:  # fast path; computing the name takes longer
-        return ""
-    name = chunk.at.name  # without the query of a signed address
+    name = chunk.at.name  # unlike the path, without the query of a signed address
     if not name.endswith(_ENDS):
         return ""
     return next((kind for end, kind in TARS.items() if name.endswith(end)), name.rpartition(".")[2])
@@ -405,11 +398,11 @@ def _halves(values: IntArray) -> tuple[IntArray, IntArray]:
 
 def gathered(
     shards: Sequence[ShardMemory], sources: IntArray, starts: IntArray, lengths: IntArray
-) -> pa.Array | list[ValueRange]:
-    """Return values from several shards: as large_binary if they are small, otherwise as ranges.
+) -> pa.Array | list[bytes]:
+    """Return copies of values from several shards: as large_binary if they are small, or as bytes.
 
-    Arrow copies small values faster than Python does. Large values are returned as ranges, so that
-    each value is copied only once, by `sliced`.
+    Arrow copies small values faster than Python does. Large values are returned as bytes, because
+    the conversion of an Arrow array to bytes would copy them again.
 
     sources          index in `shards` of the shard of each value: integers [values]
     starts, lengths  start and length of each value in its shard: integers [values]. Each start
@@ -418,8 +411,9 @@ def gathered(
     """
     most = min(len(lengths) * _MAX_GATHERED_BYTES, VIEW_LIMIT - 1)  # a view's size is an int32
     if int(lengths.sum(dtype=np.int64)) > most:
-        objects = [shards[k].source for k in sources.tolist()]
-        return [*zip(objects, starts.tolist(), (starts + lengths).tolist(), strict=True)]
+        places = zip(sources.tolist(), starts.tolist(), (starts + lengths).tolist(), strict=True)
+        # A slice of a bytes object or a memory map is bytes, which `bytes` does not copy again.
+        return [bytes(shards[k].source[start:stop]) for k, start, stop in places]
     # A view refers to a buffer only if its value has more than 12 bytes. A shorter value is
     # extended to 13 bytes with the bytes before the value; `ragged` then removes these bytes.
     sizes = np.maximum(lengths, MAX_INLINE_BYTES + 1).astype(np.int64)
@@ -461,13 +455,6 @@ def _copy_ranges(
     return pa.Array.from_buffers(
         pa.binary_view(), len(starts), [None, pa.py_buffer(views), *buffers]
     ).cast(encodings.BINARY)
-
-
-def sliced(ranges: Iterable[ValueRange]) -> list[bytes]:
-    """Copy values as bytes objects."""
-    values = [source[start:stop] for source, start, stop in ranges]
-    # slices of a bytes object or a memory map are copies already; slices of a memoryview are not
-    return values if {*map(type, values)} == {bytes} else [*map(bytes, values)]
 
 
 def views(data: ByteArray, starts: IntArray, lengths: IntArray) -> pa.Array:

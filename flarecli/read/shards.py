@@ -23,7 +23,7 @@ from flarecli.lazy import pa
 from flarecli.model import Chunk, Columns, IntArray, Row, Shard, Stream, joined_columns, total
 from flarecli.playlists.fill import described
 from flarecli.read.fingerprint import listing_checksum
-from flarecli.storage import expect, files_limit, keep_freed, may_keep_maps
+from flarecli.storage import expect, files_limit, keep_freed
 
 __all__ = ["GatheredRows", "Series"]
 
@@ -43,7 +43,7 @@ _MIN_SHARD_ROWS = 8  # with fewer rows per shard, reading single rows is faster 
 # of _GATHER_SHARD_ROWS rows per shard, but at most _MAX_GATHER_BYTES.
 _GATHER_BYTES, _MAX_GATHER_BYTES, _GATHER_SHARD_ROWS = 4 << 20, 16 << 20, 256
 _VALUE_BYTES = 100  # approximate memory of a value of variable size, in addition to its bytes
-_MAX_GATHERED_FILES = 1024  # maximum number of mapped files in GatheredRows
+_MAX_GATHERED_FILES = 1024  # maximum number of mapped files from which rows are gathered
 
 
 class Series:
@@ -454,8 +454,6 @@ class Series:
             part = _gathered(group, own_rows, own_edges, columns, part_order)
             if part is None:
                 return None
-            if not is_mapped or max_shards < len(edges) - 1 or not may_keep_maps():
-                part = _copied(part)
             parts.append(part)
             group = []
         found = parts[0]
@@ -524,16 +522,6 @@ def _gathered(
     return form.gather_columns(shards, rows[edges[0] : edges[-1]], own_edges, columns, order)
 
 
-def _copied(columns: byte_ranges.GatheredColumns) -> byte_ranges.GatheredColumns:
-    """Return columns whose values are copies and do not refer to the memory of a shard."""
-    return {
-        name: [(value, 0, len(value)) for value in byte_ranges.sliced(column)]
-        if isinstance(column, list)
-        else column
-        for name, column in columns.items()
-    }
-
-
 def _is_mapped(shard: Shard) -> bool:
     return shard.chunk.at.is_local and not byte_ranges.suffix(shard.chunk)
 
@@ -549,9 +537,7 @@ def _advise(chunk: Chunk, total_bytes: int) -> None:
 
 
 class GatheredRows:
-    """The stored values of rows in several shards, in the requested order.
-
-    Large values may be ranges in the memory maps of their shards. These maps then remain open.
+    """Copies of the stored values of rows in several shards, in the requested order.
 
     columns  the columns of the rows
     rows     number of rows
@@ -573,7 +559,7 @@ class GatheredRows:
         if isinstance(column, np.ndarray):
             return column if stop - start == self.rows else column[start:stop].copy()
         values = column[start:stop]
-        return byte_ranges.sliced(values) if isinstance(values, list) else values.to_pylist()
+        return values if isinstance(values, list) else values.to_pylist()
 
 
 def _in_order(parts: Sequence[Any], back: IntArray) -> Any:
@@ -587,10 +573,9 @@ def _in_order(parts: Sequence[Any], back: IntArray) -> Any:
         # `pa.array` would import pandas
         indices = pa.Array.from_buffers(pa.int64(), len(back), [None, pa.py_buffer(back)])
         return pa.concat_arrays(parts).take(indices)
-    values = list[byte_ranges.ValueRange]()
+    values = list[bytes]()
     for part in parts:
-        is_list = isinstance(part, list)
-        values += part if is_list else [(one, 0, len(one)) for one in part.to_pylist()]
+        values += part if isinstance(part, list) else part.to_pylist()
     return [*map(values.__getitem__, back.tolist())]
 
 

@@ -37,7 +37,6 @@ from flarecli.storage.mmap import (
     keep_freed,
     large_memory,
     map_file,
-    may_keep_maps,
     needs_read_ahead,
     read_ahead,
 )
@@ -64,7 +63,6 @@ __all__ = [
     "large_memory",
     "locate",
     "map_file",
-    "may_keep_maps",
     "needs_read_ahead",
     "read_ahead",
     "read_each",

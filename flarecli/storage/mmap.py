@@ -7,7 +7,6 @@ import functools
 import mmap
 import os
 import sys
-import weakref
 from collections.abc import Iterable, Sequence
 
 __all__ = [
@@ -16,7 +15,6 @@ __all__ = [
     "keep_freed",
     "large_memory",
     "map_file",
-    "may_keep_maps",
     "needs_read_ahead",
     "read_ahead",
     "read_ahead_of_file",
@@ -40,9 +38,6 @@ class FileMap(mmap.mmap):
     requested = 0
 
 
-_open_maps: weakref.WeakSet[FileMap] = weakref.WeakSet()
-
-
 def map_file(fd: int, size: int) -> FileMap:
     """Map the first `size` bytes of an open file, which the caller may then close.
 
@@ -51,11 +46,8 @@ def map_file(fd: int, size: int) -> FileMap:
     raises  OSError if the file cannot be mapped
     """
     if sys.version_info >= (3, 13) and sys.platform != "win32":
-        map_ = FileMap(fd, size, access=mmap.ACCESS_READ, trackfd=False)
-    else:
-        map_ = FileMap(fd, size, access=mmap.ACCESS_READ)
-    _open_maps.add(map_)
-    return map_
+        return FileMap(fd, size, access=mmap.ACCESS_READ, trackfd=False)
+    return FileMap(fd, size, access=mmap.ACCESS_READ)
 
 
 def files_limit(most: int) -> int:
@@ -72,14 +64,6 @@ def files_limit(most: int) -> int:
     if handles == resource.RLIM_INFINITY:
         return most
     return max(8, min(most, handles // _HANDLES_SHARE))
-
-
-def may_keep_maps() -> bool:
-    """Return whether maps may stay open after their shards are closed.
-
-    The result is False if all open maps use more than half of the process's file handles.
-    """
-    return len(_open_maps) <= _HANDLES_SHARE // 2 * files_limit(sys.maxsize)
 
 
 def expect(view: memoryview, together: int) -> None:

@@ -24,7 +24,9 @@ _MAX_HEAD_COLUMN_BYTES = 1 << 12
 # In `gather_columns`, the head of a row contains the lengths, and the columns before the first
 # column that has a variable size or would not fit in this size: one cache line.
 _MAX_HEAD_BYTES = 64
-_BOUNDS_BYTES = 13  # number of bytes that are copied from the table for each row
+# Number of bytes that are copied from the table for each row: the minimum size of a copied range. A
+# smaller range would be extended to bytes before the range, which the first row does not have.
+_BOUNDS_BYTES = byte_ranges.MAX_INLINE_BYTES + 1
 _MEMORY = "memory"  # key in `Shard.memo`
 MAX_WHOLE_ROW_BYTES = 16 << 20  # for larger rows, only the requested columns are read
 
@@ -299,7 +301,7 @@ def gather_columns(
     first = head = 4 * sum(column.size is None for column in stored)
     in_head = dict[str, slice]()
     for column in stored:
-        if not column.size or head + column.size > _MAX_HEAD_BYTES:
+        if column.size is None or head + column.size > _MAX_HEAD_BYTES:
             break
         in_head[column.name] = slice(head, head + column.size)
         head += column.size
@@ -327,8 +329,6 @@ def gather_columns(
             continue
         if column.size is None:
             out[name] = byte_ranges.gathered(memories, ordered, at[order], size[order])
-        elif not column.size:
-            out[name] = [(b"", 0, 0)] * len(rows)
         elif name in in_head:
             out[name] = _joined(heads[:, in_head[name]], order)
         elif column.size < byte_ranges.VIEW_LIMIT:

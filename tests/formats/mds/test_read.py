@@ -151,8 +151,7 @@ def gathered(shards, rows, some=None):
 
 def columns_as_lists(found):
     return found and {
-        name: byte_ranges.sliced(one) if isinstance(one, list) else one.tolist()
-        for name, one in found.items()
+        name: one if isinstance(one, list) else one.tolist() for name, one in found.items()
     }
 
 
