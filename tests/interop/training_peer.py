@@ -261,11 +261,11 @@ def main():
     data = flare.open(dataset)
     if library.startswith("ddp"):
         launch(library, data, out)
-        return
-    scenarios = globals()[f"{library}_scenarios"](data)
-    results = {name: result(scenario) for name, scenario in scenarios}
-    with open(f"{out}.{os.environ['RANK']}", "w") as file:
-        json.dump(results, file)
+    else:
+        scenarios = globals()[f"{library}_scenarios"](data)
+        results = {name: result(scenario) for name, scenario in scenarios}
+        with open(f"{out}.{os.environ['RANK']}", "w") as file:
+            json.dump(results, file)
     if torch.distributed.is_initialized():  # otherwise the threads of gloo may abort the exit
         torch.distributed.destroy_process_group()
 
