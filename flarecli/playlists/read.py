@@ -70,7 +70,6 @@ _RUN = re.compile(
     rf"^( *)(?:- {_ITEM}\n(?:\1- {_ITEM}\n)++|{_LINE}(?:\1{_LINE})++|{_ENTRY}(?:\1{_ENTRY})++)",
     re.MULTILINE,
 )
-_FACTS = re.compile(r'([a-z0-9_]+): (?:([0-9]+)|"([0-9A-Za-z]*)")')
 _COUNTS = re.compile(r"(?: *+(?:0|[1-9][0-9]{0,17}+)[,\n]++)*+")
 _TEXTS, _TEXT = re.compile(r'(?: *"[^"]*+"[,\n]*+)*+'), re.compile(r'"([^"]*+)"')
 _ANY = re.compile(r'"([^"]*+)"|([^",\s]++)')
@@ -295,7 +294,7 @@ def _stream(name: str, value: Any, at: Location, mark: int) -> Stream:
         hashes=hashes,
         raw_sizes=_counts(headers.get("raw_bytes")),
         headers={key: value for key, value in headers.items() if key not in parsed},
-        files={bare(key): _file(key, file) for key, file in files.items()},
+        files={file.name: file for file in map(_file, files, files.values())},
         parts=[tuple(_file(key, file) for key, file in part.items()) for part in parts],
     )
 
@@ -448,11 +447,12 @@ def _parse_entries(body: str) -> Map | None:
     out = Map()
     for line in body.splitlines():
         name, _, facts = line.partition(": ")
-        found = _FACTS.findall(facts)
+        pairs = facts[1:-1].split(", ")
         entry = Map()
-        for key, count, text in found:
-            entry[key] = int(count) if count else text
-        if len(entry) < len(found) or not _WORDS.keys().isdisjoint(entry):
+        for pair in pairs:
+            key, _, value = pair.partition(": ")
+            entry[key] = value[1:-1] if value[0] == '"' else int(value)
+        if len(entry) < len(pairs) or not _WORDS.keys().isdisjoint(entry):
             return None
         out[name.lstrip(" ")] = entry
     if len(out) < body.count("\n") or not _WORDS.keys().isdisjoint(out):

@@ -37,8 +37,9 @@ class Map(dict[str, Any]):
     marks  key -> position as one number, `line << 32 | column`, to save memory
     """
 
+    __slots__ = ("marks",)
+
     def __init__(self) -> None:
-        super().__init__()
         self.marks: dict[str, int] = {}
 
 

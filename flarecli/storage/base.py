@@ -336,11 +336,11 @@ class Store(ABC):
         """Remove a file, if it exists."""
 
     def names(self, path: str) -> Sequence[str]:
-        """Return the names of the files and folders directly in a folder, in bytewise order.
+        """Return the names of the files and folders directly in a folder, sorted.
 
         raises  MissingError if the folder does not exist
         """
-        return list(dict.fromkeys(entry.name.partition("/")[0] for entry in self.list(path)))
+        return sorted({entry.name.partition("/")[0] for entry in self.list(path)})
 
     def create(self, path: str, data: bytes) -> None:
         """Create a file atomically.
@@ -592,7 +592,7 @@ class Location:
                 yield entry.name
 
     def names(self) -> Sequence[str]:
-        """Return the names of the files and folders directly in this folder, in bytewise order.
+        """Return the names of the files and folders directly in this folder, sorted.
 
         raises  MissingError if the folder does not exist
         """

@@ -342,7 +342,7 @@ class LocalStore(Store):
 
     def names(self, path: str) -> Sequence[str]:
         with self._in_folder(path) as folder:
-            return sorted(os.listdir(folder), key=os.fsencode)
+            return sorted(os.listdir(folder))
 
     @contextlib.contextmanager
     def opened(self, path: str, flags: int = _READ) -> Iterator[int]:
