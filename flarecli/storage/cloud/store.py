@@ -418,7 +418,7 @@ class ObjectStore(Store):
         names = {key[len(top) :].rstrip("/") for key in keys if key.startswith(top)} - {""}
         if not names:
             raise MissingError("not found", where=self.show(path))
-        return sorted(names, key=str.encode)
+        return sorted(names)
 
     def _pages(self, path: str) -> Iterator[Any]:
         """Yield the metadata of each object below a path, in bytewise order of the keys."""
