@@ -51,13 +51,10 @@ def _lines(playlist: Playlist) -> Iterator[str]:
         headers, parts = _headers(stream), any(stream.parts)
         if headers or not (stream.files or parts):
             yield from _block(headers, 2)
-        if stream.files:
-            yield "    files:"
-        separator = "\n      "
-        yield from (f"      {_file(file, separator)}" for file in stream.files.values())
+        yield from _file_lines(stream.files)
         if parts:
-            items = (", ".join(_file(file, " ") for file in part) for part in stream.parts)
-            yield "    parts: [\n      " + ",\n      ".join(f"{{{item}}}" for item in items) + "]"
+            files = [{file.name: _file(file) for file in part} for part in stream.parts]
+            yield from _block({"parts": files}, 2)
         yield "  content:" + ("" if len(stream.urls) else " []")
         yield from (f"    - {_text(url)}" for url in stream.urls)
 
@@ -79,14 +76,18 @@ def _headers(stream: Stream) -> dict[str, Any]:
     return headers | dict(stream.headers)
 
 
-def _file(file: File, separator: str) -> str:
-    """Return an entry of the header `files` or `parts`: the name, sizes and checksums of a file.
+def _file_lines(files: Mapping[str, File]) -> Iterator[str]:
+    """Yield the header `files`, one line per file: its name, size and checksums."""
+    if files:
+        yield "    files:"
+    for file in files.values():
+        key = _key(file.name, "\n      ")
+        yield f"      {key} {_flow(_file(file))}"
 
-    separator  see `_key`
-    """
-    raw = "" if file.raw_size is None else f", raw_bytes: {file.raw_size}"
-    sums = "".join(f", {name}: {_flow(digest)}" for name, digest in file.hashes.items())
-    return f"{_key(file.name, separator)} {{bytes: {_flow(file.size)}{raw}{sums}}}"
+
+def _file(file: File) -> dict[str, Any]:
+    raw = {} if file.raw_size is None else {"raw_bytes": file.raw_size}
+    return {"bytes": file.size, **raw, **file.hashes}
 
 
 def _block(value: Mapping[str, Any], depth: int) -> Iterator[str]:

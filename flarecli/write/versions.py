@@ -581,8 +581,6 @@ def _check_newest(at: Location, new: Version) -> None:
 
     raises  BusyError if the next version is based on another version
     """
-    if isinstance(at.store, LocalStore):  # a lock in a local folder cannot be lost
-        return
     later = [number for number in numbers(_fresh(at)) if number > new.number]
     if not later:
         return
@@ -672,7 +670,7 @@ def publish(at: Location, version: Version, before: Version | None = None) -> No
 
 def _replace(where: Location, old: bytes | None, new: bytes) -> None:
     """Replace the bytes of a file. Raises BusyError if the file no longer contains `old`."""
-    if isinstance(where.store, LocalStore):  # a lock in a local folder cannot be lost
+    if isinstance(where.store, LocalStore):  # in a local folder, the commit lock cannot be lost
         where.write([new])
         return
     # imported late, because `cloud.store` loads a bucket client
