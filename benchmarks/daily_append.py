@@ -95,10 +95,11 @@ def main() -> None:
         small = str(folder / "small")
         flare.pack(sources, small, shard_rows=args.rows)
         flare.pack(sources[0], out)
-        for path in sources[1:-APPENDS]:
+        appended = sources[1:]
+        for path in appended[:-APPENDS]:
             flare.pack(path, out, append=True)
         firsts, lasts = [], []
-        for i, path in enumerate(sources[-APPENDS:]):
+        for i, path in enumerate(appended[-APPENDS:]):
             new = str(folder / f"new{i}")
             flare.pack(sources[0], new)
             firsts.append(measured(lambda new=new: flare.pack(sources[1], new, append=True)))

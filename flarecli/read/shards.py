@@ -43,7 +43,7 @@ _MIN_SHARD_ROWS = 8  # with fewer rows per shard, reading single rows is faster 
 # of _GATHER_SHARD_ROWS rows per shard, but at most _MAX_GATHER_BYTES.
 _GATHER_BYTES, _MAX_GATHER_BYTES, _GATHER_SHARD_ROWS = 4 << 20, 16 << 20, 256
 _VALUE_BYTES = 100  # approximate memory of a value of variable size, in addition to its bytes
-_MAX_GATHERED_FILES = 1024  # maximum number of mapped files from which rows are gathered
+_MAX_GATHERED_FILES = 1024  # maximum number of mapped files from which two threads gather rows
 
 
 class Series:
