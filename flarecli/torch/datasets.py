@@ -210,16 +210,19 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
         """
         current = self.state_dict()
         state = parse_state(state, current.keys(), "an IterableDataset", "state_dict")
-        for key in ("seed", "order", "window", "rows", "batch", "ranks"):
-            if state[key] != current[key]:
-                raise UsageError(
-                    f"the state was saved with {key} {state[key]}; this dataset has {key} {current[key]}",
-                    hint="Use set_epoch(epoch, step) to resume with a different number of ranks.",
-                )
         cursor = Cursor(state["seed"], state["epoch"], state["step"], state["order"])
         saved = replace(cursor, rows=state["rows"], checksum=state["checksum"])
         _check_epoch(cursor.epoch)
+        # first, because the hint below recommends `set_epoch`, which accepts any data
         check_cursor(self.data, self._rows, saved)
+        for key in ("seed", "order", "window", "batch", "ranks"):
+            if state[key] != current[key]:
+                raise UsageError(
+                    f"the state was saved with {key} {state[key]}; this dataset has {key} {current[key]}",
+                    hint="Use set_epoch(epoch, step) to resume with a different number of ranks."
+                    if key in ("batch", "ranks")
+                    else f"Create the dataset with {key}={state[key]!r}.",
+                )
         given = state["given"]
         check_minimum(1, workers=state["workers"])
         check_minimum(0, given=given)

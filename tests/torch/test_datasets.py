@@ -166,15 +166,30 @@ def test_another_number_of_ranks_resumes_from_a_step(data):
 
 def test_states_of_another_dataset_are_refused(data):
     stream = IterableDataset(data, 8, seed=6)
-    for change, message in (
-        ({"seed": 7}, "the state was saved with seed 7; this dataset has seed 6"),
-        ({"ranks": 2}, "the state was saved with ranks 2; this dataset has ranks 1"),
-        ({"step": 999}, "step 999 is outside the epoch, which has 103 steps"),
-        ({"more": 1}, "expected a state that an IterableDataset saved"),
+    for change, message, hint in (
+        (
+            {"seed": 7},
+            "the state was saved with seed 7; this dataset has seed 6",
+            "Create the dataset with seed=7.",
+        ),
+        (
+            {"order": "windows"},
+            "the state was saved with order windows; this dataset has order shuffle",
+            "Create the dataset with order='windows'.",
+        ),
+        (
+            {"ranks": 2},
+            "the state was saved with ranks 2; this dataset has ranks 1",
+            "Use set_epoch(epoch, step) to resume with a different number of ranks.",
+        ),
+        ({"step": 999}, "step 999 is outside the epoch, which has 103 steps", ""),
+        ({"more": 1}, "expected a state that an IterableDataset saved", SAVED),
     ):
-        with pytest.raises(UsageError) as caught:
-            stream.load_state_dict(stream.state_dict() | change)
-        assert str(caught.value) == message
+        assert_refused(
+            lambda change=change: stream.load_state_dict(stream.state_dict() | change),
+            message,
+            hint,
+        )
     stream.load_state_dict(stream.state_dict() | {"workers": 2})
     with pytest.raises(
         UsageError,
@@ -183,6 +198,42 @@ def test_states_of_another_dataset_are_refused(data):
         next(iter(stream))
     with pytest.raises(UsageError, match="^batch: expected at least 1, got 0$"):
         IterableDataset(data, 0)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_state_of_an_earlier_version_continues_or_names_this_version(tmp_path, ranks):
+    def samples(first, count):
+        return [{"n": n} for n in range(first, first + count)]
+
+    def stream(address, order):
+        return IterableDataset(
+            flare.open(str(address)), 4, seed=2, order=order, rank=0, ranks=ranks
+        )
+
+    out = tmp_path / "out"
+    flare.pack(samples(0, 20), out, shard_rows=5)
+    saved = {}
+    for order in ("sequential", "shuffle"):
+        first = stream(out, order)
+        batches = iter(first)
+        next(batches)
+        saved[order] = first.state_dict(), numbers(batches)
+    flare.pack(samples(20, 7), out, append=True)
+    grown = stream(out, "sequential")
+    grown.load_state_dict(saved["sequential"][0])
+    assert numbers(grown) == cut(list(range(27))[4 * ranks :: ranks], 4)
+    # with another number of ranks, `set_epoch` would be right, but only for the same data
+    for changed in ({}, {"ranks": 3}):
+        assert_refused(
+            lambda changed=changed: stream(out, "shuffle").load_state_dict(
+                saved["shuffle"][0] | changed
+            ),
+            "the position was saved with data of 20 rows; this data has 27 rows",
+            f"Open {out}/playlist.000001.yaml, the version with which the position was saved.",
+        )
+    pinned = stream(out / "playlist.000001.yaml", "shuffle")
+    pinned.load_state_dict(saved["shuffle"][0])
+    assert numbers(pinned) == saved["shuffle"][1]
 
 
 def assert_refused(call, message, hint=""):
