@@ -586,21 +586,28 @@ class Dataset(Data):
         """
         if len(self.playlists) != 1:
             return False
-        earlier = same_rows(self.playlists[0])
-        return any(self._table.checksum_with(one) == checksum for one in earlier)
+        names = [series.name for series in self._table.series]
+        return any(
+            self._table.checksum_with(one[name] for name in names) == checksum
+            for one in same_rows(self.playlists[0])
+            if one.keys() >= set(names)
+        )
 
     def version_with(self, checksum: str) -> str:
         """Return the address of the newest version with this checksum; empty if none is found."""
         at = self.playlists[0].at if len(self.playlists) == 1 else None
         if at is None or self.version is None:
             return ""
+        names = [series.name for series in self._table.series]
+        if len(names) == len(self.playlists[0].streams):
+            names = []  # no streams were selected, so `open` reads all streams of each version
         with contextlib.suppress(FlareError):  # a folder on a web server cannot be listed
             numbers = sorted(filter(None, map(version_number, at.folder.names())), reverse=True)
             for where in (at.folder / version_name(number) for number in numbers[:_MAX_VERSIONS]):
                 with contextlib.suppress(FlareError):  # the playlist was pruned or is invalid
-                    streams = playlists.read(where).streams
-                    found = Dataset([[one] for one in streams]).stream_checksums
-                    if self._table.checksum_with(found) == checksum:
+                    streams = select_streams([playlists.read(where)], names)
+                    found = Dataset(streams).stream_checksums
+                    if self._table.checksum_with(found.values()) == checksum:
                         return str(where)
         return ""
 

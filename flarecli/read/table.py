@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -152,21 +152,17 @@ class Table:
     @cached_property
     def checksum(self) -> str:
         """Return one checksum of the shard listings and the selected row numbers."""
-        return self.checksum_with(self.stream_checksums) or ""
+        return self.checksum_with(self.stream_checksums.values())
 
     @property
     def stream_checksums(self) -> dict[str, str]:
         """Return the checksum of each series' list of shards: name of the series -> checksum."""
         return {series.name: str(series.checksum(series.rows)) for series in self.series}
 
-    def checksum_with(self, stream_checksums: Mapping[str, str]) -> str | None:
-        """Return the checksum that the table has if its series have these checksums.
-
-        The result is None if the checksum of a series is missing.
-        """
-        parts = [stream_checksums.get(series.name, "") for series in self.series]
+    def checksum_with(self, stream_checksums: Iterable[str]) -> str:
+        """Return the checksum that the table has if its series have these checksums, in order."""
         selected = b"" if self._selected is None else self._selected.astype("<i8").tobytes()
-        return _checksum(parts, selected) if all(parts) else None
+        return _checksum(list(stream_checksums), selected)
 
     def begins_with(self, checksum: str, rows: int) -> bool:
         """Return whether `checksum` is the checksum of exactly the first `rows` rows."""

@@ -1396,6 +1396,38 @@ def test_a_state_remains_valid_after_compactions_if_its_order_depends_only_on_ro
         )
 
 
+def test_the_hint_names_the_version_that_accepts_the_state_after_a_column_was_added_or_dropped(
+    out, tmp_path
+):
+    def state(**streams):
+        loader = flare.Loader(flare.open(str(out), **streams), batch=3, seed=5)
+        next(iter(loader))
+        return loader.save()
+
+    def assert_hint(number, state, **streams):
+        address = out / f"playlist.{number:06d}.yaml"
+        with pytest.raises(UsageError) as caught:
+            flare.Loader(flare.open(str(out), **streams), batch=3).load(state)
+        assert caught.value.hint == (
+            f"Open {address}, the version with which the position was saved."
+        )
+        flare.Loader(flare.open(str(address), **streams), batch=3).load(state)
+
+    before = state()
+    column = table([{"label": i * i} for i in range(10)], tmp_path / "label.parquet")
+    flare.pack(column, out, add_column="label")
+    (first,) = (one.name for one in flare.open(f"{out}/playlist.000001.yaml").playlists[0].streams)
+    joined, selected = state(), state(streams=[first])
+    assert_hint(1, before)
+    flare.drop(out, where="id = 5")
+    assert_hint(1, before)
+    assert_hint(2, joined)
+    assert_hint(2, selected, streams=[first])
+    flare.drop(out, drop_column="label")
+    assert_hint(1, before)
+    assert_hint(2, joined)
+
+
 def test_a_reader_of_a_pin_reads_its_rows_through_many_commits_and_a_prune(out, tmp_path):
     flare.log(out, pin="run")
     data = flare.open(str(out / "playlist.run.yaml"))
