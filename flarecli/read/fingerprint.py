@@ -59,6 +59,8 @@ def _listing(stream: Stream, count: int) -> Iterator[bytes]:
         for name in sorted(hashes):
             values = list(islice(hashes[name], count))
             is_complete = is_complete or all(values)
+            if not any(values) and any(hashes[name]):
+                continue  # only later shards have this checksum, such as shards of an append
             yield _json([kind, name, values])
     if not is_complete:
         names = (url.partition("?")[0].rpartition("/")[2] for url in stream.urls)

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 import flarecli as flare
 from flarecli.errors import FlareError, UsageError
-from flarecli.model import Cursor, Settings
+from flarecli.model import Cursor, Settings, Stream
 from flarecli.read.fingerprint import listing_checksum
+from flarecli.storage import locate
 from tests.properties import examples
 
 ROWS = 40
@@ -200,6 +201,28 @@ def test_the_checksum_of_a_listing_is_the_same_in_every_process(tmp_path):
     rows = np.full(len(stream), 7)
     rows[-1] = 5
     assert listing_checksum([stream], data.columns, rows) != data.checksum  # of the joined streams
+
+
+def test_only_checksums_that_later_shards_add_are_omitted_from_the_checksum_of_the_first_shards():
+    """The checksums of complete lists are those of earlier versions of flare."""
+
+    def checksum(shards, **more):
+        stream = Stream(
+            "train",
+            locate("train"),
+            "mds",
+            ["a", "b", "c"],
+            rows=np.array([1, 2, 3]),
+            sizes=np.array([4, 5, 6]),
+            hashes={"xxh3_128": ["x", "y", "z"], **more},
+        )
+        return listing_checksum([stream], (), np.array([1, 2, 3][:shards]))
+
+    assert checksum(3) == "38f0aa9123dc3b774993f13c0921631c"
+    assert checksum(3, md5=["", "", ""]) == "22ff88cabd2af03d445d22b96f99717c"
+    assert checksum(3, md5=["", "", "m"]) == "03e4f560c0bf98e7098f33a3f2b8a656"
+    assert checksum(2) == checksum(2, md5=["", "", "m"]) == "cedb316d8c854ac831b1d6a1331963cb"
+    assert checksum(2, md5=["", "", ""]) == "941ddbf8db040e97cbea9c2a7d55162b"
 
 
 HUGE = st.sampled_from([1 << 31, 1 << 62, (1 << 63) - 1, 1 << 63, 1 << 64, 1 << 128, 10**5000])
