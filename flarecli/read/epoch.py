@@ -103,10 +103,14 @@ def check_cursor(data: Rows, rows: int, cursor: Cursor) -> None:
 
     rows  number of rows in the epoch
     """
+    if cursor.rows is not None or cursor.checksum is not None:
+        _check_saved(data, rows, cursor)
     if not 0 <= cursor.step <= rows:
         raise UsageError(f"step {cursor.step} is outside the epoch, which has {rows} steps")
-    if cursor.rows is None and cursor.checksum is None:
-        return
+
+
+def _check_saved(data: Rows, rows: int, cursor: Cursor) -> None:
+    """Raise UsageError if a cursor was saved with different data; see `check_cursor`."""
     has_same_length = cursor.rows in (None, rows)
     if cursor.checksum is not None:
         if has_same_length and cursor.checksum == data.checksum:

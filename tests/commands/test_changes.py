@@ -1396,6 +1396,31 @@ def test_a_state_remains_valid_after_compactions_if_its_order_depends_only_on_ro
         )
 
 
+def test_a_sequential_state_is_valid_after_an_append_with_other_checksums(out, tmp_path):
+    loader = flare.Loader(flare.open(str(out)), batch=3, order="sequential")
+    next(iter(loader))
+    state = loader.save()
+    for first, hash in ((10, "sha256"), (12, "md5"), (14, None)):
+        more = table(rows(first, 2), tmp_path / f"{first}.parquet")
+        flare.pack(more, out, append=True, hash=[hash] if hash else [])
+        again = flare.Loader(flare.open(str(out)), batch=3)
+        again.load(state)
+        assert ids_of(again) == list(range(3, first + 2))
+
+
+def test_a_state_after_the_end_of_the_current_version_is_refused_with_the_earlier_version(out):
+    loader = flare.Loader(flare.open(str(out)), batch=9)
+    next(iter(loader))
+    state = loader.save()
+    flare.drop(out, where="id < 5")
+    with pytest.raises(UsageError) as caught:
+        flare.Loader(flare.open(str(out)), batch=9).load(state)
+    assert (str(caught.value), caught.value.hint) == (
+        "the position was saved with data of 10 rows; this data has 5 rows",
+        f"Open {out}/playlist.000001.yaml, the version with which the position was saved.",
+    )
+
+
 def test_the_hint_names_the_version_that_accepts_the_state_after_a_column_was_added_or_dropped(
     out, tmp_path
 ):
