@@ -9,7 +9,7 @@ from typing import Any
 
 from flarecli.arguments import address_text, from_options
 from flarecli.commands.options import LogOptions, PruneOptions
-from flarecli.errors import MissingError, UsageError
+from flarecli.errors import BusyError, MissingError, UsageError
 from flarecli.model import Stream
 from flarecli.playlists import version_name
 from flarecli.read.resolve import without_version_index
@@ -57,6 +57,10 @@ class Restore(versions.Change):
     source: Mapping[str, Any] | None = field(default=None, init=False)
 
     def apply(self, base: Version) -> tuple[Stream, ...]:
+        if not self.version.at.exists():
+            raise BusyError(
+                f"another process has pruned version {self.version.number}", where=self.at
+            )
         streams = tuple(map(without_version_index, self.version.streams))
         check_streams(self.at, streams, "The files of this version were deleted.")
         return streams
@@ -102,8 +106,11 @@ def _pin(at: Location, name: str) -> None:
     with CommitLock(at) as lock:
         data = versions.newest(at).data
         if not file.exists():
-            lock.check()  # a prune may have deleted files that `data` lists
-            file.create(data)
+            lock.check()
+            versions.create_once(file, data)
+            if versions.is_lost(lock):  # a prune may have deleted files that `data` lists
+                file.delete()
+                lock.check()
         elif file.read() != data:
             raise UsageError(
                 f"the pin {name!r} already exists, and pins another version",

@@ -149,14 +149,21 @@ class Lease:
         with self._mutex:
             if self._ended.is_set() or self._lost:
                 return
-            try:
-                self._snapshot = swap(self._at, self._next(), self._snapshot)
-            except BusyError:
-                self._lost = (
-                    _DELETED if snapshot(self._at) is None else "another pack took over the lock"
-                )
-                return
-            self._last = _now()
+            for number in range(_MAX_ATTEMPTS):
+                try:
+                    self._snapshot = swap(self._at, self._next(), self._snapshot)
+                    self._last = _now()
+                    return
+                except BusyError:
+                    current = snapshot(self._at)
+                if current is None or _parsed(current.data).get("token") != self._owner["token"]:
+                    self._lost = _DELETED if current is None else "another pack took over the lock"
+                    return
+                # The store rejected the write, although no other process has changed the lock. S3
+                # also answers 409 (ConditionalRequestConflict) if two requests overlap.
+                self._snapshot = current
+                time.sleep(0.01 * 2**number)
+            raise ReachError("the store rejects the renewal of the lock", where=self._where)
 
     def check(self, now: bool = False) -> None:
         """Raise BusyError if the lock is lost, or ReachError if the bucket cannot be reached.

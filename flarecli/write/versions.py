@@ -62,11 +62,11 @@ from flarecli.playlists import (
 )
 from flarecli.read import Dataset
 from flarecli.read.resolve import refuse_unfinished, without_version_index
-from flarecli.read.version_lists import COMMIT_LOCK, FRAGMENT, confined, is_fragment
+from flarecli.read.version_lists import COMMIT_LOCK, FRAGMENT, confined, files_of, is_fragment
 from flarecli.storage import Guard, Location, descriptors, locate
 from flarecli.storage.local import SCRATCH, LocalStore
 from flarecli.write.folder_target import bucket_of, claim
-from flarecli.write.target import check_can_pack
+from flarecli.write.target import check_can_pack, check_files
 
 if TYPE_CHECKING:
     from flarecli.write.bucket_target import Lease
@@ -79,7 +79,9 @@ __all__ = [
     "commit",
     "fragment_name",
     "concatenated",
+    "create_once",
     "fragment_files",
+    "is_lost",
     "joined",
     "moved",
     "sliced",
@@ -257,9 +259,10 @@ def pins(at: Location) -> dict[str, Version]:
     for file in at.names():
         name = pin_of(file)
         if name is not None and version_number(file) is None:
-            data = playlists.stored(at / file)
-            number = version_of(playlists.parse(data, at / file)) or 1
-            out[name] = Version(at / file, number, data)
+            with contextlib.suppress(MissingError):  # another process has deleted the pin
+                data = playlists.stored(at / file)
+                number = version_of(playlists.parse(data, at / file)) or 1
+                out[name] = Version(at / file, number, data)
     return out
 
 
@@ -454,14 +457,26 @@ class CommitLock:
             self._lease = None
 
 
+def is_lost(lock: CommitLock) -> bool:
+    """Return whether this process has lost the lock. A lock in a bucket is renewed first."""
+    try:
+        lock.check()
+    except BusyError:
+        return True
+    return False
+
+
 def commit(at: Location, change: Change, base: Version) -> Version:
     """Apply a change to the newest version, and return the version that the change created.
 
     If an interrupted commit of this change has already created a version, that version is returned.
-    Such a version lists the fragments of the change.
+    Such a version lists the fragments of the change. If that version was pruned, the newest version
+    is returned.
 
     base    the version from which the change was computed
-    raises  the errors of `Change.apply` and `CommitLock`
+    raises  the errors of `Change.apply` and `CommitLock`; MissingError or IntegrityError if a new
+            file is missing or has another size, for example because another process has deleted the
+            fragment of a process that was suspended
     """
     with CommitLock(at) as lock:
         lock.check_store()
@@ -469,24 +484,120 @@ def commit(at: Location, change: Change, base: Version) -> Version:
         is_first = current.at.name == PLAYLIST  # no numbered playlist exists
         if current.data == base.data:
             current = base  # the playlist of `base` is already parsed
-        later = range(base.number + 1, current.number + 1) if change.fragments else ()
-        for one in read_versions(at, later):
-            # `data` is searched first, because `fragments` parses the playlist, which is slower
-            if change.fragments[0].encode() in one.data and one.fragments == change.fragments:
-                change.prepare(lock)
-                publish(at, current)
-                return one
+        if (done := _committed(at, change, base, current)) is not None:
+            change.prepare(lock)
+            publish(at, current)
+            return done
         if is_first:
             _keep_first(at, current)
         for _ in range(_MAX_ATTEMPTS):
             new = _next_version(at, change, current)
+            _check_new_files(at, current, new)
             change.prepare(lock)
             if _created(at, new, lock):
-                _check_newest(at, new)
+                break
+            current = newest(at)
+        else:
+            raise ReachError("cannot create the playlist of the next version", where=at)
+        with _created_before(new):
+            _check_newest(at, new)
+            if not is_lost(lock):
                 publish(at, new, current)
                 return new
-            current = newest(at)
-    raise ReachError("cannot create the playlist of the next version", where=at)
+    with _created_before(new):
+        _settle(at, change, current, new)
+    return new
+
+
+def _committed(at: Location, change: Change, base: Version, current: Version) -> Version | None:
+    """Return the version that an earlier commit of a change created; None if there is none."""
+    if not change.fragments or current.number == base.number:
+        return None
+    for one in read_versions(at, range(base.number + 1, current.number + 1)):
+        # `data` is searched first, because `fragments` parses the playlist, which is slower
+        if change.fragments[0].encode() in one.data and one.fragments == change.fragments:
+            return one
+    folders = {url.partition("/")[0] for stream in current.streams for url in stream.urls}
+    return current if folders.issuperset(change.fragments) else None
+
+
+def _check_new_files(at: Location, current: Version, new: Version) -> None:
+    """Check that the files exist that a version lists in addition to the current version.
+
+    raises  the errors of `check_files`
+    """
+    known = files_of(at, current.playlist)
+    added: dict[str, list[tuple[str, int | None]]] = {}  # folder -> its files
+    for name, size in files_of(at, new.playlist).items():
+        if name not in known:
+            folder, _, file = name.partition("/")
+            key, own = (folder, file) if is_fragment(folder) else ("", name)
+            added.setdefault(key, []).append((own, size))
+    for folder, files in added.items():
+        where = _fresh(at) / folder if folder else _fresh(at)
+        check_files(where, files, "Run the same command again.")
+
+
+@contextlib.contextmanager
+def _created_before(new: Version) -> Iterator[None]:
+    """State in an error that a version was created before the error, so that it is not repeated."""
+    try:
+        yield
+    except BusyError:
+        raise
+    except FlareError as error:
+        raise error.changed(
+            message=f"{error.message}; version {new.number} was created before this error",
+            hint=error.hint or _again(new),
+        ) from None
+
+
+def _again(new: Version) -> str:
+    return f"Run the same command {'with --resume' if new.fragments else 'again'}."
+
+
+def _settle(at: Location, change: Change, before: Version, new: Version) -> None:
+    """Publish a version whose playlist was created after this process may have lost the lock.
+
+    Between the last check of the lock and the creation, another process may have deleted files that
+    the version lists, or erased keys of its rows. In this case, a version that restores the
+    previous shards is created, and the playlist of the invalid version is deleted.
+
+    before  version to which the change was applied
+    raises  BusyError if the version is invalid
+    """
+    with CommitLock(at) as lock:
+        _check_newest(at, new)
+        try:
+            change.apply(before)
+            _check_new_files(at, before, new)
+        except FlareError as error:
+            if isinstance(error, ReachError) and not isinstance(error, (BusyError, MissingError)):
+                raise
+            if newest(at).number == new.number:
+                restored = _next_version(at, _Undo(before), new)
+                if _created(at, restored, lock):
+                    publish(at, restored)
+                    (at / version_name(new.number)).delete()
+            raise BusyError(
+                f"another process changed the dataset after this process had lost the lock: {error.message}",
+                where=at,
+                hint="Run the same command again.",
+            ) from None
+        publish(at, newest(at))
+
+
+@dataclass(frozen=True)
+class _Undo(Change):
+    """The change that restores the shards of a version whose successor is invalid."""
+
+    version: Version
+    verb: str = field(default="restore", init=False)
+    fragments: tuple[str, ...] = field(default=(), init=False)
+    source: Mapping[str, Any] | None = field(default=None, init=False)
+
+    def apply(self, base: Version) -> tuple[Stream, ...]:
+        return self.version.streams
 
 
 def _next_version(at: Location, change: Change, base: Version) -> Version:
@@ -551,7 +662,8 @@ def _created(at: Location, new: Version, lock: CommitLock) -> bool:
 
     After an error, the playlist is read back: if only the response was lost, the playlist exists.
 
-    raises  BusyError if this process has lost the lock
+    raises  BusyError if this process has lost the lock; ReachError if it is unknown whether the
+            playlist was created
     """
     where = at / version_name(new.number)
     for attempt in range(_MAX_ATTEMPTS):
@@ -560,7 +672,13 @@ def _created(at: Location, new: Version, lock: CommitLock) -> bool:
             where.create(new.data)
             return True
         except FlareError as error:
-            stored = _stored(where)
+            try:
+                stored = _stored(where)
+            except ReachError as unknown:
+                raise unknown.changed(
+                    message=f"{unknown.message}; it is unknown whether version {new.number} was created",
+                    hint=_again(new),
+                ) from None
             if stored is not None:
                 return stored == new.data
             # If the playlist existed but was pruned meanwhile, this process has lost the lock.
@@ -613,11 +731,11 @@ def _keep_first(at: Location, first: Version) -> None:
     for index in {find(str(name)).version_index for name in formats} - {""}:
         data = _stored(at / index)
         if data is not None:
-            _create_once(at / first_index(index), data)
-    _create_once(at / version_name(first.number), first.data)
+            create_once(at / first_index(index), data)
+    create_once(at / version_name(first.number), first.data)
 
 
-def _create_once(where: Location, data: bytes) -> None:
+def create_once(where: Location, data: bytes) -> None:
     """Create a file. If the file exists with the same bytes, do nothing."""
     try:
         where.create(data)
@@ -646,14 +764,17 @@ def publish(at: Location, version: Version, before: Version | None = None) -> No
     before  the previous version; if `playlist.yaml` is still a copy of that version, no playlist is
             parsed
     """
+    is_index_old = False
     for _ in range(_MAX_ATTEMPTS):
         current = _stored(at / PLAYLIST)
-        if current == version.data:
+        if current == version.data and not is_index_old:
             return
         if current is not None and (before is None or current != before.data):
             number = version_of(playlists.parse(current, at / PLAYLIST))
             if number is not None and number > version.number:
-                return
+                if not is_index_old:
+                    return
+                version = newest(at)
         # an index covers one stream, because MosaicML cannot join streams
         for stream in version.streams[:1]:
             if stream.format is not None:
@@ -664,7 +785,7 @@ def publish(at: Location, version: Version, before: Version | None = None) -> No
         except BusyError:
             # Another process has published a version, but this process has overwritten the index of
             # that version. Therefore, the newest version is published again.
-            version, before = newest(at), None
+            version, before, is_index_old = newest(at), None, True
     raise ReachError("cannot replace the playlist", where=at / PLAYLIST)
 
 

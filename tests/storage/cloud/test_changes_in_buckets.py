@@ -3,6 +3,7 @@ conditional puts.
 """
 
 import itertools
+import json
 import os
 import re
 import signal
@@ -17,6 +18,7 @@ import pytest
 import flarecli as flare
 from flarecli.__main__ import main
 from flarecli.errors import BusyError, UsageError
+from flarecli.formats.mds.format import MDS
 from flarecli.storage import locate
 from flarecli.storage.append_log import open_log
 from flarecli.storage.cloud.store import ObjectStore
@@ -420,6 +422,184 @@ def test_a_writer_that_stops_until_its_locks_expire_loses_no_rows(s3, tmp_path, 
     assert flare.pack(mine, out, append=True, resume=True).version == 4
     assert ids(out) == [0, 1, 2, 10, 11, 20, 21, 3, 4, 5]
     assert list(flare.verify(out)) == []
+
+
+def stopped(run, path):
+    """Start a process, which stops before it creates a file; return its id.
+
+    path  end of the path of the file; empty: the process stops at the start of its commit instead
+    """
+
+    def process():
+        bucket_target._machine = lambda: "another machine"  # its process id says nothing here
+        owner, name = (ObjectStore, "create") if path else (versions, "commit")
+        real = getattr(owner, name)
+
+        def stop(*args):
+            if not path or args[1].endswith(path):
+                os.kill(os.getpid(), signal.SIGSTOP)
+            return real(*args)
+
+        setattr(owner, name, stop)
+        run()
+
+    pid = forked(process)
+    assert os.WIFSTOPPED(os.waitpid(pid, os.WUNTRACED)[1])
+    return pid
+
+
+@pytest.fixture
+def short_leases(monkeypatch):
+    for name, seconds in (("BEAT_S", 0.1), ("DEAD_S", 0.5)):
+        monkeypatch.setattr(bucket_target, name, seconds)
+
+
+STOPPED = {
+    "append": lambda out, source: flare.pack(source, out, append=True),
+    "drop": lambda out, source: flare.drop(out, where="id = 0"),
+    "compact": lambda out, source: flare.compact(out),
+    "replace": lambda out, source: flare.pack(
+        source, out, append=True, key="id", on_duplicate="replace"
+    ),
+}
+
+
+@pytest.mark.parametrize("path", ["", "playlist.000003.yaml"], ids=["commit", "list"])
+@pytest.mark.parametrize("change", STOPPED if IS_FULL else ["append", "compact"])
+@pytest.mark.parametrize("form", ["mds", "webdataset"])
+def test_a_change_whose_new_files_were_pruned_meanwhile_is_refused(
+    form, change, path, s3, tmp_path, short_leases
+):
+    out = f"{s3}/living/pruned-{form}-{change}-{bool(path)}"
+    source = table(1, 3, tmp_path / "mine.parquet")
+    flare.pack(table(0, 4, tmp_path / "0.parquet"), out, shard_rows=2, format=form)
+    flare.pack(table(4, 2, tmp_path / "1.parquet"), out, append=True)
+    rows = ids(out)
+    pid = stopped(lambda: STOPPED[change](out, source), path)
+    try:
+        assert flare.prune(out, keep=5).busy == ()
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert exit_code(pid) == BusyError.exit_code
+    assert ids(out) == rows
+    for number in versions.numbers(locate(out)):
+        assert list(flare.verify(f"{out}/playlist.{number:06d}.yaml")) == []
+    assert list(flare.verify(out)) == []
+    STOPPED[change](out, source)
+    assert list(flare.verify(out)) == []
+    assert flare.log(out)[-1].verb == change
+
+
+@pytest.mark.parametrize("option", ["restore", "pin"])
+def test_a_pruned_version_is_neither_restored_nor_pinned(option, s3, tmp_path, short_leases):
+    out = f"{s3}/living/pruned-{option}"
+    for i in range(3):
+        one = table(10 * i, 2, tmp_path / f"{i}.parquet")
+        if i:
+            flare.drop(out, where=f"id = {10 * (i - 1)}")
+        flare.pack(one, out, append=i > 0)
+    newest = flare.open(out).version
+    made = f"playlist.{newest + 1:06d}.yaml" if option == "restore" else "playlist.run.yaml"
+    run = {"restore": lambda: flare.log(out, restore=1), "pin": lambda: flare.log(out, pin="run")}
+    pid = stopped(run[option], made)
+    try:
+        if option == "pin":
+            flare.drop(out, where="id = 11")
+        flare.prune(out, keep=1)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert exit_code(pid) == BusyError.exit_code
+    assert ids(out) == [1, 11, 20, 21] if option == "restore" else [1, 20, 21]
+    names = [entry.name for entry in locate(out).list()]
+    assert "playlist.run.yaml" not in names
+    for number in versions.numbers(locate(out)):
+        assert list(flare.verify(f"{out}/playlist.{number:06d}.yaml")) == []
+
+
+def test_rows_that_another_process_appended_for_a_stopped_process_are_in_the_dataset_once(
+    s3, tmp_path, short_leases
+):
+    """The version of the append is pruned before the stopped process continues."""
+    out, mine = f"{s3}/living/once", table(3, 3, tmp_path / "mine.parquet")
+    flare.pack(table(0, 3, tmp_path / "0.parquet"), out)
+    pid = stopped(lambda: flare.pack(mine, out, append=True), "")
+    try:
+        assert flare.pack(mine, out, append=True, resume=True).version == 2
+        flare.pack(table(10, 2, tmp_path / "1.parquet"), out, append=True)
+        flare.prune(out, keep=1)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    exit_code(pid)
+    assert ids(out) == [0, 1, 2, 3, 4, 5, 10, 11]
+    assert [one.number for one in flare.log(out)] == [3]
+    assert list(flare.verify(out)) == []
+
+
+def test_a_stopped_process_does_not_append_a_key_that_was_erased_meanwhile(
+    s3, tmp_path, short_leases
+):
+    out, mine = f"{s3}/living/erased-key", table(99, 1, tmp_path / "mine.parquet")
+    flare.pack(table(0, 3, tmp_path / "0.parquet"), out)
+    flare.drop(out, where="id = 0")
+    keys = tmp_path / "keys.txt"
+    keys.write_text("99\n")
+    pid = stopped(lambda: flare.pack(mine, out, append=True), "playlist.000003.yaml")
+    try:
+        flare.drop(out, keys=str(keys), key="id", erase=True)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert exit_code(pid) == BusyError.exit_code
+    assert ids(out) == [1, 2]
+    assert list(flare.verify(out)) == []
+
+
+def test_a_stopped_process_does_not_leave_the_index_of_an_earlier_version(
+    s3, tmp_path, short_leases
+):
+    """It continues before it writes the index of its version, after another process has committed
+    the next version.
+    """
+    out = f"{s3}/living/index"
+    flare.pack(table(0, 3, tmp_path / "0.parquet"), out)
+
+    def append():
+        real = MDS.write_version_index
+
+        def stop(*args):
+            os.kill(os.getpid(), signal.SIGSTOP)
+            real(*args)
+
+        MDS.write_version_index = staticmethod(stop)
+        flare.pack(table(3, 3, tmp_path / "1.parquet"), out, append=True)
+
+    def process():
+        bucket_target._machine = lambda: "another machine"
+        append()
+
+    pid = forked(process)
+    assert os.WIFSTOPPED(os.waitpid(pid, os.WUNTRACED)[1])
+    try:
+        flare.pack(table(6, 3, tmp_path / "2.parquet"), out, append=True)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert os.WIFSTOPPED(os.waitpid(pid, os.WUNTRACED)[1])  # it writes the newest index again
+    os.kill(pid, signal.SIGCONT)
+    assert exit_code(pid) == 0
+    listed = json.loads((locate(out) / "index.json").read())["shards"]
+    assert [one["samples"] for one in listed] == [3, 3, 3]
+    assert list(flare.verify(out)) == []
+
+
+@pytest.mark.parametrize("kind", ["s3", "google"])
+def test_a_rejected_renewal_does_not_lose_a_lock_that_no_other_process_has_changed(kind, faulty):
+    bucket, server = faulty(kind)
+    lease = bucket_target.Lease(locate(f"{bucket}/lock"), bucket, waits=False)
+    server.fault = fails("lock", ANSWERS["409"], False)
+    lease.check(now=True)
+    assert server.faults == 1
+    lease.check(now=True)
+    lease.release()
+    assert not locate(f"{bucket}/lock").exists()
 
 
 def test_the_last_object_of_a_log_is_deleted_first(faulty):
