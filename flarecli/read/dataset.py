@@ -27,7 +27,7 @@ from flarecli.encodings import BINARY
 from flarecli.errors import FlareError, MissingLibraryError, UsageError, ValueFitError
 from flarecli.formats import TableOptions
 from flarecli.model import Columns, IntArray, Playlist, Row, Sample, Stream
-from flarecli.playlists import same_rows, version_name, version_number, version_of
+from flarecli.playlists import pin_of, same_rows, version_name, version_number, version_of
 from flarecli.read.batch import GatheredBatches
 from flarecli.read.decode import (
     DecodeFailure,
@@ -50,7 +50,7 @@ from flarecli.suggest import choose
 __all__ = ["Dataset", "open"]
 
 MAX_HTML_ROWS = 5
-_MAX_VERSIONS = 100  # maximum number of versions that `version_with` searches
+_MAX_VERSIONS = 100  # maximum number of versions, and of pins, that `version_with` searches
 ReadSample: TypeAlias = "Callable[[int], Sample | None]"
 
 
@@ -562,13 +562,16 @@ class Dataset(Data):
 
     @property
     def pinned(self) -> str:
-        """Return the address of the numbered playlist of this version.
+        """Return the address of a playlist of this version that later changes do not replace.
 
-        Later changes to the dataset do not replace this playlist. The address is empty if the
-        dataset has no versions.
+        The address is the numbered playlist, or the pin from which the dataset was opened. It is
+        empty if the dataset has no versions.
         """
-        number, at = self.version, self.playlists[0].at
-        return "" if number is None or at is None else str(at.folder / version_name(number))
+        at = self.playlists[0].at if len(self.playlists) == 1 else None
+        if at is None or pin_of(at.name) is not None:
+            return str(at or "")
+        number = self.version
+        return "" if number is None else str(at.folder / version_name(number))
 
     def begins_with(self, checksum: str, rows: int) -> bool:
         """Return whether `checksum` is the checksum of exactly the first `rows` rows."""
@@ -594,21 +597,27 @@ class Dataset(Data):
         )
 
     def version_with(self, checksum: str) -> str:
-        """Return the address of the newest version with this checksum; empty if none is found."""
+        """Return the address of the newest version with this checksum; empty if none is found.
+
+        If no numbered playlist has the checksum, the pins are searched.
+        """
         at = self.playlists[0].at if len(self.playlists) == 1 else None
-        if at is None or self.version is None:
+        if at is None or not self.pinned:
             return ""
-        names = [series.name for series in self._table.series]
-        if len(names) == len(self.playlists[0].streams):
-            names = []  # no streams were selected, so `open` reads all streams of each version
+        selected = [series.name for series in self._table.series]
+        if len(selected) == len(self.playlists[0].streams):
+            selected = []  # no streams were selected, so `open` reads all streams of each version
         with contextlib.suppress(FlareError):  # a folder on a web server cannot be listed
-            numbers = sorted(filter(None, map(version_number, at.folder.names())), reverse=True)
-            for where in (at.folder / version_name(number) for number in numbers[:_MAX_VERSIONS]):
+            names = at.folder.names()
+            numbers = sorted(filter(None, map(version_number, names)), reverse=True)
+            pins = [name for name in names if pin_of(name) and version_number(name) is None]
+            numbered = map(version_name, numbers[:_MAX_VERSIONS])
+            for name in (*numbered, *pins[:_MAX_VERSIONS]):
                 with contextlib.suppress(FlareError):  # the playlist was pruned or is invalid
-                    streams = select_streams([playlists.read(where)], names)
+                    streams = select_streams([playlists.read(at.folder / name)], selected)
                     found = Dataset(streams).stream_checksums
                     if self._table.checksum_with(found.values()) == checksum:
-                        return str(where)
+                        return str(at.folder / name)
         return ""
 
     @property

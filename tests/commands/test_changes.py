@@ -1453,6 +1453,34 @@ def test_the_hint_names_the_version_that_accepts_the_state_after_a_column_was_ad
     assert_hint(2, joined)
 
 
+def test_a_pin_is_the_pinned_address_of_its_readers_and_a_hint_after_a_prune(out, tmp_path):
+    flare.log(out, pin="first")
+    flare.pack(table(rows(10, 6), tmp_path / "more.parquet"), out, append=True)
+    flare.log(out, pin="second")
+    loader = flare.Loader(flare.open(str(out)), batch=2)
+    next(iter(loader))
+    state = loader.save()
+    flare.drop(out, where="id = 1")
+    flare.prune(out, keep=1)
+    for name, version, count in (("first", None, 10), ("second", 2, 16), ("000003", 3, 15)):
+        address = f"{out}/playlist.{name}.yaml"
+        data = flare.open(address)
+        assert (data.version, data.pinned, len(flare.open(data.pinned))) == (
+            version,
+            address,
+            count,
+        )
+        again = flare.Loader(data, batch=2)
+        if name == "second":
+            again.load(state)
+            continue
+        with pytest.raises(UsageError) as caught:
+            again.load(state)
+        assert caught.value.hint == (
+            f"Open {out}/playlist.second.yaml, the version with which the position was saved."
+        )
+
+
 def test_a_reader_of_a_pin_reads_its_rows_through_many_commits_and_a_prune(out, tmp_path):
     flare.log(out, pin="run")
     data = flare.open(str(out / "playlist.run.yaml"))
