@@ -178,7 +178,14 @@ def test_a_commit_without_any_answer_keeps_its_rows_for_a_resume(
         server.fault = fails(name, ANSWERS[answer], is_done, 10**6, commands)
         is_read_back = answer == "409" and is_done
         code = changed(change, out, source, "--retries", "0")
-        assert (code, capsys.readouterr().err) == (0, "") if is_read_back else code == 3
+        printed = capsys.readouterr().err
+        if is_read_back:
+            assert (code, printed) == (0, "")
+        else:
+            assert code == 3
+            if answer == "cut":
+                assert "; it is unknown whether version 2 was created\n" in printed
+                assert printed.endswith("hint: Run the same command with --resume.\n")
         assert len(fragments(out)) == 1
         server.fault = lambda request: None
         assert list(flare.verify(out)) == []
@@ -188,6 +195,22 @@ def test_a_commit_without_any_answer_keeps_its_rows_for_a_resume(
         assert [one.number for one in flare.log(out)] == [1, 2]
         assert len(fragments(out)) == 1
         assert list(flare.verify(out)) == []
+
+
+def test_an_error_after_the_creation_of_a_version_names_the_version(faulty, tmp_path, capsys):
+    bucket, server = faulty("s3")
+    source = table(4, 2, tmp_path / "1.parquet")
+    for change in CHANGES:
+        out = f"{bucket}/living/{change}"
+        flare.pack(table(0, 4, tmp_path / "0.parquet"), out, shard_rows=2)
+        server.fault = fails(f"{change}/index.json", ANSWERS["500"], False, 10**6)
+        assert changed(change, out, source, "--retries", "0") == 3
+        printed = capsys.readouterr().err
+        assert "; version 2 was created before this error\n" in printed
+        server.fault = lambda request: None
+        assert changed(change, out, source, "--resume") == 0
+        assert ids(out) == CHANGES[change][1]
+        assert [one.number for one in flare.log(out)] == [1, 2]
 
 
 @pytest.mark.parametrize("kind", ["s3", "google", "azure"])
