@@ -582,19 +582,23 @@ class Dataset(Data):
         """Return the checksum of each stream's list of shards: stream name -> checksum."""
         return self._table.stream_checksums
 
-    def is_compaction_of(self, checksum: str) -> bool:
-        """Return whether `checksum` belongs to an earlier version with the same rows.
+    def same_row_checksums(self) -> list[str]:
+        """Return the checksums of the earlier versions with the same rows, newest first.
 
         An earlier version has the same rows if all later changes are compactions.
         """
         if len(self.playlists) != 1:
-            return False
+            return []
         names = [series.name for series in self._table.series]
-        return any(
-            self._table.checksum_with(one[name] for name in names) == checksum
-            for one in same_rows(self.playlists[0])
+        return [
+            self._table.checksum_with(one[name] for name in names)
+            for one in reversed(same_rows(self.playlists[0]))
             if one.keys() >= set(names)
-        )
+        ]
+
+    def is_compaction_of(self, checksum: str) -> bool:
+        """Return whether `checksum` belongs to an earlier version with the same rows."""
+        return checksum in self.same_row_checksums()
 
     def version_with(self, checksum: str) -> str:
         """Return the address of the newest version with this checksum; empty if none is found.

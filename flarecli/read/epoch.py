@@ -160,6 +160,7 @@ class Data(Closable):
             "load",
             "matching",
             "order",
+            "same_row_checksums",
             "stream_checksums",
             "version_with",
         )

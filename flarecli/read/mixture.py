@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import heapq
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -33,6 +34,7 @@ __all__ = ["Mix", "MixOrder", "mix"]
 
 BLOCK = 10_000  # steps per block; weights are rounded to 1 / BLOCK
 _MAX_STEPS = 1 << 62  # limit for the total steps of all epochs, because steps are int64
+_MAX_MIXES = 1 << 16  # maximum number of mixes of earlier versions that `is_compaction_of` compares
 # The permutation of a block uses the number of the block plus this constant as `epoch`.
 _FIRST_BLOCK_KEY = 1 << 40
 
@@ -120,16 +122,22 @@ class Mix(Data):
 
         The quota of a dataset is its number of steps per block.
         """
+        return self._checksum_of([part.checksum for part in self.parts])
+
+    def _checksum_of(self, parts: Sequence[str]) -> str:
+        """Return the checksum that the mix has if its datasets have these checksums."""
         numbers = np.asarray([self.rows, *self.quotas.tolist()], "<i8").tobytes()
-        return checksum_of([*(part.checksum.encode() for part in self.parts), numbers])
+        return checksum_of([*(part.encode() for part in parts), numbers])
 
     def begins_with(self, checksum: str, rows: int) -> bool:
         """Return False, because a mix cannot resume after rows are appended to its datasets."""
         return False
 
     def is_compaction_of(self, checksum: str) -> bool:
-        """Return False, because a mix has no versions."""
-        return False
+        """Return whether `checksum` belongs to a mix of earlier versions with the same rows."""
+        versions = ([part.checksum, *part.same_row_checksums()] for part in self.parts)
+        mixes = itertools.islice(itertools.product(*versions), _MAX_MIXES)
+        return any(self._checksum_of(parts) == checksum for parts in mixes)
 
     def version_with(self, checksum: str) -> str:
         """Return an empty string: a mix has no versions, so no version has the checksum."""

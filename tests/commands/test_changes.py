@@ -1396,6 +1396,37 @@ def test_a_state_remains_valid_after_compactions_if_its_order_depends_only_on_ro
         )
 
 
+@pytest.mark.parametrize("order", ["sequential", "shuffle", "windows"])
+def test_a_state_of_a_mix_remains_valid_after_compactions_of_its_datasets(out, tmp_path, order):
+    other = tmp_path / "other"
+    flare.pack(table(rows(100, 7), tmp_path / "other.parquet"), other, shard_rows=2)
+
+    def loader():
+        even = flare.open(str(out)).where("id % 2 = 0")
+        mixed = flare.mix({even: 0.6, flare.open(str(other)): 0.4})
+        return flare.Loader(mixed, batch=3, order=order, seed=5)
+
+    first = loader()
+    batches = iter(first)
+    next(batches)
+    state = first.save()
+    expected = [number for batch in batches for number in batch["id"].tolist()]
+    for folder, shard_size in ((out, "300B"), (other, "1MB"), (out, "1MB")):
+        assert flare.compact(folder, shard_size=shard_size).version
+        again = loader()
+        assert again.data.checksum != state["checksum"]
+        if order == "windows":
+            with pytest.raises(UsageError, match="^the position was saved with data whose"):
+                again.load(state)
+            continue
+        again.load(state)
+        assert ids_of(again) == expected
+    flare.drop(other, where="id = 100")
+    flare.pack(table(rows(100, 1), tmp_path / "same.parquet"), other, append=True)
+    with pytest.raises(UsageError, match="^the position was saved with data whose"):
+        loader().load(state)
+
+
 def test_a_sequential_state_is_valid_after_an_append_with_other_checksums(out, tmp_path):
     loader = flare.Loader(flare.open(str(out)), batch=3, order="sequential")
     next(iter(loader))
