@@ -16,7 +16,7 @@ from flarecli.arguments import address_text, from_options
 from flarecli.commands.options import CompactOptions, DropOptions
 from flarecli.commands.rewrite import Group, groups_without, rewrite, row_counts, total_size
 from flarecli.commands.row_order import select_rows
-from flarecli.errors import BusyError, MissingError, UsageError
+from flarecli.errors import MissingError, UsageError
 from flarecli.hashes import digest
 from flarecli.model import Columns, IntArray, Stream
 from flarecli.names import is_url
@@ -26,7 +26,14 @@ from flarecli.read.version_lists import file_names, files_of, files_to_remove, l
 from flarecli.storage import Location, locate
 from flarecli.suggest import choose
 from flarecli.units import format_count
-from flarecli.write import CommitLock, check_key_type, erasable_bytes, removal, versions
+from flarecli.write import (
+    CommitLock,
+    changed_error,
+    check_key_type,
+    erasable_bytes,
+    removal,
+    versions,
+)
 from flarecli.write.erased import (
     ErasedKeys,
     KeysToErase,
@@ -79,10 +86,11 @@ def drop(options: DropOptions) -> Changed:
     at, base = open_for_change(out, guard, options.dry_run)
     if options.erase and not options.dry_run:
         _complete_erasures(at, options, progress)
-    selection = _selected(options, base)
-    erasure = None
-    if options.erase:
-        erasure = _planned_erasure(at, options, base, selection, progress)
+    with versions.check_unchanged(at, base):
+        selection, erasure = _selected(options, base), None
+        if options.erase:
+            erasure = _planned_erasure(at, options, base, selection, progress)
+    if erasure is not None:
         if selection is None and erasure.lines:
             selection = _Selection({}, [])
         if options.dry_run and erasure.files:
@@ -101,8 +109,13 @@ def drop(options: DropOptions) -> Changed:
     if options.dry_run:
         return Changed(None, selection.rows, shards, sizes, True)
 
+    is_committed = False
+
     def commit(change: versions.Change) -> Version:
-        return versions.commit(at, change if erasure is None else erasure.added_to(change), base)
+        nonlocal is_committed
+        change = change if erasure is None else erasure.added_to(change)
+        new, is_committed = versions.commit(at, change, base), True
+        return new
 
     if selection.stream:
         new = commit(DropStream(selection.stream))
@@ -123,6 +136,8 @@ def drop(options: DropOptions) -> Changed:
             commit=commit,
         )
     if options.erase:
+        if not is_committed:  # the version of another process may not erase the same files and keys
+            raise changed_error(new.at)
         _erase(at, new.erases, options, progress)
     return Changed(new.number, selection.rows, shards, sizes)
 
@@ -138,12 +153,9 @@ class DropStream(versions.Change):
 
     def apply(self, base: Version) -> tuple[Stream, ...]:
         streams = tuple(stream for stream in base.streams if stream.name != self.name)
-        if not streams:
-            raise BusyError(
-                "another process has dropped the other columns",
-                where=base.at,
-                hint="Run the same command again.",
-            )
+        if not streams or len(streams) == len(base.streams):
+            # another process has dropped the other columns, or this column
+            raise changed_error(base.at)
         return streams
 
 

@@ -15,13 +15,13 @@ import numpy as np
 import pyarrow as pa
 
 from flarecli import formats
-from flarecli.errors import BusyError, UsageError
+from flarecli.errors import UsageError
 from flarecli.model import Chunk, Columns, IntArray, Settings, Stream
 from flarecli.playlists import SCHEMA
 from flarecli.playlists.fill import described
 from flarecli.progress import Progress
 from flarecli.storage import Guard, Location
-from flarecli.write import Writer, check_streams, versions
+from flarecli.write import Writer, changed_error, check_streams, versions
 from flarecli.write.columns import ColumnConverter, convert_all
 from flarecli.write.versions import Version
 
@@ -96,7 +96,7 @@ class Rewrite(versions.Change):
             start = position.get(run.urls[0], -1)
             stop = start + len(run.urls)
             if start < done or tuple(stream.urls[start:stop]) != run.urls:
-                raise _changed(base)
+                raise changed_error(base.at)
             pieces.append(versions.sliced(stream, done, start))
             if run.new is not None:
                 pieces.append(run.new)
@@ -105,18 +105,10 @@ class Rewrite(versions.Change):
         if number in self.columns:
             new = [run.new for run in runs if run.new is not None]
             if sum(map(len, pieces)) != sum(map(len, new)):
-                raise _changed(base)
+                raise changed_error(base.at)
             pieces = [_with_columns(versions.sliced(stream, 0, 0), self.columns[number]), *new]
         # stop listing the other files of a fragment if none of its shards is listed anymore
         return versions.without_unused_files(versions.concatenated(self.at, pieces))
-
-
-def _changed(base: Version) -> BusyError:
-    return BusyError(
-        "another process has changed the dataset",
-        where=base.at,
-        hint="Run the same command again.",
-    )
 
 
 def _with_columns(stream: Stream, columns: Columns) -> Stream:
@@ -197,6 +189,8 @@ def rewrite(
     columns      index of a stream -> the columns to keep; its groups then contain all shards
     commit       function that receives the change, and commits it together with other changes;
                  None: commit only this change
+    return       the new version; with `resume`, the version in which another process has committed
+                 the same shards
     raises       BusyError if another process has replaced one of the shards
     """
     options = hashlib.sha256(repr([verb, shard_bytes, *facts]).encode()).hexdigest()[:32]
@@ -224,6 +218,8 @@ def rewrite(
             return write(i + 1)
         name = versions.fragment_name([verb, options, base.checksum, *([number] if number else [])])
         versions.check_fragment(at, name)
+        with versions.check_unchanged(at, base):
+            settings = settings_of(stream, shard_bytes)
         committed = list[Version]()
 
         def finish(written: Stream) -> None:
@@ -235,21 +231,21 @@ def rewrite(
             f"{out.rstrip('/')}/{name}",
             format=stream.format or "",
             columns=None if stream.types else chosen,
-            settings=replace(
-                settings_of(stream, shard_bytes),
-                shard_rows=max(kept) if shard_bytes is None else None,
-            ),
+            settings=replace(settings, shard_rows=max(kept) if shard_bytes is None else None),
             head={"base": base.number, "base_checksum": base.checksum, "options": options},
             resume=resume,
             guard=guard,
             jobs=jobs,
         ) as writer:
-            if stream.types and not writer.is_done:
+            if writer.is_done:
+                return versions.version_of_fragment(at, base, name)
+            if stream.types:
                 names = {one.name for one in chosen or ()}
                 kinds = {name: kind for name, kind in stream.types.items() if name in names}
                 writer.name_columns(chosen or (), kinds)
             progress.start(verb, sum(kept), done=writer.rows)
-            _write(writer, stream, own, progress)
+            with versions.check_unchanged(at, base):
+                _write(writer, stream, own, progress)
             writer.close(source, finish)
         return committed[0]
 

@@ -15,7 +15,13 @@ from flarecli.write.keys import (
 )
 from flarecli.write.link_targets import address_column
 from flarecli.write.spool import Spool
-from flarecli.write.target import Contents, Target, check_can_pack, check_streams
+from flarecli.write.target import (
+    Contents,
+    Target,
+    changed_error,
+    check_can_pack,
+    check_streams,
+)
 from flarecli.write.versions import CommitLock
 from flarecli.write.writer import SHARD_LIMIT, Writer
 
@@ -33,6 +39,7 @@ __all__ = [
     "Writer",
     "address_column",
     "bucket_of",
+    "changed_error",
     "check_can_pack",
     "check_streams",
     "check_target",

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from flarecli import playlists
 from flarecli.errors import (
+    BusyError,
     FlareError,
     IntegrityError,
     MissingError,
@@ -42,6 +43,7 @@ __all__ = [
     "Contents",
     "DatasetContents",
     "Target",
+    "changed_error",
     "check_can_pack",
     "check_dataset",
     "check_files",
@@ -185,20 +187,30 @@ class Target(ABC):
         """Return the address of the playlist in the finished output, as a user would type it."""
         return f"{self.shown.rstrip('/')}/{PLAYLIST}"
 
+    @property
+    def _is_fragment(self) -> bool:
+        return is_fragment(self.shown.rstrip("/").rpartition("/")[2])
+
     def _check_finished(self, at: Location, is_allowed: bool) -> None:
         """Raise UsageError for a folder that is not empty; accept finished output if `is_allowed`.
 
         is_allowed  True if an option allows finished output in the folder
+        raises      BusyError for a finished fragment, which another process has committed meanwhile
         """
-        if not (is_allowed and self.contents.is_finished(at)):
-            raise UsageError("output folder is not empty", where=self.shown, hint=self.hint)
+        is_finished = self.contents.is_finished(at)
+        if is_finished and is_allowed:
+            return
+        if is_finished and self._is_fragment:
+            raise changed_error(self.shown)
+        raise UsageError("output folder is not empty", where=self.shown, hint=self.hint)
 
     def _unfinished(self) -> UnfinishedError:
+        again = "Run the same command with --resume"
+        hint = f"{again}, or use --overwrite to start again."
         return UnfinishedError(
             f"folder contains an unfinished {self.contents.noun}",
             where=self.shown,
-            hint=parts_hint(self.at)
-            or "Run the same command with --resume, or use --overwrite to start again.",
+            hint=parts_hint(self.at) or (f"{again}." if self._is_fragment else hint),
         )
 
     @abstractmethod
@@ -231,6 +243,15 @@ class Target(ABC):
     @abstractmethod
     def release(self) -> None:
         """Unlock the folder."""
+
+
+def changed_error(where: object) -> BusyError:
+    """Return the error for a dataset that another process has changed since it was opened."""
+    return BusyError(
+        "another process has changed the dataset",
+        where=where,
+        hint="Run the same command again.",
+    )
 
 
 def check_can_pack() -> None:

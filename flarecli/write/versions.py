@@ -66,7 +66,7 @@ from flarecli.read.version_lists import COMMIT_LOCK, FRAGMENT, confined, files_o
 from flarecli.storage import Guard, Location, descriptors, locate
 from flarecli.storage.local import SCRATCH, LocalStore
 from flarecli.write.folder_target import bucket_of, claim
-from flarecli.write.target import check_can_pack, check_files
+from flarecli.write.target import changed_error, check_can_pack, check_files
 
 if TYPE_CHECKING:
     from flarecli.write.bucket_target import Lease
@@ -76,6 +76,7 @@ __all__ = [
     "CommitLock",
     "Version",
     "check_fragment",
+    "check_unchanged",
     "commit",
     "fragment_name",
     "concatenated",
@@ -85,6 +86,7 @@ __all__ = [
     "joined",
     "moved",
     "sliced",
+    "version_of_fragment",
     "without_unused_files",
     "newest",
     "numbers",
@@ -598,6 +600,32 @@ class _Undo(Change):
 
     def apply(self, base: Version) -> tuple[Stream, ...]:
         return self.version.streams
+
+
+def version_of_fragment(at: Location, base: Version, fragment: str) -> Version:
+    """Return the version after `base` in which another process has committed a fragment.
+
+    raises  BusyError if no such version exists, for example because it was pruned
+    """
+    later = [number for number in numbers(at) if number > base.number]
+    for one in read_versions(at, later):
+        if fragment in one.fragments:
+            return one
+    raise changed_error(base.at)
+
+
+@contextlib.contextmanager
+def check_unchanged(at: Location, base: Version) -> Iterator[None]:
+    """If a file is missing in the `with` block, check that `base` is still the newest version.
+
+    raises  BusyError if another process has created a later version, and may have erased the file
+    """
+    try:
+        yield
+    except MissingError:
+        if newest(at).number == base.number:
+            raise
+        raise changed_error(base.at) from None
 
 
 def _next_version(at: Location, change: Change, base: Version) -> Version:

@@ -1758,7 +1758,7 @@ def test_many_writers_append_every_row_once(out, tmp_path, forked_flare):
 
 
 def pack_more(folder, name, **options):
-    flare.pack(str(folder.parent / f"{name}.parquet"), folder, **options)
+    return flare.pack(str(folder.parent / f"{name}.parquet"), folder, **options)
 
 
 PAIRED = {
@@ -1832,6 +1832,93 @@ def test_two_changes_at_once_equal_one_after_the_other(first, out, tmp_path, mon
         assert list(flare.verify(str(folder))) == [], names
         for copy in (folder, *serial):
             shutil.rmtree(copy)
+
+
+SAME = {
+    "append": lambda folder, **options: pack_more(folder, "more", append=True, **options),
+    "append parts": lambda folder, **options: pack_more(
+        folder, "more", append=True, part_rows=3, **options
+    ),
+    "add column": lambda folder, **options: pack_more(
+        folder, "column", add_column="score", **options
+    ),
+    "add column by key": lambda folder, **options: pack_more(
+        folder, "column", add_column="score", key="id", **options
+    ),
+    "drop": lambda folder, **options: flare.drop(folder, where="id % 4 = 1", **options),
+    "compact": lambda folder, **options: flare.compact(folder, **options),
+    "drop column": lambda folder, **options: flare.drop(folder, drop_column="note", **options),
+}
+
+
+def meanwhile(monkeypatch, step):
+    """Call `step` after the next change has read the newest version."""
+
+    def opened(*args):
+        for module in modules:
+            monkeypatch.setattr(f"flarecli.commands.{module}.open_for_change", open_for_change)
+        result = open_for_change(*args)
+        step()
+        return result
+
+    modules = ("drop_command", "packing.append", "packing.add_column")
+    for module in modules:
+        monkeypatch.setattr(f"flarecli.commands.{module}.open_for_change", opened)
+
+
+def with_two_streams(folder):
+    """Add the column `note` to a dataset of 10 rows, and write the tables for the changes."""
+    notes = [{"note": f"note {i}"} for i in range(10)]
+    flare.pack(table(notes, folder.parent / "notes.parquet"), folder, add_column="note")
+    more = [{**one, "note": ""} for one in rows(10, 5)]
+    table(more, folder.parent / "more.parquet")
+    table([{"id": i, "score": i} for i in range(10)], folder.parent / "column.parquet")
+
+
+@pytest.mark.parametrize("change", [name for name in SAME if name != "drop column"])
+def test_a_resumed_change_that_another_process_commits_meanwhile_is_done(change, out, monkeypatch):
+    with_two_streams(out)
+    meanwhile(monkeypatch, lambda: SAME[change](out))
+    result = SAME[change](out, resume=True)
+    assert result is None or result.version == 3
+    assert [one.number for one in flare.log(out)] == [1, 2, 3]
+    assert list(flare.verify(str(out))) == []
+
+
+@pytest.mark.parametrize("change", SAME)
+def test_a_change_that_another_process_commits_meanwhile_is_refused(change, out, monkeypatch):
+    with_two_streams(out)
+    meanwhile(monkeypatch, lambda: SAME[change](out))
+    with pytest.raises(BusyError) as caught:
+        SAME[change](out)
+    assert caught.value.message == "another process has changed the dataset"
+    assert caught.value.hint == "Run the same command again."
+    assert [one.number for one in flare.log(out)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("other", [True, False])
+def test_an_erasure_of_rows_that_another_process_drops_meanwhile_is_refused(
+    other, resume, out, monkeypatch
+):
+    """The other process erases the same rows, or only drops them."""
+    meanwhile(monkeypatch, lambda: flare.drop(out, where="id = 5", erase=other))
+    with pytest.raises(BusyError) as caught:
+        flare.drop(out, where="id = 5", erase=True, resume=resume)
+    assert caught.value.message == "another process has changed the dataset"
+    assert caught.value.hint == "Run the same command again."
+    flare.drop(out, where="id = 5", erase=True, resume=resume)
+    assert content(out) == [one for one in rows(0, 10) if one["id"] != 5]
+
+
+def test_a_shard_that_is_erased_while_shards_are_joined_is_reported_as_a_change(out, monkeypatch):
+    meanwhile(monkeypatch, lambda: flare.drop(out, where="id = 5", erase=True))
+    with pytest.raises(BusyError) as caught:
+        flare.compact(out)
+    assert str(caught.value) == f"{out}/playlist.yaml: another process has changed the dataset"
+    (out / "shard.00000.mds").unlink()
+    with pytest.raises(MissingError):
+        flare.compact(out)
 
 
 def test_a_pin_that_is_created_during_an_erase_is_named(out, monkeypatch):

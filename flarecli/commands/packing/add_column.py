@@ -139,8 +139,9 @@ def _pack(task: PackTask, plan: Plan, at: Location, base: Version, name: str) ->
     head = {"base": start.number, "base_checksum": start.checksum}
     task = replace(task, options=replace(task.options, out=out, key=None), head=head)
     packed = pack_task(task, plan.progress, plan, commit)
-    number = committed[0].number if committed else None
-    return replace(packed, playlist=playlist, version=number)
+    # without a commit, another process has finished the fragment, and committed it
+    version = committed[0] if committed else versions.version_of_fragment(at, base, fragment)
+    return replace(packed, playlist=playlist, version=version.number)
 
 
 def _matched(task: PackTask, base: Version, name: str, folder: str, progress: Progress) -> PackTask:

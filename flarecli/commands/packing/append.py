@@ -266,6 +266,7 @@ def _pack_streams(
     removed_rows = removed_bytes = 0
 
     def pack_stream(number: int) -> Packed:
+        nonlocal version
         facts = [record[DEFAULT], record["options"], base.checksum, *([number] if number else [])]
         if task.erased:
             facts.append(task.erased.checksum)
@@ -293,13 +294,17 @@ def _pack_streams(
         own = plan if len(base.streams) == 1 else planned(one, plan.progress)
         try:
             if options.part_rows is not None:
-                return pack_parts(one, plan.progress, own, commit)
-            return pack_task(one, plan.progress, own, commit)
+                packed = pack_parts(one, plan.progress, own, commit)
+            else:
+                packed = pack_task(one, plan.progress, own, commit)
         except NoRowsError:
             if number or not own.duplicates:
                 raise
             plan.progress.note("no row has a new key; no version was created")
             return Packed("", options.format, 0, 0, 0, duplicates=own.duplicates)
+        if len(parts) == number:  # another process has finished the fragment, and committed it
+            version = versions.version_of_fragment(at, base, name)
+        return packed
 
     packed = pack_stream(0)
     return replace(
