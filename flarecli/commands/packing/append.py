@@ -468,7 +468,10 @@ def _checked_columns(plan: Plan, base: Version) -> dict[str, pa.DataType]:
     for name in plan.names:
         if name in links or name not in sources or name not in types:
             continue
-        kind = source.types.get(sources[name].name, sources[name].type)
+        own = sources[name]
+        kind = source.types.get(own.name, own.type)
+        if own.name in source.encodings:  # files, whose contents are decoded when they are packed
+            kind = encodings.lookup(source.encodings[own.name]).arrow
         if not _fits(kind, types[name]):
             raise FormatError(
                 f"column {name!r} has the type {kind}; the dataset has {types[name]}",
