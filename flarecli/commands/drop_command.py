@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from flarecli.commands.rewrite import Group, groups_without, rewrite, row_counts
 from flarecli.commands.row_order import select_rows
 from flarecli.errors import MissingError, UsageError
 from flarecli.hashes import digest
-from flarecli.model import Columns, IntArray, Stream
+from flarecli.model import Columns, IntArray, Stream, column_of
 from flarecli.names import is_url
 from flarecli.prefetch import cpu_count
 from flarecli.progress import Progress
@@ -233,7 +233,12 @@ def _column(name: str, base: Version) -> _Selection:
                 raise UsageError(f"{name!r} is the only column", where=base.at)
             return _Selection({}, [], stream=stream.name)
         row_counts(stream)
-        kept = tuple(column for column in stream.columns or () if column.name != name)
+        kept = tuple(
+            # the extensions of these files are not known anymore
+            replace(column, extension="") if column_of(column.extension) == name else column
+            for column in stream.columns or ()
+            if column.name != name
+        )
         groups = [Group(i, i + 1, (None,)) for i in range(len(stream))]
         return _Selection({number: groups}, ["column", name], columns={number: kept})
     raise UsageError(f"no column {name!r}", where=base.at, hint=choose(name, known, "Choose from"))

@@ -28,6 +28,7 @@ from flarecli.write.versions import Version
 __all__ = [
     "Group",
     "Rewrite",
+    "check_opens",
     "groups_without",
     "rewrite",
     "row_counts",
@@ -223,6 +224,7 @@ def rewrite(
         committed = list[Version]()
 
         def finish(written: Stream) -> None:
+            check_opens(written, chosen)
             fragments.append(name)
             runs[number] = _runs(at, name, stream, written, own, kept)
             committed.append(write(i + 1))
@@ -250,6 +252,15 @@ def rewrite(
         return committed[0]
 
     return write(0)
+
+
+def check_opens(written: Stream, columns: Columns | None) -> None:
+    """Open the first of the new shards with the columns that the new version will list.
+
+    raises  the errors of `Format.open_shard`, so that no version lists shards that cannot be read
+    """
+    if len(written):
+        formats.find(written.format or "").open_shard(written.chunk(0), columns)
 
 
 def _kept_rows(stream: Stream, groups: Sequence[Group]) -> list[int]:

@@ -231,13 +231,11 @@ class Writer:
     def _arranged(
         self, columns: Mapping[str, str] | Columns, extensions: Mapping[str, str] | None = None
     ) -> Columns:
-        known = extensions or {}
+        pairs = _column_pairs(columns)
+        known = _extensions(columns) if extensions is None else extensions
         return formats.arranged(
             self._format,
-            (
-                encodings.column(name, encoding, known.get(name, ""))
-                for name, encoding in _column_pairs(columns)
-            ),
+            (encodings.column(name, encoding, known.get(name, "")) for name, encoding in pairs),
         )
 
     def _name_columns(self, columns: Columns, schema: Mapping[str, Any] | None) -> None:
@@ -297,8 +295,11 @@ class Writer:
         """Set the columns, and return them in the order of the format.
 
         types       column -> Arrow type to list in the playlist, in the order of the source
-        extensions  column -> extension of the files in the column, see `Column`
+        extensions  column -> extension of the files in the column, see `Column`; None: the
+                    extensions in `columns`
         """
+        if extensions is None:
+            extensions = _extensions(columns)
         if types is not None and self._format.typed:
             columns = table_encodings(self._format, dict(_column_pairs(columns)), types)
         arranged = self._arranged(columns, extensions)
@@ -907,3 +908,8 @@ def _column_pairs(columns: Mapping[str, str] | Columns) -> list[tuple[str, str]]
     if not all(isinstance(text, str) for pair in pairs for text in pair):
         raise UsageError(_COLUMNS_ERROR, hint=_COLUMNS_HINT)
     return pairs
+
+
+def _extensions(columns: Mapping[str, str] | Columns) -> dict[str, str]:
+    """Return column -> `Column.extension`; empty if `columns` contains only encodings."""
+    return {} if isinstance(columns, Mapping) else {one.name: one.extension for one in columns}

@@ -18,6 +18,7 @@ from flarecli.commands.packing.run import Packed, dry_run, pack_task, planned, s
 from flarecli.commands.rewrite import (
     Group,
     Rewrite,
+    check_opens,
     groups_without,
     rewrite,
     row_counts,
@@ -275,6 +276,7 @@ def _pack_streams(
 
         def commit(stream: Stream) -> None:
             nonlocal version, removed_rows, removed_bytes
+            check_opens(stream, base.streams[number].columns)
             parts.append((name, stream))
             if number + 1 < len(base.streams):
                 others.append(pack_stream(number + 1))
@@ -394,9 +396,8 @@ def _for_dataset(task: PackTask, base: Version) -> PackTask:
             f"--format {options.format} differs from the format of the dataset, {format}",
             where=base.at,
         )
-    chosen = {
-        column.name: column.encoding for stream in base.streams for column in stream.columns or ()
-    }
+    columns = [column for stream in base.streams for column in stream.columns or ()]
+    chosen = {column.name: column.encoding for column in columns}
     for name, encoding in (options.encode or {}).items():
         if chosen.get(name) != encoding:
             raise UsageError(
@@ -413,6 +414,7 @@ def _for_dataset(task: PackTask, base: Version) -> PackTask:
         types=types,
         existing=data,
         existing_schema=data.schema,
+        existing_extensions={one.name: one.extension for one in columns if one.extension},
     )
 
 

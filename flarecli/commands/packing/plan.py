@@ -97,6 +97,7 @@ class PackTask:
     existing       dataset to which the rows are appended, for the comparison of keys; None: no such
                    dataset, or the keys have already been compared
     existing_schema  Arrow schema of the dataset to which the rows are appended; None: a new dataset
+    existing_extensions  column -> `Column.extension` in that dataset; None: a new dataset
     erased         keys of erased rows; a row with such a key fails
     head           other values to record in the journal, such as the version to change; a resumed
                    pack must have the same values
@@ -115,6 +116,7 @@ class PackTask:
     base_folder: str | None = None
     existing: read.Dataset | None = None
     existing_schema: pa.Schema | None = None
+    existing_extensions: Mapping[str, str] | None = None
     erased: ErasedKeys = field(default_factory=ErasedKeys)
     head: Mapping[str, Any] = field(default_factory=dict)
     null_columns: Mapping[str, pa.DataType] = field(default_factory=dict)
@@ -385,7 +387,13 @@ class Plan:
 
     @cached_property
     def extensions(self) -> dict[str, str]:
-        """Return packed column -> `Column.extension`, for columns of unchanged file contents."""
+        """Return packed column -> `Column.extension`, for columns of unchanged file contents.
+
+        If rows are appended to a dataset, the result is the extensions of the dataset, which lists
+        each column only once.
+        """
+        if self.task.existing_extensions is not None:
+            return dict(self.task.existing_extensions)
         if self.is_statement:
             return {}
         links = {link.name for link in self.links}
@@ -437,7 +445,9 @@ def _checked_names(plan: Plan) -> list[str]:
     names = after if task.columns is None else [plan.renamed(name) for name in task.columns]
     if task.columns is not None and task.format.max_columns is None and not plan.is_statement:
         # also pack the columns that contain the extensions of the files in the selected columns
-        extras = [column_of(plan.source.extensions.get(name, "")) for name in task.columns]
+        known = task.existing_extensions
+        known = plan.source.extensions if known is None else known
+        extras = [column_of(known.get(name, "")) for name in task.columns]
         names += [name for name in extras if name and name in after and name not in names]
     if plan.options.folder_column:
         folder_column = plan.renamed(plan.options.folder_column)
