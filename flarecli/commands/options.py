@@ -44,6 +44,7 @@ _OTHER_JOBS = "OUT contains the parts of other jobs"
 _PART_ROWS_HINT = "Omit --part-rows, because N of --part K/N determines the size of a part."
 _ENGINE_HINT = "Use --part-rows with --engine ray."
 _ONE_RUN_HINT = "Omit one of these options; --duplicates reads every row in a single run."
+_ONE_COLUMN = "--add-column adds one column"
 _ESCAPES = {"\\t": "\t", "\\n": "\n", "\\r": "\r", "\\\\": "\\"}
 
 
@@ -394,6 +395,9 @@ class PackOptions(_DownloadOptions, TableOptions, _WriteOptions, _StreamOptions)
         ),
         Conflict("add_column", "on_error", "every row of the dataset needs a value"),
         Conflict("add_column", "on_duplicate", "every row of the dataset needs a value"),
+        Conflict("add_column", "shuffle", "the values need the order of the dataset's rows"),
+        Conflict("add_column", "columns", _ONE_COLUMN),
+        Conflict("add_column", "media_info", _ONE_COLUMN),
     )
 
     sources: Addresses

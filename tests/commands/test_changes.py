@@ -1118,6 +1118,64 @@ def test_a_column_added_by_key_comes_from_the_selected_rows(out, tmp_path):
     assert [one["score"] for one in content(out)] == list(range(10))
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"shuffle": 3},
+            "--add-column and --shuffle cannot be combined, because the values need the order of "
+            "the dataset's rows",
+        ),
+        (
+            {"columns": ["id"]},
+            "--add-column and --columns cannot be combined, because --add-column adds one column",
+        ),
+        (
+            {"media_info": True},
+            "--add-column and --media-info cannot be combined, because --add-column adds one column",
+        ),
+        (
+            {"folder_column": "label"},
+            "--folder-column label cannot be combined with --add-column score, because --add-column "
+            "adds one column",
+        ),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+@pytest.mark.parametrize("key", [None, "id"])
+def test_an_added_column_excludes_options_that_reorder_rows_or_add_columns(
+    options, message, key, out, tmp_path
+):
+    source = table([{"id": i, "score": i} for i in range(10)], tmp_path / "c.parquet")
+    with pytest.raises(UsageError) as caught:
+        flare.pack(source, out, add_column="score", key=key, **options)
+    assert str(caught.value) == message
+    assert content(out) == rows(0, 10)
+
+
+def test_options_that_describe_the_source_apply_to_a_column_that_is_added_by_key(out, tmp_path):
+    scores = [{"id": i, "score": i * i} for i in range(20)]
+    data, file = tmp_path / "data", tmp_path / "scores.txt"
+    flare.pack(table(scores[::-1], tmp_path / "scores.parquet"), data)
+    flare.playlist([f"one={data}"], out=tmp_path / "streams.yaml")
+    options = {"add_column": "score", "key": "id"}
+    flare.pack(tmp_path / "streams.yaml", out, rows="10:", streams=["one"], **options)
+    assert [one["score"] for one in content(out)] == [i * i for i in range(10)]
+    file.write_text("id;score\n" + "".join(f"{i};{i + 1}\n" for i in reversed(range(10))))
+    flare.pack(file, out, input="csv", csv=["delimiter=;"], replace=True, **options)
+    assert [one["score"] for one in content(out)] == list(range(1, 11))
+
+
+@pytest.mark.parametrize("key", [None, "id"])
+def test_a_column_is_added_by_key_to_a_webdataset(key, tmp_path):
+    first, out = [{"id": f"a.{i}", "text": "b"} for i in range(5)], tmp_path / "out"
+    flare.pack(table(first, tmp_path / "first.parquet"), out, format="webdataset", key=key)
+    scores = [{"id": f"a.{i}", "score": i} for i in (3, 1, 4, 0, 2)]
+    flare.pack(table(scores, tmp_path / "scores.parquet"), out, add_column="score", key="id")
+    assert [one["score"] for one in content(out)] == [0, 1, 2, 3, 4]
+    assert list(flare.verify(str(out))) == []
+
+
 def test_replace_needs_add_column(out, tmp_path):
     source = table(rows(0, 1), tmp_path / "a.parquet")
     with pytest.raises(UsageError) as caught:

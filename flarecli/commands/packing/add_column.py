@@ -91,6 +91,11 @@ def add_column(task: PackTask, progress: Progress) -> Packed:
 
 def _check(task: PackTask, base: Version, name: str) -> None:
     options = task.options
+    if options.folder_column and options.folder_column != name:
+        raise UsageError(
+            f"--folder-column {options.folder_column} cannot be combined with --add-column {name}, "
+            "because --add-column adds one column"
+        )
     for stream in base.streams:
         columns = [column.name for column in stream.columns or ()]
         if name not in columns:
@@ -149,11 +154,15 @@ def _matched(task: PackTask, base: Version, name: str, folder: str, progress: Pr
 
     raises  FormatError for a key that is missing in the source, or that occurs twice in the source
     """
-    plan = planned(task, progress)
-    key = task.key or ""
+    data = base.dataset
+    # the key has the name and the value that it has in the dataset
+    format = base.streams[0].format or formats.DEFAULT
+    if formats.find(format).key_column not in data.schema.names:
+        format = formats.DEFAULT
+    plan = planned(replace(task, options=replace(task.options, format=format)), progress)
+    key = plan.renamed(task.key or "")
     facts = [plan.source.sum(), task.recorded_options()]  # both determine the rows to pack
     checksum = digest(json.dumps(facts, sort_keys=True).encode())
-    data = base.dataset
     if key not in data.schema.names:
         raise UsageError(f"--key: the dataset has no column {key!r}", where=base.at)
     saved, matched = os.path.join(folder, "saved.arrow"), os.path.join(folder, "matched.arrow")
@@ -165,7 +174,19 @@ def _matched(task: PackTask, base: Version, name: str, folder: str, progress: Pr
                 _write(data, table, key, keys, count, matched, plan.source.address)
         except OSError as error:
             raise temporary_file_error(error, "the rows of the source") from None
-    options = replace(task.options, sources=[matched], key=None, where=None, limit=None)
+    # the other options describe the source or select its rows, and do not apply to the matched file
+    options = replace(
+        task.options,
+        sources=[matched],
+        key=None,
+        where=None,
+        limit=None,
+        rows=None,
+        streams=(),
+        folder_column=None,
+        input=None,
+        csv=(),
+    )
     return replace(task, options=options, source_digest=checksum, object_name=plan.source.address)
 
 
