@@ -34,7 +34,9 @@ def page() -> str:
         parts += function(f"flare.{name}", getattr(flarecli, name))
     parts += ["## Commands", ""]
     for name in COMMANDS:
-        parts += function(f"flare.{name}", getattr(flarecli, name), is_command=True)
+        parts += function(f"flare.{name}", getattr(flarecli, name), command=name)
+        if name == "pack":
+            parts += function("flare.append", flarecli.append, command="pack")
     parts += class_("Finding", flarecli.Finding)
     parts += ["## Other names", ""]
     for name in ("encoding", "close"):
@@ -97,14 +99,16 @@ def described(value: Any, *, is_command: bool = False) -> Iterator[str]:
 
 
 def function(
-    name: str, value: Callable[..., Any], *, is_command: bool = False, level: int = 3
+    name: str, value: Callable[..., Any], *, command: str = "", level: int = 3
 ) -> list[str]:
-    """Return the lines on a function."""
-    head = f"{'#' * level} {name}"
+    """Return the lines on a function.
+
+    command  command whose options the function has; empty: none
+    """
+    head, is_command = f"{'#' * level} {name}", bool(command)
     lines = [head, "", "```python", signature(name, value, is_command=is_command), "```", ""]
     lines += described(value, is_command=is_command)
     if is_command:
-        command = name.rpartition(".")[2]
         lines += [f"`options` are described in [Options](options.md#flare-{command}).", ""]
     return lines
 

@@ -15,6 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from flarecli import errors
     from flarecli.commands import (
+        append,
         cat,
         compact,
         drop,
@@ -44,6 +45,7 @@ _FILES = {  # name -> module, as in `lazy.named`
     "Loader": "read",
     "Mix": "read",
     "Writer": "write",
+    "append": "commands",
     "cat": "commands",
     "compact": "commands",
     "drop": "commands",
@@ -72,6 +74,7 @@ __all__ = [
     "Mix",
     "Writer",
     "__version__",
+    "append",
     "cat",
     "close",
     "compact",

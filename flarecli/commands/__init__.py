@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from flarecli.commands.drop_command import Changed, compact, drop
     from flarecli.commands.history_command import Pruned, VersionInfo, log, prune
     from flarecli.commands.inspect_command import Inspection, StreamInfo, inspect
-    from flarecli.commands.packing.command import Packed, pack
+    from flarecli.commands.packing.command import Packed, append, pack
     from flarecli.commands.playlist_command import check_playlist, merge_index, playlist, reindex
     from flarecli.commands.playlist_diff import PlaylistDiff, diff_playlists
     from flarecli.commands.unpacking.command import Unpacked, unpack
@@ -30,6 +30,7 @@ __all__ = [
     "Unpacked",
     "Verification",
     "VersionInfo",
+    "append",
     "cat",
     "check_playlist",
     "compact",
@@ -63,6 +64,7 @@ _MODULES = {
     "StreamInfo": "inspect_command",
     "Unpacked": "unpacking.command",
     "Verification": "verifying.command",
+    "append": "packing.command",
     "cat": "cat_command",
     "check_playlist": "playlist_command",
     "diff_playlists": "playlist_diff",

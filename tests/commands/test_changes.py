@@ -5,6 +5,7 @@ FLARE_TEST_CHANGES=N makes N random changes of each format, instead of 12; see `
 """
 
 import hashlib
+import inspect
 import itertools
 import json
 import os
@@ -86,6 +87,24 @@ def test_an_append_is_a_new_version_and_the_old_version_stays(out, tmp_path):
     assert (out / "playlist.yaml").read_bytes() == (out / "playlist.000002.yaml").read_bytes()
     for name in ("playlist.yaml", "playlist.000001.yaml", "playlist.000002.yaml"):
         assert list(flare.verify(str(out / name))) == []
+
+
+def test_the_function_append_writes_the_same_version_as_pack_with_append(out, tmp_path):
+    other = shutil.copytree(out, tmp_path / "other")
+    options = {"key": "id", "on_duplicate": "first", "shard_rows": 2}
+    more = pa.Table.from_pylist(rows(8, 5))
+    packed = flare.append(more, out, **options)
+    assert packed == replace(
+        flare.pack(more, other, append=True, **options), playlist=packed.playlist
+    )
+    assert (packed.version, packed.rows, packed.duplicates) == (2, 3, 2)
+    assert content(out) == rows(0, 13)
+    assert files_of(out) == files_of(other)
+    parameters = [inspect.signature(one).parameters for one in (flare.append, flare.pack)]
+    assert parameters[0] == parameters[1]
+    with pytest.raises(UsageError) as caught:
+        flare.append(more, out, overwrite=True)
+    assert str(caught.value) == "--append and --overwrite cannot be combined"
 
 
 def test_the_same_change_of_the_same_dataset_gives_the_same_bytes(out, tmp_path):

@@ -21,7 +21,7 @@ from flarecli.progress import Progress
 from flarecli.read import Dataset
 from flarecli.write import check_can_pack, engines
 
-__all__ = ["Packed", "pack"]
+__all__ = ["Packed", "append", "pack"]
 
 
 @from_options(PackOptions)
@@ -74,6 +74,17 @@ def pack(options: PackOptions) -> Packed:
     with tempfile.TemporaryDirectory(prefix="flare-") as folder:
         saved = replace(options, sources=[rows.save(folder)])
         return _pack(saved, media, rows.name, columns)
+
+
+@from_options(PackOptions)
+def append(options: PackOptions) -> Packed:
+    """Append the rows of tables, a folder or a dataset to a dataset, and return the result.
+
+    This function is equivalent to `pack` with `append=True`. It creates a new version of the
+    dataset, and accepts the same sources and options as `pack`.
+    """
+    values = {**options.keywords(PackOptions), "append": True}
+    return pack(options.sources, options.out, progress=options.progress, **values)
 
 
 def _pack(
