@@ -20,5 +20,6 @@ except ImportError:
 
 from flarecli.torch.datasets import IterableDataset, MapDataset
 from flarecli.torch.tensor_batches import tensors
+from flarecli.torch.versions import same_version
 
-__all__ = ["IterableDataset", "MapDataset", "tensors"]
+__all__ = ["IterableDataset", "MapDataset", "same_version", "tensors"]
