@@ -24,6 +24,7 @@ from flarecli.errors import (
     UnsafeError,
     UsageError,
 )
+from flarecli.formats import INDEX_FILES
 from flarecli.names import name_fault
 from flarecli.playlists import PLAYLIST, version_name, version_number
 from flarecli.read.version_lists import (
@@ -41,6 +42,7 @@ from flarecli.storage import Location, descriptors
 from flarecli.storage.local import SCRATCH, LocalStore
 
 if TYPE_CHECKING:
+    from flarecli.write.bucket_target import Lease
     from flarecli.write.versions import CommitLock
 
 __all__ = [
@@ -53,6 +55,8 @@ __all__ = [
     "plan_removal",
     "remove",
 ]
+
+_LOCK = f"{SCRATCH}/lock"  # lock file of a fragment
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,11 +187,11 @@ def remove(at: Location, removal: Removal, lock: CommitLock) -> list[str]:
     at = confined(at)
     # include the files of an interrupted removal, because its playlists may already be deleted
     names = dict.fromkeys((*files_to_remove(at), *(name for name, _ in removal.files)))
+    lock.check()
     if removal.files:
         (at / REMOVAL).write([(json.dumps(name) + "\n").encode() for name in names])
-    lock.check()
     for name in removal.lists:
-        (at / name).delete()
+        _delete(at / name, lock)
     return finish_removal(at, lock)
 
 
@@ -205,24 +209,24 @@ def finish_removal(at: Location, lock: CommitLock) -> list[str]:
     lock.check()
     for name in files_to_remove(at):
         if name not in kept:
-            lock.check(now=False)
-            (at / name).delete()
-    (at / REMOVAL).delete()
+            _delete(at / name, lock)
+    _delete(at / REMOVAL, lock)
     for name in at.names():  # an interrupted erasure may have written copies of `failed.jsonl`
         if is_failed_copy(name) and name not in kept:
-            (at / name).delete()
+            _delete(at / name, lock)
     used, busy = _folders(kept), list[str]()
     for name in at.names():
         if not is_fragment(name) or name in used:
             continue
         lock.check(now=False)
         try:
-            with _lock(at / name):
+            with _lock(at / name) as lease:
                 if (now := list_names(at)) != lists:  # a new version may list this fragment
                     lists, used = now, _folders(listed_in_versions(at))
                 if name not in used:
-                    _delete_fragment(at / name)
+                    _delete_fragment(at / name, lock, lease)
         except BusyError:
+            lock.check(now=False)  # the error is final if the commit lock is lost
             busy.append(name)
     return busy
 
@@ -231,8 +235,25 @@ def _folders(names: Iterable[str]) -> set[str]:
     return {name.partition("/")[0] for name in names}
 
 
-def _delete_fragment(at: Location) -> None:
-    """Delete a fragment. The caller must hold the lock of the fragment."""
+def _delete(at: Location, *locks: CommitLock | Lease | None) -> None:
+    """Delete a file. Raises BusyError if this process has lost one of the locks.
+
+    If the process is suspended between the check and the request, the request is sent although the
+    locks may be lost. The stores have no conditional deletes that could prevent this, so at most
+    one file is deleted in this way.
+    """
+    for lock in locks:
+        if lock is not None:
+            lock.check(now=False)
+    at.delete()
+
+
+def _delete_fragment(at: Location, lock: CommitLock, lease: Lease | None) -> None:
+    """Delete a fragment. The caller must hold the commit lock and the lock of the fragment.
+
+    lease  the lock of a fragment in a bucket; its object is not deleted, because `Lease.release`
+           deletes it
+    """
     entries: list[str] = []
     with contextlib.suppress(MissingError):
         try:
@@ -243,16 +264,37 @@ def _delete_fragment(at: Location) -> None:
                 where=at,
                 hint="Delete the link.",
             ) from None
-    for name in sorted(entries, key=lambda name: (name.endswith("/journal"), name)):
-        (at / name).delete()
+    for name in _deletion_order(entries):
+        if lease is None or name != _LOCK:
+            _delete(at / name, lock, lease)
     if isinstance(at.store, LocalStore):
         at.store.remove_folders(at.path)
 
 
+def _deletion_order(names: Iterable[str]) -> list[str]:
+    """Return the names of the files in a fragment in the order of their deletion.
+
+    A pack can resume an interrupted deletion only if a journal exists, so the journals are deleted
+    last, from their last entries to their first. Indexes and playlists are deleted first, because
+    they can be created again from the shards, if the first file is deleted without the locks.
+    """
+
+    def rank(name: str) -> int:
+        folders = name.split("/")
+        if SCRATCH in folders:
+            return 3 if "journal" in folders else 2
+        return 0 if folders[-1] in (*INDEX_FILES, PLAYLIST) else 1
+
+    first_to_last = sorted(name for name in names if rank(name) < 3)
+    journals = sorted((name for name in names if rank(name) == 3), reverse=True)
+    return [*sorted(first_to_last, key=rank), *journals]
+
+
 @contextlib.contextmanager
-def _lock(at: Location) -> Iterator[None]:
+def _lock(at: Location) -> Iterator[Lease | None]:
     """Lock a fragment for the `with` block. A pack of the fragment uses the same lock.
 
+    return  the lock of a fragment in a bucket, which may be lost; None for a local folder
     raises  BusyError if another process holds the lock
     """
     store = at.store
@@ -260,9 +302,9 @@ def _lock(at: Location) -> Iterator[None]:
         # imported late, because `bucket_target` loads a bucket client
         from flarecli.write.bucket_target import Lease
 
-        lease = Lease(at / f"{SCRATCH}/lock", str(at), waits=True)
+        lease = Lease(at / _LOCK, str(at), waits=True)
         try:
-            yield
+            yield lease
         finally:
             lease.release()
         return
@@ -270,11 +312,11 @@ def _lock(at: Location) -> Iterator[None]:
     try:
         fd = os.open(scratch, descriptors.FOLDER)
     except OSError:
-        yield  # no scratch folder, so no pack is writing
+        yield None  # no scratch folder, so no pack is writing
         return
     try:
         descriptors.lock_or_fail(fd, str(at), "")
-        yield
+        yield None
     except BlockingIOError:
         raise BusyError("another process is writing this fragment", where=at) from None
     finally:

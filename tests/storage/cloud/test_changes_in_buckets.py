@@ -447,15 +447,18 @@ def test_a_writer_that_stops_until_its_locks_expire_loses_no_rows(s3, tmp_path, 
     assert list(flare.verify(out)) == []
 
 
-def stopped(run, path):
-    """Start a process, which stops before it creates a file; return its id.
+def stopped(run, path, method="create"):
+    """Start a process, which stops before it creates or deletes a file; return its id.
 
-    path  end of the path of the file; empty: the process stops at the start of its commit instead
+    path    end of the path of the file; empty: the process stops at the start of its commit instead
+    method  "create" or "delete"
     """
 
     def process():
         bucket_target._machine = lambda: "another machine"  # its process id says nothing here
-        owner, name = (ObjectStore, "create") if path else (versions, "commit")
+        # without the thread that renews a lock, no renewal is in flight while the process stops
+        bucket_target.Lease._renew_until_ended = lambda self: None
+        owner, name = (ObjectStore, method) if path else (versions, "commit")
         real = getattr(owner, name)
 
         def stop(*args):
@@ -640,3 +643,94 @@ def test_the_last_object_of_a_log_is_deleted_first(faulty):
         (folder / f"journal/{number:05d}.json").write([b"{}\n"])
     assert open_log(folder / "journal").size == 3
     assert deleted == ["100000.json", "99999.json", "00010.json", "00002.json"]
+
+
+def killed(number, run):
+    """Run a function in a process that is killed before its deletion `number` (from 1) in a
+    fragment. Return the exit code of the process.
+    """
+
+    def counted():
+        real, numbers = ObjectStore.delete, itertools.count(1)
+
+        def delete(self, path):
+            if "/fragment." in path and next(numbers) == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+            real(self, path)
+
+        ObjectStore.delete = delete
+        run()
+
+    return exit_code(forked(counted))
+
+
+def unfinished_append(source, out):
+    """Append, but end the process before the commit."""
+
+    def append():
+        versions.commit = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
+        flare.pack(source, out, append=True, shard_rows=2)
+
+    assert exit_code(forked(append)) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("kind", ["s3", "azure"] if IS_FULL else ["s3"])
+@pytest.mark.parametrize("number", range(1, 13) if IS_FULL else [1, 4, 7, 11])
+def test_an_append_resumes_after_a_prune_that_was_killed_in_its_fragment(
+    kind, number, request, tmp_path
+):
+    """The fragment has 4 shards, a list, an index, and 6 objects of the journal."""
+    out, mine = (
+        f"{request.getfixturevalue(kind)}/living/killed",
+        table(3, 8, tmp_path / "1.parquet"),
+    )
+    flare.pack(table(0, 3, tmp_path / "0.parquet"), out)
+    unfinished_append(mine, out)
+    assert killed(number, lambda: flare.prune(out, keep=1)) == -signal.SIGKILL
+    assert flare.pack(mine, out, append=True, shard_rows=2, resume=True).version == 2
+    assert ids(out) == list(range(11))
+    assert list(flare.verify(out)) == []
+
+
+def test_a_prune_that_stops_in_a_fragment_deletes_nothing_after_its_locks_expire(
+    s3, tmp_path, short_leases
+):
+    """It stops after the check of its locks, so it deletes one file of the fragment, which an
+    append has committed in the meantime.
+    """
+    out, mine = f"{s3}/living/stopped", table(3, 8, tmp_path / "mine.parquet")
+    flare.pack(table(0, 3, tmp_path / "0.parquet"), out)
+    unfinished_append(mine, out)
+    pid = stopped(lambda: flare.prune(out, keep=1), "/index.json", "delete")
+    try:
+        assert flare.pack(mine, out, append=True, shard_rows=2, resume=True).version == 2
+        assert list(flare.verify(out)) == []
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert exit_code(pid) == BusyError.exit_code
+    assert ids(out) == list(range(11))
+    (fragment,) = fragments(out)
+    (finding,) = flare.verify(out)
+    assert (finding.kind, finding.address) == ("missing", f"{out}/{fragment}/index.json")
+
+
+def test_a_prune_whose_lock_expires_keeps_the_list_of_failed_rows_of_an_erasure(
+    s3, tmp_path, short_leases
+):
+    """The other process is an erasure, whose version lists a copy of `failed.jsonl`."""
+    out = f"{s3}/living/failed"
+    first = tmp_path / "0.parquet"
+    pq.write_table(pa.table({"id": [0, 1, 2], "text": ["a", "b", "c"]}), first)
+    second = tmp_path / "1.parquet"
+    pq.write_table(pa.table({"id": [3, 4, 5], "text": [None, None, "d"]}), second)
+    flare.pack(str(first), out)
+    assert main(["pack", str(second), out, "--append", "--key=id", "--on-error=skip", "-q"]) == 1
+    pid = stopped(lambda: flare.prune(out, keep=5), "/.flare-removal", "delete")
+    try:
+        (tmp_path / "keys").write_text("3\n")
+        assert main(["drop", out, "--erase", "--key=id", f"--keys={tmp_path}/keys", "-q"]) == 0
+        assert list(flare.verify(out)) == []
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert exit_code(pid) == BusyError.exit_code
+    assert list(flare.verify(out)) == []
