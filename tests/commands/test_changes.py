@@ -2449,3 +2449,31 @@ def test_prune_and_erase_run_while_other_processes_append(out, tmp_path, forked_
     assert sorted(one["id"] for one in content(out)) == [0, *range(2, 46)]
     assert list(flare.verify(str(out))) == []
     assert len(list(out.glob("fragment.*"))) == 13
+
+
+@pytest.mark.parametrize("compress", [None, "zstd"])
+def test_an_added_column_has_the_separator_and_the_compression_of_the_dataset(compress, tmp_path):
+    out, first = tmp_path / "out", table(rows(0, 4), tmp_path / "first.parquet")
+    flare.pack(first, out, format="xsv", separator="|", newline="\r\n", compress=compress)
+    scores = table([{"score": i} for i in range(4)], tmp_path / "scores.parquet")
+    flare.pack(scores, out, add_column="score")
+    flare.pack(scores, out, add_column="score", replace=True, separator="|")
+    assert content(out) == [{**one, "score": one["id"]} for one in rows(0, 4)]
+    streams = playlists.read(locate(str(out / "playlist.yaml"))).streams
+    assert [one.headers.get("compression") for one in streams] == [compress] * 2
+    if compress is None:
+        assert (out / streams[1].urls[0]).read_bytes() == b"score\r\n0\r\n1\r\n2\r\n3\r\n"
+    for options in ({"append": True}, {"add_column": "score", "replace": True}):
+        with pytest.raises(UsageError) as caught:
+            flare.pack(scores, out, separator=";", **options)
+        assert (
+            caught.value.message == "--separator ';' differs from the separator of the dataset, '|'"
+        )
+
+
+def test_a_change_of_a_format_without_separators_refuses_a_separator(out, tmp_path):
+    more = table(rows(10, 2), tmp_path / "more.parquet")
+    with pytest.raises(UsageError) as caught:
+        flare.pack(more, out, append=True, separator=";")
+    assert caught.value.message == "--separator: mds shards have no separator"
+    assert [one.number for one in flare.log(out)] == [1]

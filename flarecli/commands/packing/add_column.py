@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from flarecli import formats, read
-from flarecli.commands.packing.append import unfinished_base
+from flarecli.commands.packing.append import unfinished_base, with_format
 from flarecli.commands.packing.plan import PackTask, Plan, selected
 from flarecli.commands.packing.run import Packed, dry_run, pack_task, planned, source_record
 from flarecli.commands.provenance import PLACE
@@ -74,8 +74,8 @@ def add_column(task: PackTask, progress: Progress) -> Packed:
     options, name = task.options, task.options.add_column or ""
     at, base = open_for_change(task.out, task.guard, options.dry_run)
     _check(task, base, name)
-    if options.format == formats.DEFAULT:
-        options = replace(options, format=base.streams[0].format or formats.DEFAULT)
+    if options.format in (formats.DEFAULT, base.streams[0].format):
+        options = with_format(options, base.streams[0])
         task = replace(task, options=options)
     with tempfile.TemporaryDirectory(prefix="flare-") as folder:
         if task.key is not None:

@@ -48,7 +48,7 @@ from flarecli.write import Keys, is_empty_key, key_bytes, key_text, versions
 from flarecli.write.erased import ErasedKeys, failed_names, failures_without
 from flarecli.write.versions import Version, open_for_change
 
-__all__ = ["append_rows", "unfinished_base"]
+__all__ = ["append_rows", "unfinished_base", "with_format"]
 
 
 @dataclass(frozen=True)
@@ -367,7 +367,7 @@ def _stream_task(task: PackTask, base: Version, number: int) -> PackTask:
         present = [name for name in task.encodings or () if name not in task.null_columns][:1]
     return replace(
         task,
-        options=replace(_with_format(task.options, base.streams[number]), columns=present),
+        options=replace(with_format(task.options, base.streams[number]), columns=present),
         null_columns={name: kind for name, kind in task.null_columns.items() if name in names},
         encodings={name: (task.encodings or {})[name] for name in names},
         types={name: (task.types or {})[name] for name in names},
@@ -409,7 +409,7 @@ def _for_dataset(task: PackTask, base: Version) -> PackTask:
     types = {field.name: data.types.get(field.name, field.type) for field in data.schema}
     return replace(
         task,
-        options=_with_format(options, base.streams[0]),
+        options=with_format(options, base.streams[0]),
         encodings=chosen,
         types=types,
         existing=data,
@@ -418,15 +418,27 @@ def _for_dataset(task: PackTask, base: Version) -> PackTask:
     )
 
 
-def _with_format(options: PackOptions, stream: Stream) -> PackOptions:
-    """Return options with the format, the compression and the separators of a stream."""
+def with_format(options: PackOptions, stream: Stream) -> PackOptions:
+    """Return options with the format, the compression and the separators of a stream.
+
+    raises  UsageError if the options choose another separator
+    """
     format, settings = find(stream.format or ""), settings_of(stream)
+    separator = options.separator
+    if "separator" in format.options:
+        if separator not in (None, settings.separator):
+            raise UsageError(
+                f"--separator {separator!r} differs from the separator of the dataset, "
+                f"{settings.separator!r}",
+                where=stream.at,
+            )
+        separator = settings.separator
     return replace(
         options,
         format=format.name,
         compress=options.compress or settings.compression,
         newline=settings.newline,
-        separator=settings.separator if "separator" in format.options else None,
+        separator=separator,
     )
 
 

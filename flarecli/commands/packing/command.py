@@ -101,7 +101,11 @@ def _pack(
     """
     task = PackTask(options, media, object_name=object_name, object_columns=object_columns)
     # check these options before anything is read or removed
-    _ = task.settings, task.links, task.guard, task.nulls, task.dialect
+    if (
+        not options.append and options.add_column is None
+    ):  # a change has the settings of the dataset
+        _ = task.settings
+    _ = task.links, task.guard, task.nulls, task.dialect
     engines.check(options.engine)
     if options.replace and options.add_column is None:
         raise UsageError(
