@@ -70,8 +70,9 @@ class Restore(versions.Change):
 def log(options: LogOptions) -> tuple[VersionInfo, ...]:
     """Return the versions of a dataset, the oldest first.
 
-    With `restore`, a version with the shards of an earlier version is created first. With `pin`,
-    the newest playlist is then copied to `playlist.PIN.yaml`.
+    A pinned version is listed even if its numbered playlist was pruned. With `restore`, a version
+    with the shards of an earlier version is created first. With `pin`, the newest playlist is then
+    copied to `playlist.PIN.yaml`.
 
     raises  UsageError for an invalid pin name, for the name of a pin of another version, and for an
             unknown version
@@ -83,10 +84,14 @@ def log(options: LogOptions) -> tuple[VersionInfo, ...]:
         _restore(at, options.restore)
     if options.pin is not None:
         _pin(at, options.pin)
+    pins = versions.pins(at)
     names: dict[str, list[str]] = {}
-    for name, pinned in versions.pins(at).items():
+    for name, pinned in pins.items():
         names.setdefault(pinned.checksum, []).append(name)
-    found = list(versions.read_versions(at, versions.numbers(at)))
+    numbered = list(versions.read_versions(at, versions.numbers(at))) or [versions.newest(at)]
+    known = {one.checksum for one in numbered}
+    pruned = {one.checksum: one for one in pins.values() if one.checksum not in known}
+    found = sorted([*pruned.values(), *numbered], key=lambda one: one.number)
     return tuple(
         VersionInfo(
             one.number,
@@ -97,7 +102,7 @@ def log(options: LogOptions) -> tuple[VersionInfo, ...]:
             one.checksum,
             ", ".join(names.get(one.checksum, [])) or None,
         )
-        for one in found or [versions.newest(at)]
+        for one in found
     )
 
 
@@ -123,16 +128,28 @@ def _restore(at: Location, number: int) -> None:
     base = versions.newest(at)
     if number == base.number:
         return
-    try:
-        version = versions.read_version(at, number)
-    except MissingError:
-        known = versions.numbers(at) or [1]
-        hint = f"Choose one of the versions {known[0]} to {known[-1]}."
-        if len(known) == 1:
-            hint = f"The only version is {known[0]}."
-        raise UsageError(f"no version {number}", where=at, hint=hint) from None
+    version = _version(at, number)
     if _shards(version) != _shards(base):
         versions.commit(at, Restore(at, version), base)
+
+
+def _version(at: Location, number: int) -> Version:
+    """Read a version by its number. If the numbered playlist was pruned, read a pin of the version.
+
+    raises  UsageError for an unknown version
+    """
+    with contextlib.suppress(MissingError):
+        return versions.read_version(at, number)
+    pinned = {one.number: one for one in versions.pins(at).values()}
+    if number in pinned:
+        return pinned[number]
+    known = sorted({*(versions.numbers(at) or [1]), *pinned})
+    hint = f"Choose one of the versions {known[0]} to {known[-1]}."
+    if len(known) == 1:
+        hint = f"The only version is {known[0]}."
+    elif known[-1] - known[0] >= len(known):
+        hint = "Choose a version that `flare log` lists."
+    raise UsageError(f"no version {number}", where=at, hint=hint)
 
 
 def _shards(version: Version) -> list[tuple[str, list[str]]]:
@@ -164,8 +181,10 @@ class Pruned:
 def prune(options: PruneOptions) -> Pruned:
     """Remove old versions of a dataset, and the files that no remaining version lists.
 
-    Files that a pin lists are kept. In a dry run, nothing is removed, and the result contains the
-    versions and the number of files that a run without `dry_run` would remove.
+    Pins, and the files that they list, are kept. The result also contains the numbers of removed
+    versions that a pin keeps: `log` lists these versions, and can restore them. In a dry run,
+    nothing is removed, and the result contains the versions and the number of files that a run
+    without `dry_run` would remove.
 
     raises  UsageError without `keep`; FormatError if a playlist cannot be read, before any file is
             removed

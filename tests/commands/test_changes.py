@@ -1602,7 +1602,7 @@ def test_a_reader_of_a_pin_reads_its_rows_through_many_commits_and_a_prune(out, 
             flare.pack(table(rows(10 + 2 * i, 2), tmp_path / f"{i}.parquet"), out, append=True)
     flare.compact(out, below="1MB")
     flare.prune(out, keep=1)
-    assert len(flare.log(out)) == 1
+    assert [one.pin for one in flare.log(out)] == ["run", None]
     seen += [number for batch in batches for number in batch["id"].tolist()]
     assert sorted(seen) == list(range(10))
     assert content(out / "playlist.run.yaml") == rows(0, 10)
@@ -1618,11 +1618,41 @@ def test_prune_keeps_pins_and_the_newest_version(out, tmp_path):
     planned = flare.prune(out, keep=1, dry_run=True)
     pruned = flare.prune(out, keep=1)
     assert (pruned.versions, pruned.files) == (planned.versions, planned.files) == ((1, 2, 3), 3)
-    assert [(one.number, one.verb) for one in flare.log(out)] == [(4, "compact")]
+    assert [(one.number, one.verb) for one in flare.log(out)] == [(2, "append"), (4, "compact")]
     assert content(out) == rows(5, 10)
     assert content(out / "playlist.run42.yaml") == rows(0, 15)
     for name in ("playlist.yaml", "playlist.run42.yaml"):
         assert list(flare.verify(str(out / name))) == []
+
+
+def test_pruned_versions_with_pins_are_listed_and_restored(out, tmp_path, capsys):
+    flare.log(out, pin="first")
+    for number in range(2, 6):
+        flare.pack(table(rows(5 * number, 5), tmp_path / f"{number}.parquet"), out, append=True)
+        if number == 3:
+            flare.log(out, pin="third")
+            flare.log(out, pin="other")
+    before = flare.log(out)
+    assert flare.prune(out, keep=1).versions == (1, 2, 3, 4)
+    assert flare.log(out) == tuple(before[number - 1] for number in (1, 3, 5))
+    capsys.readouterr()
+    assert main(["log", str(out)]) == 0
+    assert capsys.readouterr().out == (
+        "version\tchange\trows\tadded\tremoved\tpin\n"
+        "1\tpack\t10\t10\t0\tfirst\n"
+        "3\tappend\t20\t5\t0\tother, third\n"
+        "5\tappend\t30\t5\t0\t\n"
+    )
+    for number, count in ((3, 20), (1, 10)):
+        flare.log(out, restore=number)
+        assert content(out) == rows(0, count)
+        assert list(flare.verify(str(out))) == []
+    with pytest.raises(UsageError) as caught:
+        flare.log(out, restore=2)
+    assert (caught.value.message, caught.value.hint) == (
+        "no version 2",
+        "Choose a version that `flare log` lists.",
+    )
 
 
 @pytest.mark.skipif(not IS_FULL, reason="FLARE_TEST_CHANGES is not set")
