@@ -28,6 +28,7 @@ from flarecli.suggest import choose
 from flarecli.units import format_count
 from flarecli.write import (
     CommitLock,
+    Target,
     changed_error,
     check_key_type,
     erasable_bytes,
@@ -111,10 +112,10 @@ def drop(options: DropOptions) -> Changed:
 
     is_committed = False
 
-    def commit(change: versions.Change) -> Version:
+    def commit(change: versions.Change, targets: Sequence[Target] = ()) -> Version:
         nonlocal is_committed
         change = change if erasure is None else erasure.added_to(change)
-        new, is_committed = versions.commit(at, change, base), True
+        new, is_committed = versions.commit(at, change, base, targets), True
         return new
 
     if selection.stream:

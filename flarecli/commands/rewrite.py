@@ -21,7 +21,7 @@ from flarecli.playlists import SCHEMA
 from flarecli.playlists.fill import described
 from flarecli.progress import Progress
 from flarecli.storage import Guard, Location
-from flarecli.write import Writer, changed_error, check_streams, versions
+from flarecli.write import Target, Writer, changed_error, check_streams, versions
 from flarecli.write.columns import ColumnConverter, convert_all
 from flarecli.write.versions import Version
 
@@ -179,7 +179,7 @@ def rewrite(
     jobs: int,
     progress: Progress,
     columns: Mapping[int, Columns] = MappingProxyType({}),
-    commit: Callable[[Rewrite], Version] | None = None,
+    commit: Callable[[Rewrite, Sequence[Target]], Version] | None = None,
 ) -> Version:
     """Write the new shards of groups to a fragment for each stream, and commit a version.
 
@@ -188,8 +188,8 @@ def rewrite(
     facts        values that identify this rewrite; the names of the fragments depend on them
     shard_bytes  maximum size of a new shard; None: one shard for each group
     columns      index of a stream -> the columns to keep; its groups then contain all shards
-    commit       function that receives the change, and commits it together with other changes;
-                 None: commit only this change
+    commit       function that receives the change and the locked targets of its fragments, and
+                 commits the change together with other changes; None: commit only this change
     return       the new version; with `resume`, the version in which another process has committed
                  the same shards
     raises       BusyError if another process has replaced one of the shards
@@ -197,14 +197,16 @@ def rewrite(
     options = hashlib.sha256(repr([verb, shard_bytes, *facts]).encode()).hexdigest()[:32]
     source = {"options": options}
     runs: dict[int, list[Run]] = {}
-    fragments = list[str]()
+    fragments, targets = list[str](), list[Target]()
     order = sorted(groups)
 
     def finished() -> Version:
         chosen = (rows for own in groups.values() for one in own for rows in one.kept)
         keeps_rows = not columns and all(rows is None for rows in chosen)
         change = Rewrite(at, verb, tuple(fragments), source, runs, columns, keeps_rows)
-        return versions.commit(at, change, base) if commit is None else commit(change)
+        if commit is None:
+            return versions.commit(at, change, base, targets)
+        return commit(change, targets)
 
     def write(i: int) -> Version:
         """Write the streams order[i:]; their fragments stay locked until the commit."""
@@ -223,9 +225,10 @@ def rewrite(
             settings = settings_of(stream, shard_bytes)
         committed = list[Version]()
 
-        def finish(written: Stream) -> None:
+        def finish(written: Stream, target: Target) -> None:
             check_opens(written, chosen)
             fragments.append(name)
+            targets.append(target)
             runs[number] = _runs(at, name, stream, written, own, kept)
             committed.append(write(i + 1))
 

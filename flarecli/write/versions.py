@@ -66,7 +66,7 @@ from flarecli.read.version_lists import COMMIT_LOCK, FRAGMENT, confined, files_o
 from flarecli.storage import Guard, Location, descriptors, locate
 from flarecli.storage.local import SCRATCH, LocalStore
 from flarecli.write.folder_target import bucket_of, claim
-from flarecli.write.target import changed_error, check_can_pack, check_files
+from flarecli.write.target import Target, changed_error, check_can_pack, check_files
 
 if TYPE_CHECKING:
     from flarecli.write.bucket_target import Lease
@@ -468,17 +468,19 @@ def is_lost(lock: CommitLock) -> bool:
     return False
 
 
-def commit(at: Location, change: Change, base: Version) -> Version:
+def commit(at: Location, change: Change, base: Version, targets: Sequence[Target] = ()) -> Version:
     """Apply a change to the newest version, and return the version that the change created.
 
     If an interrupted commit of this change has already created a version, that version is returned.
     Such a version lists the fragments of the change. If that version was pruned, the newest version
     is returned.
 
-    base    the version from which the change was computed
-    raises  the errors of `Change.apply` and `CommitLock`; MissingError or IntegrityError if a new
-            file is missing or has another size, for example because another process has deleted the
-            fragment of a process that was suspended
+    base     the version from which the change was computed
+    targets  the targets of the new fragments. Each must still be locked: otherwise, another process
+             may be deleting its files, or may have committed it
+    raises   the errors of `Change.apply`, `CommitLock` and `Target.check`; MissingError or
+             IntegrityError if a new file is missing or has another size, for example because this
+             process was suspended, and another process has deleted the fragment
     """
     with CommitLock(at) as lock:
         lock.check_store()
@@ -492,6 +494,8 @@ def commit(at: Location, change: Change, base: Version) -> Version:
             return done
         if is_first:
             _keep_first(at, current)
+        for target in targets:
+            target.check(now=True)
         for _ in range(_MAX_ATTEMPTS):
             new = _next_version(at, change, current)
             _check_new_files(at, current, new)
@@ -507,7 +511,7 @@ def commit(at: Location, change: Change, base: Version) -> Version:
                 publish(at, new, current)
                 return new
     with _created_before(new):
-        _settle(at, change, current, new)
+        _settle(at, change, current, new, targets)
     return new
 
 
@@ -558,7 +562,9 @@ def _again(new: Version) -> str:
     return f"Run the same command {'with --resume' if new.fragments else 'again'}."
 
 
-def _settle(at: Location, change: Change, before: Version, new: Version) -> None:
+def _settle(
+    at: Location, change: Change, before: Version, new: Version, targets: Sequence[Target]
+) -> None:
     """Publish a version whose playlist was created after this process may have lost the lock.
 
     Between the last check of the lock and the creation, another process may have deleted files that
@@ -571,6 +577,8 @@ def _settle(at: Location, change: Change, before: Version, new: Version) -> None
     with CommitLock(at) as lock:
         _check_newest(at, new)
         try:
+            for target in targets:
+                target.check(now=True)
             change.apply(before)
             _check_new_files(at, before, new)
         except FlareError as error:

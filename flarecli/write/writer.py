@@ -594,7 +594,7 @@ class Writer:
     def close(
         self,
         source: Mapping[str, Any] | None = None,
-        commit: Callable[[Stream], None] | None = None,
+        commit: Callable[[Stream, Target], None] | None = None,
     ) -> str:
         """Write the last shard, the index and the playlist; return the path of the playlist.
 
@@ -602,9 +602,9 @@ class Writer:
         target. A `with` block calls these methods itself.
 
         source  description of the source, for the playlist
-        commit  function to call with the written stream after the playlist was written, and before
-                the target is unlocked. If `commit` raises an error, the shards are kept, so that
-                the pack can be resumed
+        commit  function to call with the written stream and the target after the playlist was
+                written, and before the target is unlocked. If `commit` raises an error, the shards
+                are kept, so that the pack can be resumed
         """
         if self._is_abandoned or self._is_inconsistent:
             self._check_open()
@@ -635,7 +635,7 @@ class Writer:
                 Playlist((self._stream({**files, **failed}, source),)),
             )
         if commit is not None:
-            commit(self._stream({**files, **failed}, source))
+            commit(self._stream({**files, **failed}, source), self.target)
         self.failed.close()
         self.journal.close()
         self._ended = True

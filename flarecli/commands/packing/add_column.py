@@ -28,7 +28,7 @@ from flarecli.model import Stream
 from flarecli.progress import Progress
 from flarecli.storage import Location
 from flarecli.storage.local import temporary_file_error
-from flarecli.write import Keys, is_empty_key, key_bytes, key_text, versions
+from flarecli.write import Keys, Target, is_empty_key, key_bytes, key_text, versions
 from flarecli.write.versions import Version, open_for_change
 
 __all__ = ["add_column"]
@@ -129,7 +129,7 @@ def _pack(task: PackTask, plan: Plan, at: Location, base: Version, name: str) ->
     committed: list[Version] = []
     playlist = task.playlist
 
-    def commit(stream: Stream) -> None:
+    def commit(stream: Stream, target: Target) -> None:
         rows = 0 if stream.rows is None else int(stream.rows.sum())
         if rows != base.rows:
             raise FormatError(
@@ -138,7 +138,7 @@ def _pack(task: PackTask, plan: Plan, at: Location, base: Version, name: str) ->
                 hint="Match the rows by a key column with --key.",
             )
         change = AddColumn(at, name, (fragment,), stream, urls, record)
-        committed.append(versions.commit(at, change, base))
+        committed.append(versions.commit(at, change, base, [target]))
 
     out = f"{task.out.rstrip('/')}/{fragment}"
     head = {"base": start.number, "base_checksum": start.checksum}

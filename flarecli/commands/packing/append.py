@@ -44,7 +44,7 @@ from flarecli.storage import Location, read_each
 from flarecli.storage.append_log import first_entry
 from flarecli.storage.local import SCRATCH
 from flarecli.suggest import choose
-from flarecli.write import Keys, is_empty_key, key_bytes, key_text, versions
+from flarecli.write import Keys, Target, is_empty_key, key_bytes, key_text, versions
 from flarecli.write.erased import ErasedKeys, failed_names, failures_without
 from flarecli.write.versions import Version, open_for_change
 
@@ -262,6 +262,7 @@ def _pack_streams(
     compares = plan.key is not None and task.options.on_duplicate != "keep"
     key = plan.renamed(plan.key or "") if compares else None
     parts: list[tuple[str, Stream]] = []
+    targets: list[Target] = []
     others: list[Packed] = []
     version: Version | None = None
     removed_rows = removed_bytes = 0
@@ -274,20 +275,21 @@ def _pack_streams(
         name = versions.fragment_name(facts)
         versions.check_fragment(at, name)
 
-        def commit(stream: Stream) -> None:
+        def commit(stream: Stream, target: Target) -> None:
             nonlocal version, removed_rows, removed_bytes
             check_opens(stream, base.streams[number].columns)
             parts.append((name, stream))
+            targets.append(target)
             if number + 1 < len(base.streams):
                 others.append(pack_stream(number + 1))
                 return
             change = Append(at, tuple(parts), record, key, base, task.erased)
             if _replaces(plan):
                 version, removed_rows, removed_bytes = _commit_replacing(
-                    task, plan.progress, change
+                    task, plan.progress, change, targets
                 )
             else:
-                version = versions.commit(at, change, base)
+                version = versions.commit(at, change, base, targets)
 
         one = _stream_task(task, base, number)
         options = replace(one.options, out=f"{task.out.rstrip('/')}/{name}")
@@ -322,13 +324,14 @@ def _pack_streams(
 
 
 def _commit_replacing(
-    task: PackTask, progress: Progress, change: Append
+    task: PackTask, progress: Progress, change: Append, targets: Sequence[Target]
 ) -> tuple[Version, int, int]:
     """Remove existing rows with the key of a new row, add the new rows, and commit one version.
 
     The keys are compared with the newest version, because another process may have changed the
     dataset while the new rows were packed.
 
+    targets  the locked targets of the new rows
     return  the new version; the number of removed rows; the total size of the shards that contained
             these rows
     """
@@ -338,7 +341,7 @@ def _commit_replacing(
     rows = _rows_with_keys(change.keys(change.key or ""), base.dataset, change.key or "")
     groups = _groups_without(base, rows)
     if not len(rows):
-        return versions.commit(at, change, base), 0, 0
+        return versions.commit(at, change, base, targets), 0, 0
     copied = sum(int(row_counts(base.streams[0])[one.start]) for one in groups[0]) - len(rows)
     version = rewrite(
         task.out,
@@ -352,7 +355,9 @@ def _commit_replacing(
         resume=task.options.resume,
         jobs=min(task.limits.jobs, cpu_count()),
         progress=progress,
-        commit=lambda one: versions.commit(at, Replace(change, one, copied), base),
+        commit=lambda one, own: versions.commit(
+            at, Replace(change, one, copied), base, [*targets, *own]
+        ),
     )
     return version, len(rows), total_size(base, groups)[1]
 

@@ -162,13 +162,13 @@ def pack_parts(
     task: PackTask,
     progress: Progress,
     plan: Plan | None = None,
-    commit: Callable[[Stream], None] | None = None,
+    commit: Callable[[Stream, Target], None] | None = None,
 ) -> Packed:
     """Pack parts of `part_rows` rows of the source as separate datasets, and join them.
 
     plan    plan of the task, if the source is already open
-    commit  function that commits the dataset; called with the joined stream before the target is
-            released
+    commit  function that commits the dataset; called with the joined stream and the target, before
+            the target is released
     raises  UsageError for options that need rows of several parts; the errors of `pack_task`
     """
     plan, options = plan or planned(task, progress), task.options
@@ -200,7 +200,7 @@ def pack_parts(
             raise no_rows(plan)
         stream = parts.join(target.at, done.names(), {"source": record})
         if commit is not None:
-            commit(stream)
+            commit(stream, target)
     except BaseException as error:
         if journal is not None:
             journal.close()

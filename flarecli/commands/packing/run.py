@@ -225,7 +225,7 @@ def pack_task(
     task: PackTask,
     progress: Progress,
     plan: Plan | None = None,
-    commit: Callable[[Stream], None] | None = None,
+    commit: Callable[[Stream, Target], None] | None = None,
 ) -> Packed:
     """Pack the rows of a task. Raises the errors of `pack`.
 

@@ -542,22 +542,25 @@ def test_a_pruned_version_is_neither_restored_nor_pinned(option, s3, tmp_path, s
         assert list(flare.verify(f"{out}/playlist.{number:06d}.yaml")) == []
 
 
+@pytest.mark.parametrize("compacts", [False, True])
 def test_rows_that_another_process_appended_for_a_stopped_process_are_in_the_dataset_once(
-    s3, tmp_path, short_leases
+    compacts, s3, tmp_path, short_leases
 ):
     """The version of the append is pruned before the stopped process continues."""
-    out, mine = f"{s3}/living/once", table(3, 3, tmp_path / "mine.parquet")
+    out, mine = f"{s3}/living/once-{compacts}", table(3, 3, tmp_path / "mine.parquet")
     flare.pack(table(0, 3, tmp_path / "0.parquet"), out)
     pid = stopped(lambda: flare.pack(mine, out, append=True), "")
     try:
         assert flare.pack(mine, out, append=True, resume=True).version == 2
         flare.pack(table(10, 2, tmp_path / "1.parquet"), out, append=True)
+        if compacts:
+            flare.compact(out)
         flare.prune(out, keep=1)
     finally:
         os.kill(pid, signal.SIGCONT)
-    exit_code(pid)
+    assert exit_code(pid) == (BusyError.exit_code if compacts else 0)
     assert ids(out) == [0, 1, 2, 3, 4, 5, 10, 11]
-    assert [one.number for one in flare.log(out)] == [3]
+    assert [one.number for one in flare.log(out)] == [4 if compacts else 3]
     assert list(flare.verify(out)) == []
 
 
