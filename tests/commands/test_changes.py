@@ -517,10 +517,10 @@ def test_a_row_whose_key_is_erased_while_it_is_packed_is_not_appended(out, tmp_p
     more = table(rows(3, 1) + rows(50, 1), tmp_path / "more.parquet")
     real = versions.commit
 
-    def commit(at, change, base):
+    def commit(at, change, base, targets=()):
         monkeypatch.setattr(versions, "commit", real)
         flare.drop(out, where="id = 3", key="id", erase=True)
-        return real(at, change, base)
+        return real(at, change, base, targets)
 
     monkeypatch.setattr(versions, "commit", commit)
     with pytest.raises(BusyError) as caught:
@@ -719,10 +719,10 @@ def test_an_erasure_of_earlier_versions_killed_at_any_step_is_completed(tmp_path
 def test_a_key_is_not_refused_after_an_erasure_that_could_not_commit(out, tmp_path, monkeypatch):
     real = versions.commit
 
-    def commit(at, change, base):
+    def commit(at, change, base, targets=()):
         monkeypatch.setattr(versions, "commit", real)
         flare.drop(out, where="id = 2")
-        return real(at, change, base)
+        return real(at, change, base, targets)
 
     monkeypatch.setattr(versions, "commit", commit)
     with pytest.raises(BusyError):
@@ -734,10 +734,10 @@ def test_a_key_is_not_refused_after_an_erasure_that_could_not_commit(out, tmp_pa
 def test_a_row_with_a_key_that_is_being_erased_stops_the_erasure(out, tmp_path, monkeypatch):
     real = versions.commit
 
-    def commit(at, change, base):
+    def commit(at, change, base, targets=()):
         monkeypatch.setattr(versions, "commit", real)
         flare.pack(table(rows(3, 1), tmp_path / "more.parquet"), out, append=True)
-        return real(at, change, base)
+        return real(at, change, base, targets)
 
     monkeypatch.setattr(versions, "commit", commit)
     with pytest.raises(BusyError) as caught:
@@ -752,10 +752,10 @@ def test_an_erasure_of_a_version_that_is_restored_meanwhile_records_no_key(tmp_p
     (tmp_path / "keys.txt").write_text("3\n9\n")
     real = versions.commit
 
-    def commit(at, change, base):
+    def commit(at, change, base, targets=()):
         monkeypatch.setattr(versions, "commit", real)
         flare.log(out, restore=1)
-        return real(at, change, base)
+        return real(at, change, base, targets)
 
     monkeypatch.setattr(versions, "commit", commit)
     with pytest.raises(BusyError) as caught:
@@ -1011,10 +1011,10 @@ def test_rows_that_arrive_while_rows_are_packed_are_replaced_too(out, tmp_path, 
 
     commit = versions.commit
 
-    def conflict(at, change, base):
+    def conflict(at, change, base, targets=()):
         monkeypatch.setattr(versions, "commit", commit)
         flare.pack(table(rows(60, 1), tmp_path / "60.parquet"), out, append=True)
-        return commit(at, change, base)
+        return commit(at, change, base, targets)
 
     mine = table([{"id": i, "text": "mine"} for i in (2, 60)], tmp_path / "mine.parquet")
     monkeypatch.setattr(versions, "commit", conflict)
@@ -1052,11 +1052,11 @@ def test_keys_of_rows_that_arrived_meanwhile_are_compared_at_the_commit(out, tmp
     other = table([{"id": 60, "text": "y"}], tmp_path / "o.parquet")
     real = versions.commit
 
-    def commit(at, change, base):
+    def commit(at, change, base, targets=()):
         monkeypatch.setattr(versions, "commit", real)
         for source in (other, theirs):
             flare.pack(source, out, append=True, key="id")
-        return real(at, change, base)
+        return real(at, change, base, targets)
 
     monkeypatch.setattr(versions, "commit", commit)
     with pytest.raises(BusyError) as caught:
@@ -1086,10 +1086,10 @@ def test_a_column_of_a_dataset_that_grew_meanwhile_is_continued_with_the_new_row
     real = versions.commit
     options = {"add_column": "score", "key": key, "resume": True, "shard_rows": 3}
 
-    def commit(at, change, base):
+    def commit(at, change, base, targets=()):
         monkeypatch.setattr(versions, "commit", real)
         flare.pack(more, out, append=True)
-        return real(at, change, base)
+        return real(at, change, base, targets)
 
     monkeypatch.setattr(versions, "commit", commit)
     with pytest.raises(BusyError) as caught:
@@ -1112,10 +1112,10 @@ def test_a_column_is_packed_again_if_rows_were_removed_meanwhile(out, tmp_path, 
     real = versions.commit
     options = {"add_column": "score", "key": "id", "resume": True, "shard_rows": 3}
 
-    def commit(at, change, base):
+    def commit(at, change, base, targets=()):
         monkeypatch.setattr(versions, "commit", real)
         flare.drop(out, where="id = 1")
-        return real(at, change, base)
+        return real(at, change, base, targets)
 
     monkeypatch.setattr(versions, "commit", commit)
     with pytest.raises(BusyError):
@@ -1710,9 +1710,9 @@ def test_prune_keeps_a_fragment_that_is_resumed_meanwhile(out, tmp_path, monkeyp
     killed_before_the_commit(out, more)
     (fragment,) = (path.name for path in out.glob("fragment.*"))
 
-    def commit(at, change, base):
+    def commit(at, change, base, targets=()):
         pruned.append(flare.prune(out, keep=1))
-        return real(at, change, base)
+        return real(at, change, base, targets)
 
     monkeypatch.setattr(versions, "commit", commit)
     flare.pack(more, out, append=True, resume=True)
@@ -1917,10 +1917,10 @@ def test_two_changes_at_once_equal_one_after_the_other(first, out, tmp_path, mon
         folder, *serial = (shutil.copytree(out, tmp_path / f"{second} {i}") for i in range(4))
         done = []
 
-        def commit(at, change, base, second=second, folder=folder, done=done):
+        def commit(at, change, base, targets=(), second=second, folder=folder, done=done):
             monkeypatch.setattr(versions, "commit", real)
             done.append(outcome(folder, second)[1])
-            return real(at, change, base)
+            return real(at, change, base, targets)
 
         monkeypatch.setattr(versions, "commit", commit)
         found, error = outcome(folder, first)
@@ -2031,10 +2031,10 @@ def test_a_shard_that_is_erased_while_shards_are_joined_is_reported_as_a_change(
 def test_a_pin_that_is_created_during_an_erase_is_named(out, monkeypatch):
     real = versions.commit
 
-    def commit(at, change, base):
+    def commit(at, change, base, targets=()):
         monkeypatch.setattr(versions, "commit", real)
         flare.log(out, pin="run")
-        return real(at, change, base)
+        return real(at, change, base, targets)
 
     monkeypatch.setattr(versions, "commit", commit)
     with pytest.raises(UsageError) as caught:
