@@ -1232,13 +1232,45 @@ def test_a_column_is_added_by_key(out, tmp_path):
     )
 
 
-def test_a_column_with_another_number_of_rows_is_refused(out, tmp_path):
-    before = content(out)
-    source = table([{"score": i} for i in range(9)], tmp_path / "c.parquet")
+@pytest.mark.parametrize("suffix", [".parquet", ".csv"])
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_column_with_another_number_of_rows_is_refused(dry_run, suffix, out, tmp_path):
+    before, source = content(out), str(tmp_path / f"c{suffix}")
+    if suffix == ".csv":
+        (tmp_path / "c.csv").write_text("score\n" + "".join(f"{i}\n" for i in range(9)))
+    else:
+        table([{"score": i} for i in range(9)], source)
     with pytest.raises(FormatError) as caught:
-        flare.pack(source, out, add_column="score")
+        flare.pack(source, out, add_column="score", dry_run=dry_run)
     assert str(caught.value) == f"{source}: the source has 9 rows; the dataset has 10"
     assert content(out) == before
+    if suffix == ".parquet":  # the number of rows is known before the pack
+        assert list(out.glob("fragment.*")) == []
+
+
+@pytest.mark.parametrize("has_score", [True, False])
+@pytest.mark.parametrize("streams", [1, 2])
+def test_a_dry_run_of_an_append_returns_the_columns_and_bytes_of_the_append(
+    streams, has_score, tmp_path
+):
+    first = [{"id": i, "text": f"text {i}", "score": i / 7} for i in range(5)]
+    own = [{name: one[name] for name in ("id", "text")} for one in first]
+    out = tmp_path / "out"
+    flare.pack(table(first if streams == 1 else own, tmp_path / "first.parquet"), out)
+    if streams == 2:
+        flare.pack(table(first, tmp_path / "scores.parquet"), out, add_column="score")
+    more = table(first if has_score else own, tmp_path / "more.parquet")
+    options = {} if has_score else {"allow_missing": True, "null": ["score=1"]}
+    before = set(out.glob("fragment.*/*.mds"))
+    planned = flare.append(more, out, dry_run=True, **options)
+    packed = flare.append(more, out, **options)
+    assert planned == replace(packed, version=None, dry_run=True)
+    assert (planned.shards, [one.name for one in planned.columns]) == (
+        streams,
+        ["id", "text", "score"] if streams == 2 else ["id", "score", "text"],
+    )
+    new = set(out.glob("fragment.*/*.mds")) - before
+    assert planned.bytes == sum(path.stat().st_size for path in new)
 
 
 @pytest.mark.parametrize(

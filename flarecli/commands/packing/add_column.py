@@ -20,7 +20,14 @@ import pyarrow as pa
 from flarecli import formats, read
 from flarecli.commands.packing.append import unfinished_base, with_format
 from flarecli.commands.packing.plan import PackTask, Plan, selected
-from flarecli.commands.packing.run import Packed, dry_run, pack_task, planned, source_record
+from flarecli.commands.packing.run import (
+    Packed,
+    dry_run,
+    expected_rows,
+    pack_task,
+    planned,
+    source_record,
+)
 from flarecli.commands.provenance import PLACE
 from flarecli.errors import BusyError, FormatError, UsageError
 from flarecli.hashes import DEFAULT, digest
@@ -85,7 +92,11 @@ def add_column(task: PackTask, progress: Progress) -> Packed:
         task = replace(task, source_digest=task.source_digest or plan.source.sum())
         plan.task = task
         if options.dry_run:
-            return replace(dry_run(plan), playlist=task.playlist)
+            packed = dry_run(plan)
+            _check_count(plan, base, packed.rows)
+            return replace(packed, playlist=task.playlist)
+        if (rows := expected_rows(plan)) is not None:
+            _check_count(plan, base, rows)
         return _pack(task, plan, at, base, name)
 
 
@@ -115,6 +126,16 @@ def _check(task: PackTask, base: Version, name: str) -> None:
             )
 
 
+def _check_count(plan: Plan, base: Version, rows: int) -> None:
+    """Raise FormatError if the number of rows in the source differs from the dataset's number."""
+    if rows != base.rows:
+        raise FormatError(
+            f"the source has {rows} rows; the dataset has {base.rows}",
+            where=plan.source.address,
+            hint="Match the rows by a key column with --key.",
+        )
+
+
 def _pack(task: PackTask, plan: Plan, at: Location, base: Version, name: str) -> Packed:
     record = source_record(task, plan.source, task.recorded_options())
     urls, start = tuple(base.streams[0].urls), base
@@ -131,12 +152,7 @@ def _pack(task: PackTask, plan: Plan, at: Location, base: Version, name: str) ->
 
     def commit(stream: Stream, target: Target) -> None:
         rows = 0 if stream.rows is None else int(stream.rows.sum())
-        if rows != base.rows:
-            raise FormatError(
-                f"the source has {rows} rows; the dataset has {base.rows}",
-                where=plan.source.address,
-                hint="Match the rows by a key column with --key.",
-            )
+        _check_count(plan, base, rows)
         change = AddColumn(at, name, (fragment,), stream, urls, record)
         committed.append(versions.commit(at, change, base, [target]))
 

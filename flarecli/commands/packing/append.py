@@ -209,7 +209,7 @@ def append_rows(task: PackTask, progress: Progress) -> Packed:
     if task.options.part_rows is not None:
         check_division(plan)
     if task.options.dry_run:
-        packed = replace(dry_run(plan, task.options.part_rows), playlist=task.playlist)
+        packed = _would_append(task, plan, base)
         return _would_replace(plan, base, packed) if _replaces(plan) else packed
     task = replace(task, source_digest=task.source_digest or plan.source.sum())
     plan.task = task
@@ -236,6 +236,25 @@ def _recorded_options(task: PackTask) -> dict[str, Any]:
 
 def _replaces(plan: Plan) -> bool:
     return plan.key is not None and plan.options.on_duplicate == "replace"
+
+
+def _would_append(task: PackTask, plan: Plan, base: Version) -> Packed:
+    """Return the result of a dry run: a fragment for each stream of the dataset."""
+    tasks = [_stream_task(task, base, number) for number in range(len(base.streams))]
+    plans = [plan] if len(tasks) == 1 else [planned(one, plan.progress) for one in tasks]
+    first, *others = [dry_run(one, task.options.part_rows) for one in plans]
+    return _with_others(replace(first, playlist=task.playlist), others)
+
+
+def _with_others(first: Packed, others: Sequence[Packed]) -> Packed:
+    """Return the result for the first stream, with the shards and columns of the other streams."""
+    return replace(
+        first,
+        bytes=first.bytes + sum(one.bytes for one in others),
+        shards=first.shards + sum(one.shards for one in others),
+        columns=(*first.columns, *(column for one in others for column in one.columns)),
+        estimated=first.estimated or any(one.estimated for one in others),
+    )
 
 
 def _would_replace(plan: Plan, base: Version, packed: Packed) -> Packed:
@@ -312,11 +331,8 @@ def _pack_streams(
 
     packed = pack_stream(0)
     return replace(
-        packed,
+        _with_others(packed, others),
         playlist=task.playlist,
-        bytes=packed.bytes + sum(one.bytes for one in others),
-        shards=packed.shards + sum(one.shards for one in others),
-        columns=(*packed.columns, *(column for one in others for column in one.columns)),
         version=version.number if version is not None else None,
         replaced=removed_rows,
         rewritten_bytes=removed_bytes,

@@ -72,6 +72,7 @@ __all__ = [
     "count_selected",
     "dry_run",
     "estimate",
+    "expected_rows",
     "failed_row",
     "finished_before",
     "no_rows",
@@ -304,7 +305,7 @@ def _write(
     With --on-error skip, failed rows are added to `writer.failed`. Otherwise, the error of the
     first failed row is raised.
     """
-    progress, skips, total = plan.progress, plan.options.on_error == "skip", _expected_rows(plan)
+    progress, skips, total = plan.progress, plan.options.on_error == "skip", expected_rows(plan)
     if writer.rows:
         written = f"{format_count(writer.rows, 'row')} in {format_count(writer.shards, 'shard')}"
         progress.note(f"resuming an interrupted pack; already written: {written}")
@@ -398,7 +399,8 @@ def write_share(options: PackOptions) -> float:
     return 0.5 if options.compress and not options.fetch else 0.1
 
 
-def _expected_rows(plan: Plan) -> int | None:
+def expected_rows(plan: Plan) -> int | None:
+    """Return the number of rows to pack; None if it is unknown before the rows are read."""
     if (span := plan.task.selection) is not None:
         return span.stop - span.first
     rows = plan.known_rows if plan.options.where is None else None
@@ -616,6 +618,8 @@ def estimate(plan: Plan, part_rows: int | None = None) -> Estimate:
             continue
         if typed is None:
             chosen, types, addresses = _inferred(plan, part)
+            if plan.task.encodings is not None:  # those of the dataset to which rows are appended
+                chosen, types = dict(plan.task.encodings), plan.task.types or {}
             chosen = table_encodings(format, chosen, types)
             columns = formats.arranged(
                 format,
