@@ -2539,3 +2539,74 @@ def test_a_change_of_a_format_without_separators_refuses_a_separator(out, tmp_pa
         flare.pack(more, out, append=True, separator=";")
     assert caught.value.message == "--separator: mds shards have no separator"
     assert [one.number for one in flare.log(out)] == [1]
+
+
+def test_streams_with_other_separators_are_appended_to(tmp_path):
+    out, first = tmp_path / "out", table(rows(0, 4), tmp_path / "first.parquet")
+    flare.pack(first, out, format="csv")
+    for name, options in (("a", {"format": "xsv", "separator": ";"}), ("b", {"format": "json"})):
+        scores = table([{name: i} for i in range(4)], tmp_path / f"{name}.parquet")
+        flare.pack(scores, out, add_column=name, **options)
+    more = [{**one, "a": one["id"], "b": one["id"]} for one in rows(4, 2)]
+    flare.pack(table(more, tmp_path / "more.parquet"), out, append=True)
+    assert content(out) == [{**one, "a": one["id"], "b": one["id"]} for one in rows(0, 6)]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "stored_keys"),
+    [
+        (range(3), range(2, 4), ["0", "1", "2", "3"]),
+        (["a.b", "c"], ["a.b", "d.e"], ["a_b", "c", "d_e"]),
+    ],
+)
+def test_keys_of_webdataset_are_compared_as_they_are_stored(old, new, stored_keys, tmp_path):
+    out = tmp_path / "out"
+    old, new = ([{"id": i, "text": f"text {i}"} for i in ids] for ids in (old, new))
+    flare.pack(table(old, tmp_path / "old.parquet"), out, format="webdataset", key="id")
+    more, again = table(new, tmp_path / "new.parquet"), new[0]["id"]
+    with pytest.raises(FormatError, match="is already in the dataset") as caught:
+        flare.pack(more, out, append=True, key="id")
+    assert caught.value.message.startswith(f"key {str(again)!r} is already")
+    packed = flare.pack(more, out, append=True, key="id", on_duplicate="first")
+    assert (packed.rows, packed.duplicates) == (1, 1)
+    assert [one["__key__"] for one in content(out)] == stored_keys
+    packed = flare.pack(more, out, append=True, key="id", on_duplicate="replace")
+    assert (packed.rows, packed.replaced) == (2, 2)
+    assert sorted(one["__key__"] for one in content(out)) == stored_keys
+
+
+def test_keys_that_cannot_be_stored_are_not_duplicates_of_each_other(tmp_path):
+    out = tmp_path / "out"
+    first = table([{"id": "a", "text": "x"}], tmp_path / "first.parquet")
+    flare.pack(first, out, format="webdataset", key="id")
+    wrong = [{"id": one, "text": "x"} for one in (b"\xff", b"\xfe", b"b")]
+    more = table(wrong, tmp_path / "more.parquet")
+    packed = flare.pack(more, out, append=True, key="id", on_error="skip")
+    assert (packed.rows, packed.failed) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("old_key", "new_key", "message", "hint"),
+    [
+        (
+            None,
+            "id",
+            "column '__key__' is not in the dataset",
+            "The keys of the dataset were generated, so omit --key.",
+        ),
+        (
+            "id",
+            None,
+            "column '__key__' of the dataset is missing in the source",
+            "Specify the column that contains the keys with --key.",
+        ),
+    ],
+)
+def test_a_webdataset_with_other_keys_is_an_error_that_names_the_option(
+    old_key, new_key, message, hint, tmp_path
+):
+    out, first = tmp_path / "out", table(rows(0, 3), tmp_path / "first.parquet")
+    flare.pack(first, out, format="webdataset", key=old_key)
+    with pytest.raises(FormatError) as caught:
+        flare.pack(first, out, append=True, key=new_key, on_duplicate="first")
+    assert (caught.value.message, caught.value.hint) == (message, hint)

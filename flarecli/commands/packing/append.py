@@ -386,9 +386,10 @@ def _stream_task(task: PackTask, base: Version, number: int) -> PackTask:
     present = [name for name in names if name not in task.null_columns]
     if not present:  # read one column of another stream to count the rows; it is not written
         present = [name for name in task.encodings or () if name not in task.null_columns][:1]
+    options = replace(task.options, separator=None)  # the separator of the first stream
     return replace(
         task,
-        options=replace(with_format(task.options, base.streams[number]), columns=present),
+        options=replace(with_format(options, base.streams[number]), columns=present),
         null_columns={name: kind for name, kind in task.null_columns.items() if name in names},
         encodings={name: (task.encodings or {})[name] for name in names},
         types={name: (task.types or {})[name] for name in names},
@@ -469,13 +470,25 @@ def _checked_columns(plan: Plan, base: Version) -> dict[str, pa.DataType]:
     raises  FormatError unless the columns of the source match the columns of the dataset
     """
     task = plan.task
-    chosen, types = task.encodings or {}, task.types or {}
+    chosen, types, key = task.encodings or {}, task.types or {}, task.format.key_column
+    if key in chosen and key not in plan.names:
+        raise FormatError(
+            f"column {key!r} of the dataset is missing in the source",
+            where=plan.source.address,
+            hint="Specify the column that contains the keys with --key.",
+            column=key,
+        )
     for name in plan.names:
         if name not in chosen:
+            hint = choose(name, chosen, "Choose the columns to append with -c. Columns:")
+            if name == key:
+                hint = "The keys of the dataset were generated" + (
+                    ", so omit --key." if plan.key else "; pack the dataset again to store keys."
+                )
             raise FormatError(
                 f"column {name!r} is not in the dataset",
                 where=plan.source.address,
-                hint=choose(name, chosen, "Choose the columns to append with -c. Columns:"),
+                hint=hint,
                 column=name,
             )
     missing = {name: types.get(name, pa.null()) for name in chosen if name not in plan.names}
@@ -502,6 +515,8 @@ def _checked_columns(plan: Plan, base: Version) -> dict[str, pa.DataType]:
     sources = {plan.renamed(one.name): one for one in source.schema}
     for name in plan.names:
         if name in links or name not in sources or name not in types:
+            continue
+        if name == key:  # keys of any type are converted to text
             continue
         own = sources[name]
         kind = source.types.get(own.name, own.type)

@@ -639,7 +639,8 @@ def _distinct(batches: Iterator[pa.RecordBatch], plan: Plan) -> Iterator[pa.Reco
             )
             row += batch.num_rows
             compared = key_values(plan, plan.renamed(plan.key or ""), column)
-            earlier = np.where(is_empty_key(column), -1, keys.seen(compared, rows + before))
+            is_empty = is_empty_key(column) | is_empty_key(compared)
+            earlier = np.where(is_empty, -1, keys.seen(compared, rows + before))
             again = np.flatnonzero(earlier >= 0)
             if len(again) and plan.options.on_duplicate != "first":
                 first = int(again[0])
@@ -666,18 +667,23 @@ def _distinct(batches: Iterator[pa.RecordBatch], plan: Plan) -> Iterator[pa.Reco
 
 
 def key_values(plan: Plan, name: str, values: pa.Array) -> pa.Array:
-    """Return keys with the type of their column in the dataset to which the rows are appended.
+    """Return keys as the dataset to which the rows are appended stores them.
 
-    Only values of one type can be compared. Without such a dataset, the keys are returned
-    unchanged.
+    Only values of one type can be compared. Keys that the dataset cannot store become null, or are
+    an error. Without such a dataset, the keys are returned unchanged.
 
     name    name of the column in the dataset
     raises  FormatError for a key that does not fit the type
     """
-    schema = plan.task.existing_schema
-    if schema is None or name not in schema.names or values.type.equals(schema.field(name).type):
+    schema, format = plan.task.existing_schema, plan.task.format
+    if schema is None or name not in schema.names:
         return values
     kind = schema.field(name).type
+    if name == format.key_column:  # convert the keys as they are converted when they are stored
+        values = encodings.coerce(values, encodings.lookup("str"))[0]
+        return format.storable_keys(values)
+    if values.type.equals(kind):
+        return values
     try:
         return values.cast(kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
