@@ -36,6 +36,7 @@ from flarecli.playlists import PLAYLIST
 from flarecli.prefetch import ordered_map, start_thread
 from flarecli.read.version_lists import COMMIT_LOCK, is_fragment
 from flarecli.storage import Entry, Location
+from flarecli.storage.cloud.client_pool import MAX_REPEAT_S
 from flarecli.storage.cloud.store import Snapshot, snapshot, swap
 from flarecli.storage.local import SCRATCH
 from flarecli.write.target import DatasetContents, Target, check_dataset
@@ -47,7 +48,11 @@ BEAT_S = 5.0  # interval between renewals of the lock
 # maximum number of attempts to acquire a lock that no running process owns; with the delays between
 # the attempts, they take about five seconds
 _MAX_ATTEMPTS = 9
-DEAD_S = 60.0  # a process may take over a lock that has not changed for this long
+# A process may take over a lock that has not changed for this long. The previous owner may be alive
+# but unable to reach the bucket. When it can reach the bucket again, it must not repeat a request
+# that it started while it owned the lock. `check` accepts a renewal that is less than 2 * BEAT_S
+# old, and the requests after the check are repeated for at most MAX_REPEAT_S.
+DEAD_S = MAX_REPEAT_S + 2 * BEAT_S
 _PARALLEL_REQUESTS = 32  # maximum number of objects to delete in parallel
 
 

@@ -19,7 +19,7 @@ from flarecli.storage.cloud import fork_safety
 from flarecli.storage.cloud.credentials import CredentialSource, credential_sources
 from flarecli.storage.http.scheduler import FIRST_CONTACT_S, OUTAGE_S, outage_delay
 
-__all__ = ["Clients", "Outage", "outage_of"]
+__all__ = ["MAX_REPEAT_S", "Clients", "Outage", "outage_of"]
 
 
 class Retry(NamedTuple):
@@ -35,6 +35,11 @@ class Retry(NamedTuple):
 
 _SHORT_RETRY, _OUTAGE_RETRY = Retry(0, FIRST_CONTACT_S), Retry(60, OUTAGE_S)
 _CONNECT_S = 10
+_MAX_BACKOFF_S = 2
+# Maximum time from the start of a call until its last request is sent: the last attempt of
+# `Outage.wait`, and the retries by obstore within this attempt. A lock in a bucket expires later
+# (`DEAD_S` in write/bucket_target.py), so that no late request follows a takeover of the lock.
+MAX_REPEAT_S = OUTAGE_S + FIRST_CONTACT_S + _MAX_BACKOFF_S + _CONNECT_S
 MAX_CLIENTS = 64  # maximum number of shared clients per process
 MAX_OUTAGES = 1024  # maximum number of services whose availability is recorded
 _shared: dict[tuple[int, bytes], Any] = {}  # (process id, digest of the configuration) -> client
@@ -182,7 +187,7 @@ def _client(library: Any, home: str, source: CredentialSource, limits: Limits, r
         "retry_timeout": timedelta(seconds=min(limits.deadline_s, retry.seconds)),
         "backoff": {
             "init_backoff": timedelta(seconds=0.1),
-            "max_backoff": timedelta(seconds=2),
+            "max_backoff": timedelta(seconds=_MAX_BACKOFF_S),
             "base": 2,
         },
     }
@@ -231,10 +236,12 @@ class Outage:
         if not is_overload:
             self._since = since
         delay = outage_delay(now - since)
-        if now + delay > min(since + OUTAGE_S, began + self._deadline_s):
+        # `since` may be later than `began`, because it is reset when another call succeeds
+        stop = min(since + OUTAGE_S, began + min(OUTAGE_S, self._deadline_s))
+        if now + delay > stop:
             return False
         time.sleep(delay)
-        return True
+        return time.monotonic() <= stop  # the process may have been suspended for longer
 
 
 def outage_of(service: str, limits: Limits) -> Outage:

@@ -1,12 +1,14 @@
 """Clients of a bucket are shared by threads, and by stores with the same configuration."""
 
 import threading
+import time
 
 import pytest
 
 from flarecli.storage.base import Limits
 from flarecli.storage.cloud import client_pool as opened
-from flarecli.storage.cloud.client_pool import Clients
+from flarecli.storage.cloud.client_pool import Clients, Outage
+from flarecli.write import bucket_target
 
 
 @pytest.fixture
@@ -73,3 +75,27 @@ def test_the_number_of_shared_clients_is_bounded(clients, monkeypatch):
         Clients(f"s3://{name}/", Limits()).current()
     assert len(opened._shared) == 3
     assert Clients("s3://files/", Limits()).current()[1] is not first
+
+
+def test_a_lock_expires_later_than_the_last_request_of_its_owner():
+    """A call starts at most 1.5 intervals after a renewal; its requests may connect for 10 s."""
+    last_request = opened.OUTAGE_S + opened.FIRST_CONTACT_S + 2 + 10
+    assert last_request <= opened.MAX_REPEAT_S
+    assert 1.5 * bucket_target.BEAT_S + opened.MAX_REPEAT_S < bucket_target.DEAD_S
+
+
+def test_a_call_is_not_repeated_for_longer_than_an_outage_if_other_calls_succeed(monkeypatch):
+    monkeypatch.setattr(opened, "OUTAGE_S", 1.0)
+    outage, began = Outage(8, 600.0), time.monotonic()
+    outage.responded()
+    while outage.wait(began, is_overload=False) and time.monotonic() < began + 5:
+        outage.responded()  # another thread has reached the service
+    assert 0.5 < time.monotonic() - began <= 1.5
+
+
+def test_a_call_is_not_repeated_after_a_pause_of_its_process(monkeypatch):
+    monkeypatch.setattr(opened, "OUTAGE_S", 0.5)
+    outage = Outage(8, 600.0)
+    outage.responded()
+    monkeypatch.setattr(opened.time, "sleep", lambda _: threading.Event().wait(0.7))
+    assert not outage.wait(time.monotonic(), is_overload=False)
