@@ -71,7 +71,8 @@ def test_ranks_that_open_around_a_commit_raise_an_error_with_the_version_to_open
     flare.pack(rows(0, 8), tmp_path / "other")
     code = Path(tmp_path / "rank.py")
     code.write_text(SCRIPT)
-    env = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    loopback = "lo" if sys.platform == "linux" else "lo0"
+    env = os.environ | {"GLOO_SOCKET_IFNAME": loopback, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "ignore", code, out]
     running = subprocess.Popen(command, cwd=tmp_path, env=env, start_new_session=True)
     try:
