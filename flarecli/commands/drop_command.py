@@ -14,7 +14,14 @@ import pyarrow.compute as pc
 from flarecli import ingest, read
 from flarecli.arguments import address_text, from_options
 from flarecli.commands.options import CompactOptions, DropOptions
-from flarecli.commands.rewrite import Group, groups_without, rewrite, row_counts, total_size
+from flarecli.commands.rewrite import (
+    Group,
+    groups_without,
+    rewrite,
+    row_counts,
+    source_of,
+    total_size,
+)
 from flarecli.commands.row_order import select_rows
 from flarecli.errors import MissingError, UsageError
 from flarecli.hashes import digest
@@ -87,6 +94,11 @@ def drop(options: DropOptions) -> Changed:
     at, base = open_for_change(out, guard, options.dry_run)
     if options.erase and not options.dry_run:
         _complete_erasures(at, options, progress)
+    _check_selection(options)
+    if options.resume and (number := _dropped_in(options, at, base)) is not None:
+        removed = "these rows" if options.drop_column is None else "this column"
+        progress.note(f"version {number} has already removed {removed}")
+        return Changed(None, 0, 0, 0, options.dry_run)
     with versions.check_unchanged(at, base):
         selection, erasure = _selected(options, base), None
         if options.erase:
@@ -119,7 +131,7 @@ def drop(options: DropOptions) -> Changed:
         return new
 
     if selection.stream:
-        new = commit(DropStream(selection.stream))
+        new = commit(DropStream(selection.stream, source_of("drop", None, selection.facts)))
     else:
         new = rewrite(
             out,
@@ -148,9 +160,9 @@ class DropStream(versions.Change):
     """The change that removes a stream from the dataset."""
 
     name: str
+    source: Mapping[str, Any] | None
     verb: str = field(default="drop", init=False)
     fragments: tuple[str, ...] = field(default=(), init=False)
-    source: Mapping[str, Any] | None = field(default=None, init=False)
 
     def apply(self, base: Version) -> tuple[Stream, ...]:
         streams = tuple(stream for stream in base.streams if stream.name != self.name)
@@ -180,8 +192,8 @@ class _Selection:
     dropped: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
-def _selected(options: DropOptions, base: Version) -> _Selection | None:
-    """Return the selection that the options describe; None if no row is selected."""
+def _check_selection(options: DropOptions) -> None:
+    """Raise UsageError unless the options select rows or a column in exactly one way."""
     chosen = [
         name
         for name, value in (
@@ -206,24 +218,56 @@ def _selected(options: DropOptions, base: Version) -> _Selection | None:
             "--key needs --keys or --erase, and cannot be used with --drop-column",
             hint="Use --keys FILE --key COLUMN, or omit --key.",
         )
+
+
+def _selected(options: DropOptions, base: Version) -> _Selection | None:
+    """Return the selection that the options describe; None if no row is selected."""
     if options.drop_column is not None:
-        return _column(options.drop_column, base)
+        return _column(options, base)
     if options.key is not None:
         _check_key(base.dataset, options.key)
     dropped = _dropped_rows(options, base.dataset)
     if not len(dropped):
         return None
     groups = {number: groups_without(stream, dropped) for number, stream in enumerate(base.streams)}
-    facts = [digest(dropped.tobytes())]
-    return _Selection(groups, facts, len(dropped), dropped=dropped)
+    return _Selection(groups, _facts(options, dropped), len(dropped), dropped=dropped)
 
 
-def _column(name: str, base: Version) -> _Selection:
+def _facts(options: DropOptions, dropped: IntArray | None = None) -> list[str]:
+    """Return the values that identify a selection of rows or of a column in a version.
+
+    dropped  numbers of the rows that a condition or keys select
+    """
+    if options.drop_column is not None:
+        return ["column", options.drop_column]
+    if options.rows is not None:
+        return ["rows", options.rows]
+    return [] if dropped is None else [digest(dropped.tobytes())]
+
+
+def _dropped_in(options: DropOptions, at: Location, base: Version) -> int | None:
+    """Return the number of the version that has removed the selected column or row numbers.
+
+    The same row numbers select other rows afterwards, which a resumed drop must not remove.
+    Conditions and keys select no row again.
+    """
+    name = options.drop_column
+    if name is None and options.rows is None:
+        return None
+    if any(column.name == name for stream in base.streams for column in stream.columns or ()):
+        return None
+    found = versions.version_from(at, source_of("drop", None, _facts(options)))
+    if found is None or (options.erase and not found.erases):
+        return None
+    return found.number
+
+
+def _column(options: DropOptions, base: Version) -> _Selection:
     """Return the selection for --drop-column.
 
     raises  UsageError if the column is unknown, or if it is the only column of the dataset
     """
-    known = list[str]()
+    name, known = options.drop_column or "", list[str]()
     for number, stream in enumerate(base.streams):
         names = [column.name for column in stream.columns or ()]
         known += names
@@ -232,7 +276,7 @@ def _column(name: str, base: Version) -> _Selection:
         if names == [name]:
             if len(base.streams) == 1:
                 raise UsageError(f"{name!r} is the only column", where=base.at)
-            return _Selection({}, [], stream=stream.name)
+            return _Selection({}, _facts(options), stream=stream.name)
         row_counts(stream)
         kept = tuple(
             # the extensions of these files are not known anymore
@@ -241,7 +285,7 @@ def _column(name: str, base: Version) -> _Selection:
             if column.name != name
         )
         groups = [Group(i, i + 1, (None,)) for i in range(len(stream))]
-        return _Selection({number: groups}, ["column", name], columns={number: kept})
+        return _Selection({number: groups}, _facts(options), columns={number: kept})
     raise UsageError(f"no column {name!r}", where=base.at, hint=choose(name, known, "Choose from"))
 
 

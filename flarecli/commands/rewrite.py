@@ -33,6 +33,7 @@ __all__ = [
     "rewrite",
     "row_counts",
     "settings_of",
+    "source_of",
     "total_size",
 ]
 
@@ -194,8 +195,8 @@ def rewrite(
                  the same shards
     raises       BusyError if another process has replaced one of the shards
     """
-    options = hashlib.sha256(repr([verb, shard_bytes, *facts]).encode()).hexdigest()[:32]
-    source = {"options": options}
+    source = source_of(verb, shard_bytes, facts)
+    options = source["options"]
     runs: dict[int, list[Run]] = {}
     fragments, targets = list[str](), list[Target]()
     order = sorted(groups)
@@ -264,6 +265,15 @@ def check_opens(written: Stream, columns: Columns | None) -> None:
     """
     if len(written):
         formats.find(written.format or "").open_shard(written.chunk(0), columns)
+
+
+def source_of(verb: str, shard_bytes: int | None, facts: Sequence[Any]) -> dict[str, str]:
+    """Return the source that a version records for a change without a source of rows.
+
+    The arguments are described at `rewrite`.
+    """
+    text = repr([verb, shard_bytes, *facts])
+    return {"options": hashlib.sha256(text.encode()).hexdigest()[:32]}
 
 
 def _kept_rows(stream: Stream, groups: Sequence[Group]) -> list[int]:

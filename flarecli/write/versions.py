@@ -83,9 +83,11 @@ __all__ = [
     "create_once",
     "fragment_files",
     "is_lost",
+    "is_same_source",
     "joined",
     "moved",
     "sliced",
+    "version_from",
     "version_of_fragment",
     "without_unused_files",
     "newest",
@@ -608,6 +610,27 @@ class _Undo(Change):
 
     def apply(self, base: Version) -> tuple[Stream, ...]:
         return self.version.streams
+
+
+def is_same_source(found: object, source: Mapping[str, Any]) -> bool:
+    """Return whether a source in a playlist has the checksum and the options of `source`."""
+    return isinstance(found, Mapping) and all(
+        found.get(key) == source.get(key) for key in (DEFAULT, "options")
+    )
+
+
+def version_from(at: Location, source: Mapping[str, Any]) -> Version | None:
+    """Return the newest version whose source has the same checksum and options, or None.
+
+    source  checksum, if the change has one, and checksum of the options
+    """
+    for one in read_versions(at, reversed(numbers(at))):
+        # searching the bytes is faster than parsing the list
+        if source["options"].encode() in one.data and is_same_source(
+            one.header.get("source"), source
+        ):
+            return one
+    return None
 
 
 def version_of_fragment(at: Location, base: Version, fragment: str) -> Version:

@@ -298,6 +298,49 @@ def test_a_column_is_dropped_from_its_stream_or_from_all_shards(out, tmp_path):
         assert list(flare.verify(str(out / f"playlist.{number:06d}.yaml"))) == []
 
 
+@pytest.mark.parametrize("erase", [False, True])
+@pytest.mark.parametrize("name", ["score", "text"])
+def test_a_resumed_drop_of_a_dropped_column_changes_nothing(name, erase, out, tmp_path, capsys):
+    """`score` is a stream of its own; `text` is a column of the first stream."""
+    scores = table([{"score": i} for i in range(10)], tmp_path / "scores.parquet")
+    flare.pack(scores, out, add_column="score")
+    options = {"drop_column": name, "resume": True, "erase": erase}
+    assert flare.drop(out, **options).version == 3
+    flare.pack(
+        table(rows(10, 1), tmp_path / "m.parquet"),
+        out,
+        append=True,
+        allow_missing=True,
+        null=["fill"],
+        columns=["id"],
+    )
+    before = files_of(out)
+    assert flare.drop(out, **options).version is None
+    arguments = ["drop", str(out), "--drop-column", name]
+    capsys.readouterr()
+    assert main([*arguments, "--resume", *(["--erase"] if erase else [])]) == 0
+    assert capsys.readouterr().err == "version 3 has already removed this column\n"
+    assert files_of(out) == before
+    assert main(arguments) == 2
+    if name == "score":
+        more = table([{"score": -i} for i in range(11)], tmp_path / "other.parquet")
+        assert flare.pack(more, out, add_column="score").version == 5
+        assert flare.drop(out, **options).version == 6
+
+
+def test_a_resumed_drop_of_row_numbers_does_not_remove_the_next_rows(out, tmp_path):
+    expected = {":2": rows(2, 8), "-2:": rows(2, 6)}
+    for number, spec in enumerate(expected, 2):
+        assert flare.drop(out, rows=spec, resume=True).version == number
+        for _ in range(2):
+            assert flare.drop(out, rows=spec, resume=True).version is None
+            assert content(out) == expected[spec]
+    assert flare.drop(out, rows=":2", erase=True, resume=True).version == 4
+    assert flare.drop(out, rows=":2", erase=True, resume=True).version is None
+    assert content(out) == rows(4, 4)
+    assert flare.drop(out, rows=":2").version == 5
+
+
 def test_erased_rows_are_in_no_byte_of_the_folder(out, tmp_path, capsys):
     secret = "planted secret 8317"
     flare.pack(table([{"id": 10, "text": secret}], tmp_path / "s.parquet"), out, append=True)
@@ -1126,6 +1169,43 @@ def test_a_column_is_packed_again_if_rows_were_removed_meanwhile(out, tmp_path, 
         {**one, "score": one["id"] ** 2} for one in rows(0, 10) if one["id"] != 1
     ]
     assert list(flare.verify(str(out))) == []
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+@pytest.mark.parametrize("key", [None, "id"])
+def test_a_resumed_column_that_a_version_contains_is_not_added_again(
+    key, replaces, out, tmp_path, capsys
+):
+    scores = table([{"id": i, "score": i * i} for i in range(10)], tmp_path / "scores.parquet")
+    options = {"add_column": "score", "key": key}
+    assert flare.pack(scores, out, **options).version == 2
+    flare.pack(
+        table([{"id": 10, "text": "", "score": 0}], tmp_path / "m.parquet"), out, append=True
+    )
+    before = files_of(out)
+    again = {**options, "resume": True, "replace": replaces}
+    done = flare.pack(scores, out, **again)
+    assert (done.version, done.rows, done.resumed_rows) == (2, 10, 10)
+    assert flare.pack(scores, out, dry_run=True, **again).version == 2
+    arguments = [scores, str(out), "--add-column", "score", "--resume"]
+    assert main(["pack", *arguments, *(["--key", key] if key else [])]) == 0
+    assert capsys.readouterr().err.startswith("version 2 already contains this column\n")
+    assert files_of(out) == before
+    flare.prune(out, keep=1)  # the column in the newest version is compared
+    assert flare.pack(scores, out, **again).version == 3
+    other = table([{"id": i, "score": -i} for i in range(11)], tmp_path / "other.parquet")
+    if replaces:
+        assert flare.pack(other, out, **again).version == 4
+        return
+    with pytest.raises(UsageError) as caught:
+        flare.pack(other, out, **again)
+    assert caught.value.message == "the dataset already has a column 'score'"
+
+
+def test_a_column_is_added_again_without_resume(out, tmp_path):
+    scores = table([{"score": i} for i in range(10)], tmp_path / "scores.parquet")
+    flare.pack(scores, out, add_column="score")
+    assert flare.pack(scores, out, add_column="score", replace=True).version == 3
 
 
 def test_a_column_added_by_key_comes_from_the_selected_rows(out, tmp_path):

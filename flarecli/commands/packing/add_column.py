@@ -28,6 +28,7 @@ from flarecli.commands.packing.run import (
     planned,
     source_record,
 )
+from flarecli.commands.packing.source import Source
 from flarecli.commands.provenance import PLACE
 from flarecli.errors import BusyError, FormatError, UsageError
 from flarecli.hashes import DEFAULT, digest
@@ -80,16 +81,28 @@ def add_column(task: PackTask, progress: Progress) -> Packed:
     """
     options, name = task.options, task.options.add_column or ""
     at, base = open_for_change(task.out, task.guard, options.dry_run)
-    _check(task, base, name)
+    if not options.resume:  # otherwise, a version may already contain the column
+        _check(task, base, name)
     if options.format in (formats.DEFAULT, base.streams[0].format):
         options = with_format(options, base.streams[0])
         task = replace(task, options=options)
     with tempfile.TemporaryDirectory(prefix="flare-") as folder:
+        keyed, matched = None, os.path.join(folder, "matched.arrow")
         if task.key is not None:
-            task = _matched(task, base, name, folder, progress)
+            keyed = _keyed(task, base, progress)
+            task = _without_key(task, keyed.source, matched)
         task = replace(task, options=replace(task.options, columns=[name]))
-        plan = planned(task, progress)
+        plan = planned(task, progress) if keyed is None else keyed
         task = replace(task, source_digest=task.source_digest or plan.source.sum())
+        record = source_record(task, plan.source, task.recorded_options())
+        if options.resume:
+            if (done := _added(task, at, base, name, record)) is not None:
+                progress.note(f"version {done.version} already contains this column")
+                return done
+            _check(task, base, name)
+        if keyed is not None:
+            _match(keyed, base, folder, matched)
+            plan = planned(task, progress)
         plan.task = task
         if options.dry_run:
             packed = dry_run(plan)
@@ -97,7 +110,7 @@ def add_column(task: PackTask, progress: Progress) -> Packed:
             return replace(packed, playlist=task.playlist)
         if (rows := expected_rows(plan)) is not None:
             _check_count(plan, base, rows)
-        return _pack(task, plan, at, base, name)
+        return _pack(task, plan, at, base, name, record)
 
 
 def _check(task: PackTask, base: Version, name: str) -> None:
@@ -136,8 +149,41 @@ def _check_count(plan: Plan, base: Version, rows: int) -> None:
         )
 
 
-def _pack(task: PackTask, plan: Plan, at: Location, base: Version, name: str) -> Packed:
-    record = source_record(task, plan.source, task.recorded_options())
+def _added(
+    task: PackTask, at: Location, base: Version, name: str, record: Mapping[str, Any]
+) -> Packed | None:
+    """Return the result of an earlier run with the same source and the same options, or None.
+
+    If the version that the earlier run created was pruned, the column in `base` is compared.
+    """
+    version = versions.version_from(at, record)
+    if version is None:
+        streams = [stream for stream in base.streams if stream.name == name]
+        if not any(
+            versions.is_same_source(stream.headers.get("source"), record) for stream in streams
+        ):
+            return None
+        version = base
+    return Packed(
+        task.playlist,
+        task.options.format,
+        version.rows,
+        0,
+        0,
+        resumed_rows=version.rows,
+        dry_run=task.options.dry_run,
+        version=version.number,
+    )
+
+
+def _pack(
+    task: PackTask,
+    plan: Plan,
+    at: Location,
+    base: Version,
+    name: str,
+    record: Mapping[str, Any],
+) -> Packed:
     urls, start = tuple(base.streams[0].urls), base
     if task.options.resume:
         own = {"source": record[DEFAULT], "options": task.recorded_options()}
@@ -165,31 +211,13 @@ def _pack(task: PackTask, plan: Plan, at: Location, base: Version, name: str) ->
     return replace(packed, playlist=playlist, version=version.number)
 
 
-def _matched(task: PackTask, base: Version, name: str, folder: str, progress: Progress) -> PackTask:
+def _without_key(task: PackTask, source: Source, matched: str) -> PackTask:
     """Return a task whose source is a file with the rows in the order of the dataset.
 
-    raises  FormatError for a key that is missing in the source, or that occurs twice in the source
+    matched  path of this file, which `_match` writes
     """
-    data = base.dataset
-    # the key has the name and the value that it has in the dataset
-    format = base.streams[0].format or formats.DEFAULT
-    if formats.find(format).key_column not in data.schema.names:
-        format = formats.DEFAULT
-    plan = planned(replace(task, options=replace(task.options, format=format)), progress)
-    key = plan.renamed(task.key or "")
-    facts = [plan.source.sum(), task.recorded_options()]  # both determine the rows to pack
+    facts = [source.sum(), task.recorded_options()]  # both determine the rows to pack
     checksum = digest(json.dumps(facts, sort_keys=True).encode())
-    if key not in data.schema.names:
-        raise UsageError(f"--key: the dataset has no column {key!r}", where=base.at)
-    saved, matched = os.path.join(folder, "saved.arrow"), os.path.join(folder, "matched.arrow")
-    with Keys() as keys:
-        try:
-            count = _save(plan, saved, key, keys)
-            with pa.memory_map(saved) as file:
-                table = pa.ipc.open_file(file).read_all()
-                _write(data, table, key, keys, count, matched, plan.source.address)
-        except OSError as error:
-            raise temporary_file_error(error, "the rows of the source") from None
     # the other options describe the source or select its rows, and do not apply to the matched file
     options = replace(
         task.options,
@@ -203,7 +231,36 @@ def _matched(task: PackTask, base: Version, name: str, folder: str, progress: Pr
         input=None,
         csv=(),
     )
-    return replace(task, options=options, source_digest=checksum, object_name=plan.source.address)
+    return replace(task, options=options, source_digest=checksum, object_name=source.address)
+
+
+def _keyed(task: PackTask, base: Version, progress: Progress) -> Plan:
+    """Return a plan in which the key has the name and the value that it has in the dataset."""
+    format = base.streams[0].format or formats.DEFAULT
+    if formats.find(format).key_column not in base.dataset.schema.names:
+        format = formats.DEFAULT
+    return planned(replace(task, options=replace(task.options, format=format)), progress)
+
+
+def _match(plan: Plan, base: Version, folder: str, matched: str) -> None:
+    """Write the selected rows of a plan to a file, in the order of the keys of the dataset.
+
+    folder   folder for temporary files
+    matched  path of the file
+    raises   FormatError for a key that is missing in the source, or that occurs twice in the source
+    """
+    key, data = plan.renamed(plan.task.key or ""), base.dataset
+    if key not in data.schema.names:
+        raise UsageError(f"--key: the dataset has no column {key!r}", where=base.at)
+    saved = os.path.join(folder, "saved.arrow")
+    with Keys() as keys:
+        try:
+            count = _save(plan, saved, key, keys)
+            with pa.memory_map(saved) as file:
+                table = pa.ipc.open_file(file).read_all()
+                _write(data, table, key, keys, count, matched, plan.source.address)
+        except OSError as error:
+            raise temporary_file_error(error, "the rows of the source") from None
 
 
 def _save(plan: Plan, path: str, key: str, keys: Keys) -> int:

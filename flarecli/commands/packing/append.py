@@ -571,17 +571,9 @@ def _appended(
             replaced=removed,
         )
 
-    def is_same(source: object) -> bool:
-        return isinstance(source, Mapping) and all(
-            source.get(key) == record[key] for key in (DEFAULT, "options")
-        )
-
-    numbers = versions.numbers(at)
-    for one in versions.read_versions(at, reversed(numbers)):
-        # searching the bytes is faster than parsing the list
-        if record["options"].encode() in one.data and is_same(one.header.get("source")):
-            return packed(one.number, one.added, one.removed)
-    if len(numbers) == base.number:  # no version was removed
+    if (one := versions.version_from(at, record)) is not None:
+        return packed(one.number, one.added, one.removed)
+    if len(versions.numbers(at)) == base.number:  # no version was removed
         return None
     stream = base.streams[0]
     listed = dict.fromkeys(url.partition("/")[0] for url in stream.urls)
@@ -589,7 +581,8 @@ def _appended(
     for place, data in zip(where, read_each(where), strict=True):
         if record["options"].encode() in bytes(data):
             for fragment in playlists.parse(bytes(data), place).streams[:1]:
-                if is_same(fragment.headers.get("source")) and fragment.rows is not None:
+                is_same = versions.is_same_source(fragment.headers.get("source"), record)
+                if is_same and fragment.rows is not None:
                     return packed(base.number, int(fragment.rows.sum()), 0)
     return None
 
