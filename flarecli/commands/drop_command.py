@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flarecli import ingest, read
+from flarecli import formats, ingest, read
 from flarecli.arguments import address_text, from_options
 from flarecli.commands.options import CompactOptions, DropOptions
 from flarecli.commands.rewrite import (
@@ -35,6 +36,7 @@ from flarecli.suggest import choose
 from flarecli.units import format_count
 from flarecli.write import (
     CommitLock,
+    Keys,
     Target,
     changed_error,
     check_key_type,
@@ -494,11 +496,15 @@ def compact(options: CompactOptions) -> Changed:
     guard = options.guard([out])
     at, base = open_for_change(out, guard, options.dry_run)
     below, target = int(options.below), int(options.shard_size)
-    groups = {
-        number: found
-        for number, stream in enumerate(base.streams)
-        if (found := _small_runs(stream, below))
-    }
+    groups = dict[int, list[Group]]()
+    for number, stream in enumerate(base.streams):
+        small = _small_runs(stream, below)
+        if found := [part for one in small for part in _with_unique_keys(stream, one)]:
+            groups[number] = found
+        if count := sum(map(_length, small)) - sum(map(_length, found)):
+            progress.note(
+                f"not joined: {format_count(count, 'shard')} with keys that occur in adjacent shards"
+            )
     shards, sizes = total_size(base, groups)
     if not groups or options.dry_run:
         if not groups:
@@ -530,5 +536,37 @@ def _small_runs(stream: Stream, below: int) -> list[Group]:
     return [
         Group(start, stop, (None,) * (stop - start))
         for start, stop in edges.reshape(-1, 2).tolist()
+        if stop - start > 1
+    ]
+
+
+def _length(group: Group) -> int:
+    return group.stop - group.start
+
+
+def _with_unique_keys(stream: Stream, group: Group) -> list[Group]:
+    """Split a group before each shard that repeats a key, if the format requires unique keys.
+
+    Groups of one shard are omitted.
+    """
+    format = formats.find(stream.format or "")
+    name = format.key_column
+    if not name or name not in [column.name for column in stream.columns or ()]:
+        return [group]
+    starts, keys = [group.start], Keys()
+    try:
+        for i in range(group.start, group.stop):
+            shard = format.open_shard(stream.chunk(i), stream.columns)
+            column = format.read_batch(shard, 0, shard.rows, [name]).column(0)
+            if (keys.seen(column, 0) >= 0).any():
+                starts.append(i)
+                keys.close()
+                keys = Keys()
+                keys.seen(column, 0)
+    finally:
+        keys.close()
+    return [
+        Group(start, stop, (None,) * (stop - start))
+        for start, stop in pairwise([*starts, group.stop])
         if stop - start > 1
     ]

@@ -11,6 +11,7 @@ import pytest
 
 import flarecli as flare
 from flarecli import playlists
+from flarecli.__main__ import main
 from flarecli.commands.rewrite import check_opens
 from flarecli.errors import IntegrityError
 from flarecli.storage import locate
@@ -180,3 +181,23 @@ def test_a_folder_with_json_files_is_appended(format, tmp_path):
     out = pack("mixed", range(3), tmp_path / "all", tmp_path / "out", format=format)
     flare.pack(make_files(tmp_path / "more", [3, 4], "mixed"), out, append=True)
     assert [one["json"] for one in content(out)] == [f'{{"n": {i}}}' for i in range(5)]
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_tars_that_repeat_a_key_are_not_joined(dry_run, tmp_path, capsys):
+    out = pack("images", range(5), tmp_path / "all", tmp_path / "out", shard_rows=2)
+    flare.pack(tmp_path / "all/files", out, append=True)  # the same keys in one tar
+    flare.pack(make_files(tmp_path / "more", [5, 6], "images"), out, append=True)
+    before = content(out)
+    assert main(["compact", str(out), *(["-n"] if dry_run else [])]) == 0
+    count = "would join 5 shards" if dry_run else "joined 5 shards"
+    assert count in capsys.readouterr().out
+    assert content(out) == before
+    if not dry_run:
+        (stream,) = playlists.read(locate(str(out / "playlist.yaml"))).streams
+        assert stream.rows.tolist() == [5, 7]
+        assert list(flare.verify(str(out))) == []
+        assert main(["compact", str(out)]) == 0
+        note = "not joined: 2 shards with keys that occur in adjacent shards\n"
+        assert note in capsys.readouterr().err
+        assert [one.number for one in flare.log(out)] == [1, 2, 3, 4]
