@@ -16,6 +16,7 @@ __all__ = [
     "FlareError",
     "FormatError",
     "IntegrityError",
+    "MissingBucketError",
     "MissingError",
     "MissingLibraryError",
     "Place",
@@ -200,6 +201,10 @@ class MissingError(ReachError, FileNotFoundError):
     """An address that does not exist."""
 
     kind = "missing"
+
+
+class MissingBucketError(MissingError):
+    """A bucket that does not exist."""
 
 
 class BusyError(ReachError):

@@ -91,6 +91,11 @@ def drop(options: DropOptions) -> Changed:
     raises  UsageError if no option or more than one option selects rows or a column, or if a pin
             lists a file to erase; the errors of `rewrite`
     """
+    if options.break_pins and not options.erase:
+        raise UsageError(
+            "--break-pins needs --erase",
+            hint="Without --erase, the rows remain in pinned versions. Omit --break-pins, or add --erase.",
+        )
     out, progress = address_text(options.out), options.progress or Progress()
     guard = options.guard([out])
     at, base = open_for_change(out, guard, options.dry_run)

@@ -22,6 +22,7 @@ from flarecli.playlists.schema import SCHEMA
 from flarecli.playlists.write import text, write
 
 __all__ = [
+    "MAX_PIN_LENGTH",
     "MAX_VERSION",
     "PLAYLIST",
     "SAME_ROWS",
@@ -50,7 +51,10 @@ MAX_VERSION = 10**12
 # Key that only compactions add to the header VERSION. The value is a list with one mapping for each
 # earlier version that has the same rows in the same order: stream name -> listing checksum.
 SAME_ROWS = "same_rows"
-_PIN = re.compile(r"playlist\.([A-Za-z0-9_-][A-Za-z0-9._-]{0,99})\.yaml", re.ASCII)
+MAX_PIN_LENGTH = 100
+_PIN = re.compile(
+    rf"playlist\.([A-Za-z0-9_-][A-Za-z0-9._-]{{0,{MAX_PIN_LENGTH - 1}}})\.yaml", re.ASCII
+)
 _NUMBERED = re.compile(r"playlist\.(\d{6}|[1-9]\d{6,12})\.yaml", re.ASCII)
 
 

@@ -41,6 +41,7 @@ from flarecli.errors import (
     BusyError,
     FlareError,
     FormatError,
+    MissingBucketError,
     MissingError,
     ReachError,
     UnsafeError,
@@ -50,6 +51,7 @@ from flarecli.formats import INDEX_FILES, find, first_index
 from flarecli.hashes import DEFAULT, digest
 from flarecli.model import File, IntArray, Playlist, Stream
 from flarecli.playlists import (
+    MAX_PIN_LENGTH,
     MAX_VERSION,
     PLAYLIST,
     SAME_ROWS,
@@ -249,6 +251,11 @@ def check_fragment(at: Location, name: str) -> None:
 def pin_name(name: str) -> str:
     """Return the file name of a pin. Raises UsageError for an invalid name."""
     file = f"playlist.{name}.yaml"
+    if len(name) > MAX_PIN_LENGTH:
+        raise UsageError(
+            f"a pin name may have at most {MAX_PIN_LENGTH} characters, got {len(name)}",
+            hint="Use a shorter name.",
+        )
     if name.isdigit() or pin_of(file) is None:
         raise UsageError(
             f"invalid pin name {name!r:.60}",
@@ -277,9 +284,14 @@ def numbers(at: Location) -> list[int]:
 
 
 def _names(at: Location) -> Sequence[str]:
-    """Return the names of the files and folders in a folder; empty if the folder is missing."""
+    """Return the names of the files and folders in a folder; empty if the folder is missing.
+
+    raises  MissingBucketError if the bucket does not exist
+    """
     try:
         return at.names()
+    except MissingBucketError:
+        raise
     except MissingError:
         return ()
 
@@ -317,7 +329,7 @@ def newest(at: Location) -> Version:
     try:
         return Version(where, 1, playlists.stored(where))
     except MissingError:
-        if at.path and at.is_local and _is_file(at):
+        if at.path and _is_file(at):
             raise UsageError(
                 "expected the folder of a dataset, got a file",
                 where=at,

@@ -600,6 +600,7 @@ def test_a_damaged_list_of_erased_keys_is_reported(out, tmp_path):
     ("options", "message"),
     [
         ({"keys": "keys.txt"}, "--keys needs --key"),
+        ({"rows": "0", "break_pins": True}, "--break-pins needs --erase"),
         (
             {"where": "id = 1", "key": "id"},
             "--key needs --keys or --erase, and cannot be used with --drop-column",
@@ -1003,6 +1004,42 @@ def test_a_key_that_the_source_repeats_is_an_error_if_rows_are_replaced(out, tmp
         assert caught.value.hint == "Make the keys of the source unique."
         assert content(out) == rows(0, 10)
     assert {name: data for name, data in files_of(out).items() if name in before} == before
+
+
+def test_rows_are_skipped_only_by_a_key(out, tmp_path):
+    source = table(rows(0, 1), tmp_path / "a.parquet")
+    for append in (True, False):
+        with pytest.raises(UsageError) as caught:
+            flare.pack(source, out, append=append, on_duplicate="first")
+        assert str(caught.value) == "`--on-duplicate first` needs --key"
+        assert caught.value.hint == "Specify the key column with --key."
+
+
+def test_hints_for_duplicate_keys_name_no_excluded_option(out, tmp_path):
+    def hint(source, **options):
+        with pytest.raises(FormatError) as caught:
+            flare.pack(source, out, key="id", **options)
+        return caught.value.hint
+
+    scores = [{"id": i % 5, "score": i} for i in range(10)]
+    assert hint(table(scores, tmp_path / "c.parquet"), add_column="score") == (
+        "Make the keys of the source unique."
+    )
+    more = table(rows(8, 5), tmp_path / "more.parquet")
+    assert hint(more, append=True, part_rows=2) == (
+        "Use `--on-duplicate replace` to remove the existing rows."
+    )
+    assert flare.append(more, out, key="id", part_rows=2, on_duplicate="replace").replaced == 2
+
+
+def test_a_pin_name_that_is_too_long_is_refused(out):
+    flare.log(out, pin="p" * 100)
+    with pytest.raises(UsageError) as caught:
+        flare.log(out, pin="p" * 101)
+    assert (str(caught.value), caught.value.hint) == (
+        "a pin name may have at most 100 characters, got 101",
+        "Use a shorter name.",
+    )
 
 
 @pytest.mark.parametrize(

@@ -111,17 +111,16 @@ def _pack(
         raise UsageError(
             "--replace needs --add-column", hint="To replace a whole dataset, use --overwrite."
         )
-    if options.on_duplicate == "replace":
-        if not options.append:
-            raise UsageError(
-                "`--on-duplicate replace` needs --append",
-                hint="Use `--on-duplicate first` to keep only the first row of each key.",
-            )
-        if options.key is None:
-            raise UsageError(
-                "`--on-duplicate replace` needs --key",
-                hint="Specify the key column with --key.",
-            )
+    if options.on_duplicate == "replace" and not options.append:
+        raise UsageError(
+            "`--on-duplicate replace` needs --append",
+            hint="Use `--on-duplicate first` to keep only the first row of each key.",
+        )
+    if options.on_duplicate in ("first", "replace") and options.key is None:
+        raise UsageError(
+            f"`--on-duplicate {options.on_duplicate}` needs --key",
+            hint="Specify the key column with --key.",
+        )
     progress = options.progress or Progress()
     if options.dry_run:
         try:

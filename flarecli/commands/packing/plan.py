@@ -646,13 +646,15 @@ def _distinct(batches: Iterator[pa.RecordBatch], plan: Plan) -> Iterator[pa.Reco
                 first = int(again[0])
                 if earlier[first] < before:
                     file, at = plan.source.place(int(rows[first]))
+                    skip = "Use `--on-duplicate first` to skip rows with existing keys, or "
+                    if plan.options.part_rows is not None:  # excludes `--on-duplicate first`
+                        skip = "Use "
                     raise FormatError(
                         f"key {key_text(column[first])!r} is already in the dataset, "
                         f"in row {earlier[first]}",
                         where=file,
                         row=at,
-                        hint="Use `--on-duplicate first` to skip rows with existing keys, or "
-                        "`--on-duplicate replace` to remove the existing rows.",
+                        hint=f"{skip}`--on-duplicate replace` to remove the existing rows.",
                     )
                 earlier -= before
                 raise _duplicate(
@@ -723,7 +725,7 @@ def _duplicate(plan: Plan, key: str, row: int, earlier: int, are_source_rows: bo
     place = format_place("" if earlier_file == file else earlier_file, earlier_at)
     options = plan.options
     hint = "Use `--on-duplicate first` to keep only the first row of each key, or `--on-duplicate keep` to keep all rows."
-    if options.on_duplicate == "replace":
+    if options.on_duplicate == "replace" or options.add_column is not None:
         hint = "Make the keys of the source unique."
     elif options.part_rows is not None:
         hint = "Make the keys unique, or use --on-duplicate keep."

@@ -11,6 +11,7 @@ from flarecli.errors import (
     CredentialsError,
     FlareError,
     FormatError,
+    MissingBucketError,
     MissingError,
     ReachError,
     UsageError,
@@ -166,8 +167,9 @@ def converted(error: Exception, where: str, tried: str, endpoint: str) -> FlareE
     if name == "AlreadyExistsError":
         return UsageError("already exists", where=where)
     if isinstance(error, FileNotFoundError) or status == 404:
-        is_bucket = code in ("NoSuchBucket", "ContainerNotFound")
-        return MissingError("no such bucket" if is_bucket else "not found", where=where)
+        if code in ("NoSuchBucket", "ContainerNotFound"):
+            return MissingBucketError("no such bucket", where=where)
+        return MissingError("not found", where=where)
     if name == "InvalidPathError" or "Could not parse path" in text:
         return FormatError(
             "cannot read a key that contains `//`, a component `.` or `..`, or a control character",

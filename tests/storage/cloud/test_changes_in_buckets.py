@@ -17,7 +17,7 @@ import pytest
 
 import flarecli as flare
 from flarecli.__main__ import main
-from flarecli.errors import BusyError, UsageError
+from flarecli.errors import BusyError, MissingError, UsageError
 from flarecli.formats.mds.format import MDS
 from flarecli.storage import locate
 from flarecli.storage.append_log import open_log
@@ -35,6 +35,22 @@ def table(first, count, path):
 
 def ids(address):
     return flare.open(address).to_arrow()["id"].to_pylist()
+
+
+@pytest.mark.parametrize("kind", ["s3", "azure", "google"])
+def test_an_address_without_a_dataset_is_reported(kind, request, tmp_path):
+    bucket = request.getfixturevalue(kind)
+    if kind != "google":  # the server lists any bucket
+        with pytest.raises(MissingError) as absent:
+            flare.log(bucket.rpartition("/")[0] + "/missing-bucket/out")
+        assert absent.value.message == "no such bucket"
+    with pytest.raises(UsageError) as empty:
+        flare.log(f"{bucket}/empty")
+    assert empty.value.message == "no dataset in this folder"
+    flare.pack(table(0, 3, tmp_path / "0.parquet"), f"{bucket}/file")
+    with pytest.raises(UsageError) as file:
+        flare.drop(f"{bucket}/file/playlist.yaml", rows="0")
+    assert file.value.message == "expected the folder of a dataset, got a file"
 
 
 @pytest.mark.parametrize("kind", ["s3", "azure", "google"])

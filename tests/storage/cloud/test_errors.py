@@ -12,6 +12,7 @@ from flarecli.errors import (
     FlareError,
     FormatError,
     IntegrityError,
+    MissingBucketError,
     MissingError,
     ReachError,
 )
@@ -61,7 +62,7 @@ def cloud(web, no_cloud, monkeypatch):
             f"403 Forbidden (RequestTimeTooSkewed), {TRIED}",
             "Correct the clock of this machine.",
         ),
-        (404, "NoSuchBucket", MissingError, "no such bucket", ""),
+        (404, "NoSuchBucket", MissingBucketError, "no such bucket", ""),
         (404, "NoSuchKey", MissingError, "not found", ""),
         (
             400,
