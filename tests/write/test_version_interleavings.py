@@ -466,6 +466,6 @@ def test_no_version_lists_a_fragment_that_a_prune_took_over_from_a_stopped_proce
         "two appends and a prune": [append(A), append(B), PRUNE],
         "an append, a drop and a prune": [append(A), drop("new", B), PRUNE],
     }[name]
-    count, states, is_complete = explore(processes, True, True, True, schedules=200)
+    count, states, is_complete = explore(processes, True, True, True, schedules=800)
     print(f"{name}: {count} schedules, {states} states, complete: {is_complete}")
     assert states > 50
