@@ -2167,6 +2167,44 @@ def test_an_erasure_of_rows_that_another_process_drops_meanwhile_is_refused(
     assert content(out) == [one for one in rows(0, 10) if one["id"] != 5]
 
 
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("more", [{}, {"key": "id", "on_duplicate": "replace"}])
+def test_an_append_to_a_dataset_whose_streams_are_changed_meanwhile_is_refused(
+    more, resume, out, tmp_path, monkeypatch
+):
+    """The replaced stream `a` is listed after the stream `b`."""
+    values = {
+        name: table([{name: i} for i in range(10)], tmp_path / f"{name}.parquet") for name in "ab"
+    }
+    new = [{"id": i, "text": f"text {i}", "a": i, "b": -i} for i in range(10, 13)]
+    source = table(new, tmp_path / "new.parquet")
+    for name in "ab":
+        flare.pack(values[name], out, add_column=name)
+    before = content(out)
+    meanwhile(monkeypatch, lambda: flare.pack(values["a"], out, add_column="a", replace=True))
+    with pytest.raises(BusyError) as caught:
+        flare.pack(source, out, append=True, **more)
+    assert str(caught.value) == (
+        f"{out}/playlist.000004.yaml: another process has changed the dataset"
+    )
+    assert caught.value.hint == "Run the same command again."
+    assert flare.pack(source, out, append=True, resume=resume, **more).version == 5
+    assert content(out) == before + new
+    assert list(flare.verify(str(out))) == []
+
+    def replace_column():
+        flare.drop(out, drop_column="a")
+        later = [{"c": i} for i in range(13)]
+        flare.pack(table(later, tmp_path / "later.parquet"), out, add_column="c")
+
+    meanwhile(monkeypatch, replace_column)
+    with pytest.raises(BusyError):
+        flare.pack(source, out, append=True, **more)
+    with pytest.raises(FormatError) as found:
+        flare.pack(source, out, append=True, **more)
+    assert found.value.message == "column 'a' is not in the dataset"
+
+
 def test_a_shard_that_is_erased_while_shards_are_joined_is_reported_as_a_change(out, monkeypatch):
     meanwhile(monkeypatch, lambda: flare.drop(out, where="id = 5", erase=True))
     with pytest.raises(BusyError) as caught:

@@ -44,7 +44,15 @@ from flarecli.storage import Location, read_each
 from flarecli.storage.append_log import first_entry
 from flarecli.storage.local import SCRATCH
 from flarecli.suggest import choose
-from flarecli.write import Keys, Target, is_empty_key, key_bytes, key_text, versions
+from flarecli.write import (
+    Keys,
+    Target,
+    changed_error,
+    is_empty_key,
+    key_bytes,
+    key_text,
+    versions,
+)
 from flarecli.write.erased import ErasedKeys, failed_names, failures_without
 from flarecli.write.versions import Version, open_for_change
 
@@ -75,19 +83,18 @@ class Append(versions.Change):
         return tuple(name for name, _ in self.parts)
 
     def apply(self, base: Version) -> tuple[Stream, ...]:
-        if len(base.streams) != len(self.parts):
-            raise BusyError(
-                f"the dataset has {len(base.streams)} streams; "
-                f"it had {len(self.parts)} when the rows were packed",
-                where=base.at,
-                hint="Run the same command again.",
-            )
+        self.check_streams(base)
         if self.key is not None:
             self._check_keys(self.key, base)
         erased = ErasedKeys.read(self.at)
         if erased != self.erased:
             self._check_erased(erased, base)
         return self.added_to(base.streams)
+
+    def check_streams(self, base: Version) -> None:
+        """Raise BusyError if the streams are not those for which the rows were packed."""
+        if _layout(base) != _layout(self.since):
+            raise changed_error(base.at)
 
     def _check_erased(self, erased: ErasedKeys, base: Version) -> None:
         """Raise BusyError if a row has a key that was erased while the rows were packed."""
@@ -138,6 +145,11 @@ class Append(versions.Change):
         """Yield the keys of the new rows."""
         part = self.parts[self._stream_with(key) or 0][1]
         return (batch.column(0) for batch in read.Dataset([[part]]).select([key]).batches())
+
+
+def _layout(version: Version) -> list[tuple[Any, ...]]:
+    """Return the name, the format and the columns of each stream."""
+    return [(stream.name, stream.format, stream.columns) for stream in version.streams]
 
 
 @dataclass(frozen=True)
@@ -221,7 +233,9 @@ def append_rows(task: PackTask, progress: Progress) -> Packed:
         # if the keys must be new, they are compared with the keys of the newest version
         if task.key is None or _replaces(plan):
             options = _recorded_options(_stream_task(task, base, 0))
-            base = unfinished_base(at, base, {"source": task.source_digest, "options": options})
+            start = unfinished_base(at, base, {"source": task.source_digest, "options": options})
+            if _layout(start) == _layout(base):
+                base = start
     return _pack_streams(task, plan, at, base, record)
 
 
@@ -352,8 +366,9 @@ def _commit_replacing(
             these rows
     """
     at, base = change.at, versions.newest(change.at)
+    change.check_streams(base)
     change = replace(change, since=base)
-    change.apply(base)  # raises if the streams do not match
+    change.apply(base)  # raises if the rows have erased keys
     rows = _rows_with_keys(change.keys(change.key or ""), base.dataset, change.key or "")
     groups = _groups_without(base, rows)
     if not len(rows):
