@@ -223,6 +223,10 @@ class NoRowsError(FormatError):
     """Data without rows, where at least one row is required."""
 
 
+class EmptyTableError(FormatError):
+    """A table without rows, where at least one row is required."""
+
+
 class IntegrityError(FormatError):
     """A file whose size or checksum differs from the recorded value."""
 

@@ -12,8 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flarecli import formats, ingest, read
+from flarecli import formats, read
 from flarecli.arguments import address_text, from_options
+from flarecli.commands.key_file import FileKeys, read_keys
 from flarecli.commands.options import CompactOptions, DropOptions
 from flarecli.commands.rewrite import (
     Group,
@@ -31,7 +32,7 @@ from flarecli.names import is_url
 from flarecli.prefetch import cpu_count
 from flarecli.progress import Progress
 from flarecli.read.version_lists import file_names, files_of, files_to_remove, listed_files
-from flarecli.storage import Location, locate
+from flarecli.storage import Location
 from flarecli.suggest import choose
 from flarecli.units import format_count
 from flarecli.write import (
@@ -99,17 +100,19 @@ def drop(options: DropOptions) -> Changed:
     out, progress = address_text(options.out), options.progress or Progress()
     guard = options.guard([out])
     at, base = open_for_change(out, guard, options.dry_run)
+    with versions.check_unchanged(at, base):
+        _check_selection(options, base)
+        keys = _keys(options, base.dataset)
     if options.erase and not options.dry_run:
         _complete_erasures(at, options, progress)
-    _check_selection(options)
     if options.resume and (number := _dropped_in(options, at, base)) is not None:
         removed = "these rows" if options.drop_column is None else "this column"
         progress.note(f"version {number} has already removed {removed}")
         return Changed(None, 0, 0, 0, options.dry_run)
     with versions.check_unchanged(at, base):
-        selection, erasure = _selected(options, base), None
+        selection, erasure = _selected(options, base, keys), None
         if options.erase:
-            erasure = _planned_erasure(at, options, base, selection, progress)
+            erasure = _planned_erasure(at, options, base, selection, keys, progress)
     if erasure is not None:
         if selection is None and erasure.lines:
             selection = _Selection({}, [])
@@ -199,7 +202,7 @@ class _Selection:
     dropped: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
-def _check_selection(options: DropOptions) -> None:
+def _check_selection(options: DropOptions, base: Version) -> None:
     """Raise UsageError unless the options select rows or a column in exactly one way."""
     chosen = [
         name
@@ -225,15 +228,18 @@ def _check_selection(options: DropOptions) -> None:
             "--key needs --keys or --erase, and cannot be used with --drop-column",
             hint="Use --keys FILE --key COLUMN, or omit --key.",
         )
-
-
-def _selected(options: DropOptions, base: Version) -> _Selection | None:
-    """Return the selection that the options describe; None if no row is selected."""
-    if options.drop_column is not None:
-        return _column(options, base)
     if options.key is not None:
         _check_key(base.dataset, options.key)
-    dropped = _dropped_rows(options, base.dataset)
+
+
+def _selected(options: DropOptions, base: Version, keys: FileKeys | None) -> _Selection | None:
+    """Return the selection that the options describe; None if no row is selected.
+
+    keys  keys in the file of `--keys`; None without `--keys`
+    """
+    if options.drop_column is not None:
+        return _column(options, base)
+    dropped = _dropped_rows(options, base.dataset, keys)
     if not len(dropped):
         return None
     groups = {number: groups_without(stream, dropped) for number, stream in enumerate(base.streams)}
@@ -334,6 +340,7 @@ def _planned_erasure(
     options: DropOptions,
     base: Version,
     selection: _Selection | None,
+    file_keys: FileKeys | None,
     progress: Progress,
 ) -> _Erasure:
     """Find the keys to erase, and the files that contain the removed rows or these keys.
@@ -350,7 +357,7 @@ def _planned_erasure(
     for list_name in names:
         with contextlib.suppress(MissingError):  # another process has removed this version
             failed |= failed_names(listed_files(at, list_name))
-    name, keys = options.key or "", _keys_to_erase(options, base, selection)
+    name, keys = options.key or "", _keys_to_erase(options, base, selection, file_keys)
     erased = ErasedKeys.read(at).added(name, keys)
     if options.key is None and failed and selection is not None and selection.rows:
         progress.note(
@@ -375,21 +382,16 @@ def _planned_erasure(
 
 
 def _keys_to_erase(
-    options: DropOptions, base: Version, selection: _Selection | None
+    options: DropOptions, base: Version, selection: _Selection | None, keys: FileKeys | None
 ) -> list[pa.Array]:
     """Return arrays of keys: the keys in the `--keys` file, and the keys of the selected rows.
 
     Return an empty list if the user named no key column (`--key`).
     """
-    found: list[pa.Array] = []
     name, data = options.key, base.dataset
     if name is None:
-        return found
-    if options.keys is not None:
-        keys = _keys(options, data, name)
-        with contextlib.suppress(pa.ArrowInvalid):  # not UTF-8
-            keys = keys.cast(pa.large_string())
-        found.append(keys)
+        return []
+    found = [] if keys is None else keys.to_erase()
     rows = np.zeros(0, np.int64) if selection is None else selection.dropped
     for start in range(0, len(rows), _BATCH_ROWS):
         found.append(data.take(rows[start : start + _BATCH_ROWS], [name]).column(0))
@@ -444,7 +446,7 @@ def _erase(
         )
 
 
-def _dropped_rows(options: DropOptions, data: read.Dataset) -> IntArray:
+def _dropped_rows(options: DropOptions, data: read.Dataset, keys: FileKeys | None) -> IntArray:
     """Return the numbers of the selected rows: int64, ascending."""
     if options.where is not None:
         return data.matching(options.where)
@@ -452,15 +454,25 @@ def _dropped_rows(options: DropOptions, data: read.Dataset) -> IntArray:
         order = select_rows(len(data), options.rows)
         rows: IntArray = np.unique(order.rows(0, len(order)))
         return rows
-    name = options.key or ""
-    keys = _keys(options, data, name)
-    matching, first = [], 0
-    for batch in data.select([name]).batches():
+    if keys is None:
+        return np.zeros(0, np.int64)
+    distinct = keys.distinct()
+    is_found = np.zeros(len(distinct), bool)
+    matching, first = [np.zeros(0, np.int64)], 0
+    for batch in data.select([options.key or ""]).batches():
         column = batch.column(0)
-        found = pc.is_in(erasable_bytes(column, column.type), value_set=keys)
-        matching.append(first + np.flatnonzero(found.to_numpy(zero_copy_only=False)))
+        found = pc.index_in(erasable_bytes(column, column.type), value_set=distinct)
+        is_found[found.drop_null().to_numpy()] = True
+        matching.append(first + np.flatnonzero(found.is_valid().to_numpy(zero_copy_only=False)))
         first += batch.num_rows
-    return np.concatenate(matching) if matching else np.zeros(0, np.int64)
+    missing = len(distinct) - int(is_found.sum())
+    if missing and (is_found.any() or options.erase):
+        which = "matches" if missing == 1 else "match"
+        where = " of the current version" if options.erase else ""
+        (options.progress or Progress()).note(
+            f"{missing} of {format_count(len(distinct), 'key')} {which} no row{where}"
+        )
+    return np.concatenate(matching)
 
 
 def _check_key(data: read.Dataset, name: str) -> None:
@@ -471,24 +483,12 @@ def _check_key(data: read.Dataset, name: str) -> None:
     check_key_type(name, data.schema.field(name).type)
 
 
-def _keys(options: DropOptions, data: read.Dataset, name: str) -> pa.Array:
-    """Return the keys in a file: the lines of a text file, or a column of a table."""
-    kind = data.schema.field(name).type
-    address = address_text(options.keys or "")
-    guard = options.guard([address])
-    if ingest.is_index(address) and not address.endswith(".txt"):
-        index = ingest.open_index([address], guard=guard, text={name})
-        if name not in index.schema.names:
-            raise UsageError(
-                f"--keys: no column {name!r}",
-                where=address,
-                hint=choose(name, index.schema.names, "Choose from"),
-            )
-        check_key_type(name, index.schema.field(name).type, address)
-        pieces = [erasable_bytes(batch.column(0), kind) for batch in index.batches([name])]
-        return pa.chunked_array(pieces, pa.large_binary()).combine_chunks().drop_null()
-    lines = locate(address, guard).read().splitlines()
-    return erasable_bytes(pa.array([line for line in lines if line], pa.large_binary()), kind)
+def _keys(options: DropOptions, data: read.Dataset) -> FileKeys | None:
+    """Return the keys in the file of `--keys`; None without `--keys`."""
+    if options.keys is None:
+        return None
+    name, address = options.key or "", address_text(options.keys)
+    return read_keys(address, options.guard([address]), name, data.schema.field(name).type)
 
 
 @from_options(CompactOptions)

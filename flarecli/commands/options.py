@@ -1033,7 +1033,7 @@ class DropOptions(_ChangeOptions):
         Option(
             group="Rows",
             metavar="FILE",
-            help="Remove rows whose key is in FILE: one key per line, or a table with the --key column.",
+            help="Remove rows whose key is in FILE: a table with the --key column, or a text file (- for standard input) with one key per line.",
             is_everyday=True,
         ),
     )

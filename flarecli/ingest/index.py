@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from flarecli import sql
-from flarecli.errors import FlareError, FormatError, UsageError
+from flarecli.errors import EmptyTableError, FlareError, UsageError
 from flarecli.expansion import FREE_BYTES, FREE_ROWS, check_decoded, check_rows
 from flarecli.formats import INDEX_INPUTS, LIST_INPUT
 from flarecli.formats.tables.base import Part
@@ -173,7 +173,7 @@ class Index:
                     return
             first += count if part.rows is None else part.rows
         if not rows and not bounds and not start:
-            raise FormatError("table has no rows", where=self.address)
+            raise EmptyTableError("table has no rows", where=self.address)
 
     def place(self, row: int) -> tuple[str, int]:
         """Return the file that contains a row, and the row number in this file.
@@ -580,7 +580,7 @@ def _open_tables(
     known = [part.rows for part in parts if part.rows is not None]
     total = sum(known) if len(known) == len(parts) else None
     if total == 0:
-        raise FormatError("table has no rows", where=parts[0].at)
+        raise EmptyTableError("table has no rows", where=parts[0].at)
     return Index(
         shown,
         at,

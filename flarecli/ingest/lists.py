@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from flarecli.braces import WILDCARDS, expand_braces, split_pattern
 from flarecli.errors import FlareError, FormatError, MissingError, UsageError
-from flarecli.formats.tables.decompress import TextFile
+from flarecli.formats.tables.decompress import Blocks, TextFile
 from flarecli.formats.tables.dialect import (
     DEFAULT,
     Dialect,
@@ -35,7 +35,7 @@ from flarecli.names import is_url, scheme_of
 from flarecli.redact import redact
 from flarecli.storage import STDIN, Location
 
-__all__ = ["ListedFile", "expand_lists", "is_index"]
+__all__ = ["ListedFile", "expand_lists", "is_index", "is_named_table", "text_lines"]
 
 MAX_DEPTH = 4  # maximum depth of nested lists
 MAX_FILES = 1 << 20  # maximum number of files in a list and its nested lists
@@ -48,8 +48,16 @@ def is_index(address: str) -> bool:
 
 
 def _is_named_like_index(address: str) -> bool:
-    name = address.partition("?")[0].rpartition("/")[2].lower()
-    return is_table(name) or name.endswith(_LIST)
+    return is_named_table(address) or _name(address).endswith(_LIST)
+
+
+def is_named_table(address: str) -> bool:
+    """Return whether an address is named like a table; a `.txt` file is not."""
+    return is_table(_name(address))
+
+
+def _name(address: str) -> str:
+    return address.partition("?")[0].rpartition("/")[2].lower()
 
 
 # -- lists
@@ -130,20 +138,28 @@ def _has_rows(source: TextFile, dialect: Dialect) -> bool:
 
 
 def _listed_files(at: Location) -> Iterator[ListedFile]:
-    source, _ = decoded(TextFile(at), first_bytes(TextFile(at)))
+    for number, line in enumerate(text_lines(TextFile(at)), 1):
+        address = line.strip()
+        if not address or address.startswith("#"):
+            continue
+        while address.startswith("./"):
+            address = address[2:].lstrip("/")
+        try:
+            for location in _expand_address(at.folder, address):
+                yield ListedFile(location, at, number)
+        except FlareError as error:
+            message = f"line {number}: {error.message}"
+            raise error.changed(message=message, address=str(at), row=None) from None
+
+
+def text_lines(source: Blocks) -> Iterator[str]:
+    """Yield the lines of a text file in UTF-8 or UTF-16, without newlines.
+
+    raises  FormatError with the line for invalid text, a NUL, or a line of more than 64 MB
+    """
+    source, _ = decoded(source, first_bytes(source))
     for piece in pieces(source, ""):
-        for number, line in enumerate(piece.data.decode().split("\n"), piece.line):
-            address = line.strip()
-            if not address or address.startswith("#"):
-                continue
-            while address.startswith("./"):
-                address = address[2:].lstrip("/")
-            try:
-                for location in _expand_address(at.folder, address):
-                    yield ListedFile(location, at, number)
-            except FlareError as error:
-                message = f"line {number}: {error.message}"
-                raise error.changed(message=message, address=str(at), row=None) from None
+        yield from map(bytes.decode, piece.data.splitlines())
 
 
 def _expand_address(folder: Location, address: str) -> Iterator[Location]:

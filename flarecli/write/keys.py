@@ -269,7 +269,10 @@ def key_text(key: pa.Scalar) -> str:
     if pa.types.is_string(key.type) or pa.types.is_large_string(key.type):
         text = key.as_buffer().to_pybytes().decode("utf-8", "backslashreplace")
         return redact(text) if is_url(text) else redact_text(text)
-    return redact_text(str(key.as_py()))
+    try:
+        return redact_text(str(key.as_py()))
+    except ValueError:  # for example, a timestamp with nanoseconds, if pandas is not installed
+        return redact_text(key.cast(pa.large_string()).as_py())
 
 
 def key_bytes(keys: pa.Array) -> pa.Array:

@@ -674,8 +674,10 @@ def test_a_row_that_was_dropped_before_is_erased_by_its_key(tmp_path, capsys):
     options = ["--erase", "--keys", str(tmp_path / "keys.txt"), "--key", "id"]
     before = state_of(out)
     assert main(["drop", str(out), *options, "--dry-run"]) == 0
-    note = "the erasure would delete 1 file, and all earlier versions that list it"
-    assert capsys.readouterr().err.splitlines() == [note]
+    assert capsys.readouterr().err.splitlines() == [
+        "1 of 1 key matches no row of the current version",
+        "the erasure would delete 1 file, and all earlier versions that list it",
+    ]
     assert state_of(out) == before and has_secret(out)
     assert main(["drop", str(out), *options]) == 0
     assert "no row matches" not in capsys.readouterr().err

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.json
 import pyarrow.types as kinds
 
-from flarecli.errors import FormatError
+from flarecli.errors import EmptyTableError, FormatError
 from flarecli.expansion import MAX_COLUMNS
 from flarecli.formats.tables.base import TextPart, check_columns
 from flarecli.formats.tables.decompress import Blocks
@@ -73,12 +73,12 @@ class Json(TextPart):
     def __init__(self, source: Blocks) -> None:
         head = next(iter(source.blocks()), None)
         if head is None:
-            raise FormatError("file is empty", where=source)
+            raise EmptyTableError("file is empty", where=source)
         self.at, head = decoded(source, head)
         self._is_array = head.removeprefix(BOM).lstrip()[:1] == b"["
         first = next(self._pieces(), None)
         if first is None:
-            raise FormatError("table has no rows", where=source)
+            raise EmptyTableError("table has no rows", where=source)
         self.schema = self._infer_schema(first)
         check_columns(self.schema.names, source)
 
