@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from flarecli import formats
 from flarecli.errors import UsageError
+from flarecli.hashes import DEFAULT, known
 from flarecli.model import Chunk, Columns, IntArray, Settings, Stream
 from flarecli.playlists import SCHEMA
 from flarecli.playlists.fill import described
@@ -290,10 +291,14 @@ def _shards(group: Group) -> Iterator[tuple[int, IntArray | None]]:
 
 
 def settings_of(stream: Stream, shard_bytes: int | None = None) -> Settings:
-    """Return settings with the compression, the newline and the separator of a stream."""
+    """Return settings with the compression, the checksums and the separators of a stream."""
     compression = stream.headers.get("compression")
+    names = [name for name, values in stream.hashes.items() if name != DEFAULT and any(values)]
     settings = Settings(
-        compression if isinstance(compression, str) else None, (), shard_bytes, None
+        compression if isinstance(compression, str) else None,
+        tuple(sorted(set(names) & set(known()))),
+        shard_bytes,
+        None,
     )
     format = formats.find(stream.format or "")
     if not format.options or not len(stream):

@@ -2767,3 +2767,15 @@ def test_a_webdataset_with_other_keys_is_an_error_that_names_the_option(
     with pytest.raises(FormatError) as caught:
         flare.pack(first, out, append=True, key=new_key, on_duplicate="first")
     assert (caught.value.message, caught.value.hint) == (message, hint)
+
+
+def test_new_shards_have_the_checksums_of_the_dataset(tmp_path):
+    out, more = tmp_path / "out", table(rows(10, 4), tmp_path / "more.parquet")
+    flare.pack(table(rows(0, 10), tmp_path / "a.parquet"), out, shard_rows=5, hash=["sha256"])
+    flare.pack(more, out, append=True)
+    flare.drop(out, rows="0")
+    flare.pack(table([{"n": i} for i in range(13)], tmp_path / "n.parquet"), out, add_column="n")
+    for stream in playlists.read(locate(str(out / "playlist.yaml"))).streams:
+        files = [(out / url).read_bytes() for url in stream.urls]
+        assert stream.hashes["sha256"] == [hashlib.sha256(one).hexdigest() for one in files]
+    assert list(flare.verify(str(out))) == []

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from flarecli import encodings, formats, playlists, read
+from flarecli.arguments import name_list
 from flarecli.commands.options import PackOptions
 from flarecli.commands.packing.parts import check_division, pack_parts
 from flarecli.commands.packing.plan import PackTask, Plan, key_values, selected
@@ -456,7 +457,7 @@ def _for_dataset(task: PackTask, base: Version) -> PackTask:
 
 
 def with_format(options: PackOptions, stream: Stream) -> PackOptions:
-    """Return options with the format, the compression and the separators of a stream.
+    """Return options with the format, the compression, checksums and separators of a stream.
 
     raises  UsageError if the options choose another separator
     """
@@ -474,6 +475,7 @@ def with_format(options: PackOptions, stream: Stream) -> PackOptions:
         options,
         format=format.name,
         compress=options.compress or settings.compression,
+        hash=name_list(options.hash) or settings.hashes,
         newline=settings.newline,
         separator=separator,
     )
