@@ -290,6 +290,8 @@ class ColumnConverter:
     `allows_nulls` is False.
 
     schema  result of `stored_schema`; None: all columns have the types of their encodings
+    casts   columns to cast before they are encoded: column -> Arrow type. A value that the type
+            cannot represent exactly is a failure
     """
 
     def __init__(
@@ -298,8 +300,9 @@ class ColumnConverter:
         key: str | None,
         allows_nulls: bool = False,
         schema: pa.Schema | None = None,
+        casts: Mapping[str, pa.DataType] = MappingProxyType({}),
     ) -> None:
-        self._key, self._allows_nulls = key, allows_nulls
+        self._key, self._allows_nulls, self._casts = key, allows_nulls, casts
         self._encodings = [encodings.lookup(column.encoding) for column in columns]
         self._schema = schema or pa.schema([encodings.field(column) for column in columns])
 
@@ -337,23 +340,27 @@ class ColumnConverter:
             source = encodings.source_of(batch.schema.field(field.name))
             array, failures = batch.column(field.name), list[tuple[int, str]]()
             is_encoded = encodings.encoding_of(field) is not None
-            is_restored = not is_encoded and (
-                source is None or encodings.is_restorable(_natural(source.name), field.type)
-            )
-            if not is_restored:
-                array, failures = encodings.coerce(array, encoding, source)
-                source = encoding
-            if not is_encoded:
-                try:
+            try:
+                if (kind := self._casts.get(field.name)) is not None:
+                    array, failures = _in_type(array, kind, source or encoding)
+                    source = None
+                is_restored = not is_encoded and (
+                    source is None or encodings.is_restorable(_natural(source.name), field.type)
+                )
+                if not is_restored:
+                    array, unfit = encodings.coerce(array, encoding, source)
+                    failures += unfit
+                    source = encoding
+                if not is_encoded:
                     array, unfit = _in_type(array, field.type, source or encoding)
-                except pa.ArrowNotImplementedError:
-                    kind = batch.schema.field(field.name).type
-                    raise UsageError(
-                        f"column {field.name!r}: {kind} cannot be stored as {encoding.name}",
-                        hint="Select other columns with -c.",
-                        column=field.name,
-                    ) from None
-                failures = sorted([*failures, *unfit])
+                    failures += unfit
+            except pa.ArrowNotImplementedError:
+                kind = batch.schema.field(field.name).type
+                raise UsageError(
+                    f"column {field.name!r}: {kind} cannot be stored as {encoding.name}",
+                    hint="Select other columns with -c.",
+                    column=field.name,
+                ) from None
             arrays.append(array)
             for at, reason in (
                 one for one in failures if not (self._allows_nulls and one[1] == "is null")

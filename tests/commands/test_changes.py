@@ -1417,6 +1417,53 @@ def test_a_narrower_type_is_accepted(out, tmp_path):
     assert content(out) == rows(0, 12)
 
 
+ITEMS = {
+    "x": lambda value: value,
+    "list": lambda value: [value],
+    "struct": lambda value: {"a": value},
+}
+
+
+@pytest.mark.parametrize("nested", ITEMS)
+@pytest.mark.parametrize("format", ["mds", "json", "webdataset", "tfrecord", "parquet"])
+def test_an_integer_is_appended_to_a_float_column_only_if_the_float_is_exact(
+    tmp_path, format, nested
+):
+    item, out = ITEMS[nested], tmp_path / "out"
+    flare.pack(table([{"x": item(0.5)}], tmp_path / "first.parquet"), out, format=format)
+    flare.pack(table([{"x": item(2**53)}], tmp_path / "exact.parquet"), out, append=True)
+    before = files_of(out)
+    more = table([{"x": item(1)}, {"x": item(2**53 + 1)}], tmp_path / "more.parquet")
+    for source in (more, flare.pack(more, tmp_path / "more").playlist):
+        with pytest.raises(FormatError, match="x is not a valid .*double") as caught:
+            flare.pack(source, out, append=True)
+        assert caught.value.row == 1
+        flare.prune(out, keep=9)
+        assert files_of(out) == before
+    flare.pack(more, out, append=True, on_error="skip")
+    assert plain(content(out)) == [{"x": item(value)} for value in (0.5, 2.0**53, 1.0)]
+
+
+def test_an_integer_from_a_query_is_appended_to_a_float_column_only_if_the_float_is_exact(tmp_path):
+    source, out = table([{"x": 0.5}], tmp_path / "first.parquet"), tmp_path / "out"
+    flare.pack(source, out)
+    query = "SELECT ({})::BIGINT AS x FROM dataframe"
+    flare.pack(source, out, append=True, where=query.format(2**53))
+    with pytest.raises(FormatError, match="x is not a valid double"):
+        flare.pack(source, out, append=True, where=query.format(2**53 + 1))
+    assert content(out) == [{"x": 0.5}, {"x": 2.0**53}]
+
+
+def test_integers_that_a_dataset_stores_as_text_are_appended_as_integers(tmp_path):
+    source = table([{"x": 1}], tmp_path / "first.parquet")
+    for format in ("webdataset", "mds"):
+        flare.pack(source, tmp_path / format, format=format)
+    for format in ("webdataset", "mds"):
+        flare.pack(tmp_path / "webdataset", tmp_path / format, append=True, columns="x")
+    assert plain(content(tmp_path / "webdataset")) == [{"x": 1}] * 2
+    assert content(tmp_path / "mds") == [{"x": 1}] * 3
+
+
 def test_a_resumed_append_of_committed_rows_adds_nothing(out, tmp_path):
     more = table(rows(10, 5), tmp_path / "more.parquet")
     flare.pack(more, out, append=True)

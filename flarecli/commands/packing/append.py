@@ -218,7 +218,8 @@ def append_rows(task: PackTask, progress: Progress) -> Packed:
     at, base = open_for_change(task.out, task.guard, task.options.dry_run)
     task = replace(_for_dataset(task, base), erased=ErasedKeys.read(at))
     plan = planned(task, progress)
-    plan.task = task = replace(task, null_columns=_checked_columns(plan, base))
+    missing = _checked_columns(plan, base)
+    plan.task = task = replace(task, null_columns=missing, casts=_casts(plan))
     if task.options.part_rows is not None:
         check_division(plan)
     if task.options.dry_run:
@@ -527,26 +528,55 @@ def _checked_columns(plan: Plan, base: Version) -> dict[str, pa.DataType]:
             hint=hint,
             column=name,
         )
-    links = {link.name for link in plan.links}
-    source = plan.source
-    sources = {plan.renamed(one.name): one for one in source.schema}
-    for name in plan.names:
-        if name in links or name not in sources or name not in types:
+    for name, kind in _source_types(plan).items():
+        if name not in types or not _has_fixed_type(plan, name):
             continue
-        if name == key:  # keys of any type are converted to text
-            continue
-        own = sources[name]
-        kind = source.types.get(own.name, own.type)
-        if own.name in source.encodings:  # files, whose contents are decoded when they are packed
-            kind = encodings.lookup(source.encodings[own.name]).arrow
         if not _fits(kind, types[name]):
             raise FormatError(
                 f"column {name!r} has the type {kind}; the dataset has {types[name]}",
-                where=source.address,
+                where=plan.source.address,
                 hint=_type_hint(name, kind, types[name]),
                 column=name,
             )
     return missing
+
+
+def _source_types(plan: Plan) -> dict[str, pa.DataType]:
+    """Return the types of the columns of the source: column of the dataset -> Arrow type."""
+    source, out = plan.source, {}
+    for one in source.schema:
+        stored = encodings.source_of(one)
+        if one.name in source.encodings:  # files, whose contents are decoded when they are packed
+            kind = encodings.lookup(source.encodings[one.name]).arrow
+        elif one.name in source.types or stored is None:
+            kind = source.types.get(one.name, one.type)
+        else:  # for example, integers that a flare dataset stores as text
+            kind = encodings.plain(pa.nulls(0, stored.arrow), stored)[1].arrow
+        out[plan.renamed(one.name)] = kind
+    return out
+
+
+def _has_fixed_type(plan: Plan, name: str) -> bool:
+    """Return whether the values of a column must fit the type of the column in the dataset."""
+    if name == plan.task.format.key_column:  # keys of any type are converted to text
+        return False
+    return name in plan.names and all(name != link.name for link in plan.links)
+
+
+def _casts(plan: Plan) -> dict[str, pa.DataType]:
+    """Return the types of the dataset for the columns that may have another type in the source."""
+    kinds = {} if plan.is_statement else _source_types(plan)  # a statement may return other types
+    out = {}
+    for name, expected in (plan.task.types or {}).items():
+        kind = _without_variants(expected)
+        is_same = name in kinds and _without_variants(kinds[name]).equals(kind)
+        if _has_fixed_type(plan, name) and not is_same:
+            out[name] = kind
+    return out
+
+
+def _without_variants(kind: pa.DataType) -> pa.DataType:
+    return encodings.without_dictionaries(encodings.without_variants(kind))
 
 
 def _type_hint(name: str, kind: pa.DataType, expected: pa.DataType) -> str:
@@ -560,7 +590,10 @@ def _type_hint(name: str, kind: pa.DataType, expected: pa.DataType) -> str:
 
 
 def _fits(kind: pa.DataType, expected: pa.DataType) -> bool:
-    """Return whether type `expected` can represent every value of type `kind`."""
+    """Return whether values of type `kind` can be cast to type `expected`.
+
+    The cast itself rejects a value that is not exact in type `expected`.
+    """
     one = encodings.value_type(encodings.without_variants(kind))
     other = encodings.value_type(encodings.without_variants(expected))
     common = common_type(one, other)

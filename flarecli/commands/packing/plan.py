@@ -102,6 +102,7 @@ class PackTask:
     head           other values to record in the journal, such as the version to change; a resumed
                    pack must have the same values
     null_columns   columns that the source lacks, to fill with nulls: column -> Arrow type
+    casts          columns to cast to the type in the dataset: column -> this type
     """
 
     options: PackOptions
@@ -120,6 +121,7 @@ class PackTask:
     erased: ErasedKeys = field(default_factory=ErasedKeys)
     head: Mapping[str, Any] = field(default_factory=dict)
     null_columns: Mapping[str, pa.DataType] = field(default_factory=dict)
+    casts: Mapping[str, pa.DataType] = field(default_factory=dict)
 
     @cached_property
     def sources(self) -> list[str]:

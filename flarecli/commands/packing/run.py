@@ -321,7 +321,9 @@ def _write(
     holds_null = plan.task.format.holds_null
     typed: ColumnConverter | None = None
     if writer.columns:
-        typed = ColumnConverter(writer.columns, plan.row_name, holds_null, writer.stored_schema)
+        typed = ColumnConverter(
+            writer.columns, plan.row_name, holds_null, writer.stored_schema, plan.task.casts
+        )
     written_bytes = writer.written_bytes
     notes = ShardNotes(plan.options, progress, total)
     with contextlib.closing(fetched(plan, first, spool=spool, checksum=checksum)) as parts:
@@ -629,7 +631,9 @@ def estimate(plan: Plan, part_rows: int | None = None) -> Estimate:
                 ),
             )
             schema = stored_schema(format, columns, types)
-            typed = ColumnConverter(columns, plan.row_name, format.holds_null, schema)
+            typed = ColumnConverter(
+                columns, plan.row_name, format.holds_null, schema, plan.task.casts
+            )
         batch, numbers, unfit = typed.convert(part.batch, part.rows)
         batch, numbers, unstorable = _storable(
             plan, find_unstorable, part, batch, numbers, only_first=False
