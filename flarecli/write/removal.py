@@ -27,6 +27,7 @@ from flarecli.errors import (
 from flarecli.formats import INDEX_FILES
 from flarecli.names import name_fault
 from flarecli.playlists import PLAYLIST, version_name, version_number
+from flarecli.prefetch import ordered_map
 from flarecli.read.version_lists import (
     REMOVAL,
     confined,
@@ -40,6 +41,7 @@ from flarecli.read.version_lists import (
 )
 from flarecli.storage import Location, descriptors
 from flarecli.storage.local import SCRATCH, LocalStore
+from flarecli.write.versions import finish_fragment, has_journal
 
 if TYPE_CHECKING:
     from flarecli.write.bucket_target import Lease
@@ -198,6 +200,8 @@ def remove(at: Location, removal: Removal, lock: CommitLock) -> list[str]:
 def finish_removal(at: Location, lock: CommitLock) -> list[str]:
     """Delete the files in `.flare-removal`, and all fragments that no playlist lists.
 
+    This function also deletes the scratch folders of listed fragments.
+
     return  names of the fragments that another process is writing; these fragments are kept
     raises  any error that reading a playlist raises, before any file is deleted; BusyError if this
             process has lost the commit lock, because another process may then have committed a
@@ -228,7 +232,27 @@ def finish_removal(at: Location, lock: CommitLock) -> list[str]:
         except BusyError:
             lock.check(now=False)  # the error is final if the commit lock is lost
             busy.append(name)
+    _finish_fragments(at, sorted(used), lock)
     return busy
+
+
+def _finish_fragments(at: Location, names: Sequence[str], lock: CommitLock) -> None:
+    """Delete the scratch folders of listed fragments.
+
+    A scratch folder remains if a process was killed after its commit. Readers of the fragment then
+    regard it as unfinished.
+    """
+    fragments = [at / name for name in names if is_fragment(name)]
+    has_journals = ordered_map(has_journal, fragments, workers=at.store.guard.limits.jobs)
+    for fragment, is_unfinished in zip(fragments, has_journals, strict=True):
+        if is_unfinished:
+            lock.check(now=False)
+            finish_fragment(_address(fragment), fragment.store.guard)
+
+
+def _address(at: Location) -> str:
+    store = at.store
+    return os.path.join(store.root, at.path) if isinstance(store, LocalStore) else str(at)
 
 
 def _folders(names: Iterable[str]) -> set[str]:

@@ -66,6 +66,7 @@ from flarecli.read import Dataset
 from flarecli.read.resolve import refuse_unfinished, without_version_index
 from flarecli.read.version_lists import COMMIT_LOCK, FRAGMENT, confined, files_of, is_fragment
 from flarecli.storage import Guard, Location, descriptors, locate
+from flarecli.storage.append_log import first_entry
 from flarecli.storage.local import SCRATCH, LocalStore
 from flarecli.write.folder_target import bucket_of, claim
 from flarecli.write.target import Target, changed_error, check_can_pack, check_files
@@ -83,7 +84,9 @@ __all__ = [
     "fragment_name",
     "concatenated",
     "create_once",
+    "finish_fragment",
     "fragment_files",
+    "has_journal",
     "is_lost",
     "is_same_source",
     "joined",
@@ -380,13 +383,18 @@ def open_for_change(out: str, guard: Guard, dry_run: bool = False) -> tuple[Loca
             base = newest(at)
             publish(at, base)
     for name in base.fragments:
-        if (at / f"{name}/{SCRATCH}/journal").exists():
-            # BusyError means that the process that committed this fragment is still running
-            with contextlib.suppress(BusyError):
-                target = claim(f"{out.rstrip('/')}/{name}", resume=True, guard=guard)
-                if not target.is_done:
-                    target.finish()
+        if has_journal(at / name):
+            finish_fragment(f"{out.rstrip('/')}/{name}", guard)
     return at, base
+
+
+def finish_fragment(fragment: str, guard: Guard) -> None:
+    """Delete the scratch folder of a committed fragment, unless another process has locked it."""
+    # BusyError means that the process that committed this fragment is still running
+    with contextlib.suppress(BusyError):
+        target = claim(fragment, resume=True, guard=guard)
+        if not target.is_done:
+            target.finish()
 
 
 class CommitLock:
@@ -994,13 +1002,15 @@ def unfinished_fragments(at: Location, base: Version) -> list[str]:
     return [
         name
         for name in at.names()
-        if is_fragment(name) and name not in listed and _has_journal(at / name)
+        if is_fragment(name) and name not in listed and has_journal(at / name)
     ]
 
 
-def _has_journal(at: Location) -> bool:
-    try:
-        return (at / f"{SCRATCH}/journal").exists()
-    except UnsafeError:
-        # a symbolic link, which `check_fragment` reports before a write to the fragment
-        return False
+def has_journal(at: Location) -> bool:
+    """Return whether a fragment has a journal. Its pack is unfinished, or was just committed.
+
+    The result is False for a symbolic link, which `check_fragment` reports before a write to the
+    fragment.
+    """
+    # a journal in a bucket is not a single object
+    return bool(first_entry(at / f"{SCRATCH}/journal"))

@@ -683,11 +683,11 @@ def killed(number, run):
     return exit_code(forked(counted))
 
 
-def unfinished_append(source, out):
-    """Append, but end the process before the commit."""
+def unfinished_append(source, out, step="commit"):
+    """Append, but kill the process before a step: the commit, or `publish`, which follows it."""
 
     def append():
-        versions.commit = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
+        setattr(versions, step, lambda *arguments: os.kill(os.getpid(), signal.SIGKILL))
         flare.pack(source, out, append=True, shard_rows=2)
 
     assert exit_code(forked(append)) == -signal.SIGKILL
@@ -752,4 +752,26 @@ def test_a_prune_whose_lock_expires_keeps_the_list_of_failed_rows_of_an_erasure(
     finally:
         os.kill(pid, signal.SIGCONT)
     assert exit_code(pid) == BusyError.exit_code
+    assert list(flare.verify(out)) == []
+
+
+@pytest.mark.parametrize("kind", ["local", "s3"])
+def test_prune_finishes_the_fragment_of_a_process_that_was_killed_after_its_commit(
+    kind, request, tmp_path, short_leases
+):
+    """Another append has already read the newest version when the process is killed."""
+    out = str(tmp_path / "out") if kind == "local" else f"{request.getfixturevalue(kind)}/out"
+    first, second = table(3, 3, tmp_path / "1.parquet"), table(6, 3, tmp_path / "2.parquet")
+    flare.pack(table(0, 3, tmp_path / "0.parquet"), out)
+    pid = stopped(lambda: flare.pack(second, out, append=True), "")
+    try:
+        unfinished_append(first, out, "publish")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert exit_code(pid) == 0
+    flare.pack(table(9, 3, tmp_path / "3.parquet"), out, append=True)
+    assert ids(out) == list(range(12))
+    flare.prune(out, keep=1)
+    assert not [one.name for one in locate(out).list() if ".flare" in one.name.split("/")]
+    assert sorted(row for name in fragments(out) for row in ids(f"{out}/{name}")) == [*range(3, 12)]
     assert list(flare.verify(out)) == []
