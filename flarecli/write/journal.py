@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from flarecli.errors import FormatError, UsageError
 from flarecli.model import File
 from flarecli.read import parts_hint
+from flarecli.read.version_lists import is_fragment
 from flarecli.storage import Location
 from flarecli.storage.append_log import LogLine, format_line, open_log
 from flarecli.storage.local import SCRATCH
@@ -189,8 +190,10 @@ def _start_again_hint(at: Location) -> str:
     """Return the hint for a pack that cannot be resumed.
 
     For a pack with `--part K/N`, the hint does not name --overwrite, which would remove the parts
-    of other jobs.
+    of other jobs. A fragment is not packed with --overwrite, which would replace the dataset.
     """
+    if any(map(is_fragment, str(at).split("/"))):
+        return "Delete this folder to start again."
     return parts_hint(at) or "Use --overwrite to start again."
 
 

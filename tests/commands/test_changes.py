@@ -30,6 +30,7 @@ from flarecli.errors import (
     FlareError,
     FormatError,
     MissingError,
+    UnfinishedError,
     UnsafeError,
     UsageError,
 )
@@ -1899,6 +1900,28 @@ def killed_before_the_commit(folder, source):
         flare.pack(source, folder, append=True)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
+
+
+def test_an_unfinished_fragment_is_continued_or_deleted_but_not_overwritten(out, tmp_path):
+    more = table(rows(10, 5), tmp_path / "more.parquet")
+    killed_before_the_commit(out, more)
+    (fragment,) = out.glob("fragment.*")
+    with pytest.raises(UnfinishedError) as caught:
+        flare.pack(more, out, append=True)
+    assert str(caught.value) == f"{fragment}: folder contains an unfinished pack"
+    assert caught.value.hint == "Run the same command with --resume."
+    journal = fragment / ".flare" / "journal"
+    text = journal.read_text()
+    version = f'"flare": "{flare.__version__}"'
+    assert version in text
+    journal.write_text(text.replace(version, '"flare": "0.0.1"'))
+    with pytest.raises(UsageError) as different:
+        flare.pack(more, out, append=True, resume=True)
+    assert different.value.where == str(fragment)
+    assert different.value.hint == "Delete this folder to start again."
+    shutil.rmtree(fragment)
+    assert flare.pack(more, out, append=True, resume=True).version == 2
+    assert content(out) == rows(0, 15)
 
 
 def test_prune_keeps_a_fragment_that_is_resumed_meanwhile(out, tmp_path, monkeypatch):
