@@ -2835,7 +2835,7 @@ def test_a_webdataset_with_other_keys_is_an_error_that_names_the_option(
     out, first = tmp_path / "out", table(rows(0, 3), tmp_path / "first.parquet")
     flare.pack(first, out, format="webdataset", key=old_key)
     with pytest.raises(FormatError) as caught:
-        flare.pack(first, out, append=True, key=new_key, on_duplicate="first")
+        flare.pack(first, out, append=True, key=new_key)
     assert (caught.value.message, caught.value.hint) == (message, hint)
 
 
