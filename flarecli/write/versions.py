@@ -83,6 +83,7 @@ __all__ = [
     "commit",
     "fragment_name",
     "concatenated",
+    "count_versions",
     "create_once",
     "finish_fragment",
     "fragment_files",
@@ -297,6 +298,14 @@ def _names(at: Location) -> Sequence[str]:
         raise
     except MissingError:
         return ()
+
+
+def count_versions(out: str, guard: Guard) -> tuple[int, int]:
+    """Return the number of versions and the number of pins of a dataset, without reading them."""
+    at = bucket_of(out, guard) or locate(out, guard).unmapped()
+    found = [name for name in _names(at) if pin_of(name) is not None]
+    numbered = sum(version_number(name) is not None for name in found)
+    return numbered, len(found) - numbered
 
 
 def read_version(at: Location, number: int) -> Version:

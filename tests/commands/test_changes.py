@@ -1009,6 +1009,20 @@ def test_a_key_that_the_source_repeats_is_an_error_if_rows_are_replaced(out, tmp
     assert {name: data for name, data in files_of(out).items() if name in before} == before
 
 
+def test_an_overwrite_reports_the_versions_and_pins_that_it_deletes(out, tmp_path, capsys):
+    source = table(rows(0, 3), tmp_path / "a.parquet")
+    assert main(["pack", source, str(out), "--overwrite"]) == 0
+    assert "--overwrite deletes" not in capsys.readouterr().err
+    flare.append(source, out)
+    flare.log(out, pin="run")
+    for arguments in (["--dry-run"], []):
+        assert main(["pack", source, str(out), "--overwrite", *arguments]) == 0
+        err = capsys.readouterr().err
+        assert "--overwrite deletes 2 versions and 1 pin of the dataset\n" in err
+    assert [one.pin for one in flare.log(out)] == [None]
+    assert content(out) == rows(0, 3)
+
+
 def test_rows_are_skipped_only_by_a_key(out, tmp_path):
     source = table(rows(0, 1), tmp_path / "a.parquet")
     for append in (True, False):

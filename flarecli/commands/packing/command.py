@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from dataclasses import replace
 
@@ -15,11 +16,13 @@ from flarecli.commands.packing.parts import join_parts, pack_one_part, pack_part
 from flarecli.commands.packing.plan import PackTask
 from flarecli.commands.packing.run import Packed, pack_task
 from flarecli.commands.packing.source import StoredColumns
-from flarecli.errors import UsageError
+from flarecli.errors import FlareError, UsageError
 from flarecli.media import Resize
 from flarecli.progress import Progress
 from flarecli.read import Dataset
+from flarecli.units import format_count, format_list
 from flarecli.write import check_can_pack, engines
+from flarecli.write.versions import count_versions
 
 __all__ = ["Packed", "append", "pack"]
 
@@ -122,12 +125,28 @@ def _pack(
             hint="Specify the key column with --key.",
         )
     progress = options.progress or Progress()
+    if options.overwrite:
+        _note_versions(task, progress)
     if options.dry_run:
         try:
             return _packed(task, progress)
         except KeyboardInterrupt:
             raise KeyboardInterrupt("") from None  # there is nothing to resume
     return _packed(task, progress)
+
+
+def _note_versions(task: PackTask, progress: Progress) -> None:
+    """Report the versions and pins that --overwrite deletes."""
+    versions_and_pins = 0, 0
+    with contextlib.suppress(FlareError):  # the pack reports why it cannot write to the address
+        versions_and_pins = count_versions(task.out, task.guard)
+    if any(versions_and_pins):
+        parts = [
+            format_count(count, word)
+            for count, word in zip(versions_and_pins, ("version", "pin"), strict=True)
+            if count
+        ]
+        progress.note(f"--overwrite deletes {format_list(parts)} of the dataset")
 
 
 def _packed(task: PackTask, progress: Progress) -> Packed:
