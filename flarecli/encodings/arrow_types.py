@@ -339,7 +339,7 @@ def restore(array: pa.Array, kind: pa.DataType, encoding: Encoding) -> pa.Array:
     if array.type.equals(kind):
         return array
     is_nested = pa.types.is_nested(kind) or isinstance(kind, pa.FixedShapeTensorType)
-    if is_nested and not pa.types.is_nested(array.type):
+    if is_nested and not pa.types.is_nested(array.type) and not pa.types.is_null(array.type):
         convert = partial(_parse_documents, kind=kind, encoding=encoding, nulls=_NullBytes())
     else:
         convert = partial(_cast, kind=kind, nulls=_NullBytes())
@@ -364,6 +364,9 @@ def _cast(array: pa.Array, kind: pa.DataType, nulls: _NullBytes) -> pa.Array:
         if array.null_count < len(array):
             raise pa.ArrowInvalid("a value in a column of nulls")
         return pa.nulls(len(array))
+    if pa.types.is_null(own):
+        nulls.allocate(len(array), kind)
+        return pa.nulls(len(array), kind)
     if pa.types.is_dictionary(kind):
         return _cast(array, kind.value_type, nulls).dictionary_encode().cast(kind)
     if pa.types.is_struct(own) and pa.types.is_struct(kind):

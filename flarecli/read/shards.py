@@ -131,9 +131,11 @@ class Series:
         """Return the Arrow type of each column, as listed in the playlist header `schema`.
 
         The types and the order of the columns are those of the packed table. The mapping is empty
-        if no types are listed, or if the streams list different types.
+        if no types are listed, or if the streams list different types. The types of a stream
+        without rows are ignored if another stream has rows.
         """
-        listed = [stream.headers.get(playlists.SCHEMA) for stream in self.streams if len(stream)]
+        streams = [stream for stream in self.streams if len(stream)] or self.streams
+        listed = [stream.headers.get(playlists.SCHEMA) for stream in streams]
         first: Any = listed[0] if listed else None
         is_same = first is not None and all(one == first for one in listed)
         return first if is_same and first.keys() == {one.name for one in self.columns} else {}

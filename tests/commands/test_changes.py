@@ -1479,6 +1479,36 @@ def test_integers_that_a_dataset_stores_as_text_are_appended_as_integers(tmp_pat
     assert content(tmp_path / "mds") == [{"x": 1}] * 3
 
 
+@pytest.mark.parametrize("format", ["mds", "parquet"])
+def test_a_column_of_nulls_is_appended_to_a_nested_column(tmp_path, format):
+    samples = [{"k": "a", "x": {"a": 1}, "l": [{"a": 1}]}, {"k": "b", "x": None, "l": [None]}]
+    out = tmp_path / "out"
+    flare.pack(table(samples[:1], tmp_path / "first.parquet"), out, format=format)
+    flare.pack(table(samples[1:], tmp_path / "more.parquet"), out, append=True)
+    assert content(out) == samples
+
+
+@pytest.mark.parametrize("format", ["mds", "granular", "webdataset", "tfrecord", "parquet"])
+def test_a_dataset_whose_rows_were_all_dropped_keeps_its_types(tmp_path, format):
+    columns = {
+        "id": pa.array([1], pa.int64()),
+        "t": pa.array([1], pa.timestamp("ms")),
+        "b": pa.array([True]),
+        "a": pa.array([1], pa.int8()),
+    }
+    source, out = str(tmp_path / "first.parquet"), tmp_path / "out"
+    pq.write_table(pa.table(columns), source)
+    flare.pack(source, out, format=format)
+    before = flare.open(out).schema
+    flare.drop(out, rows=":")
+    assert (len(flare.open(out)), flare.open(out).schema) == (0, before)
+    wide = table([{"id": 1, "t": columns["t"][0].as_py(), "b": True, "a": 1000}], tmp_path / "w")
+    with pytest.raises(FormatError):
+        flare.pack(wide, out, append=True, input="parquet")
+    flare.pack(source, out, append=True)
+    assert flare.open(out).select(list(columns)).to_arrow().equals(pa.table(columns))
+
+
 def test_a_resumed_append_of_committed_rows_adds_nothing(out, tmp_path):
     more = table(rows(10, 5), tmp_path / "more.parquet")
     flare.pack(more, out, append=True)
