@@ -36,10 +36,7 @@ __all__ = [
 ]
 
 FAILED = "failed.jsonl"
-NULL_HINT = (
-    "Use --null COL=VALUE or --null fill to store a value in place of a null, or --on-error skip "
-    "to omit such rows and list them in failed.jsonl."
-)
+NULL_HINT = "Use --null COL=VALUE or --null fill to store a value in place of a null."
 LARGE_HINT = "Increase --max-object."
 # `failed.jsonl` is written when this many failures are in memory; a failure uses about 1 kB
 _MAX_PENDING = 4096
@@ -165,34 +162,36 @@ _ERRORS: dict[str, type[FlareError]] = {
     "metadata": FormatError,
     "unsafe": UnsafeError,
 }
-_MISSING_HINT = (
-    "Complete the rows, use --allow-missing to store nulls, or use --on-error skip to omit such rows "
-    "and list them in failed.jsonl."
-)
-_COLUMNS_HINT = (
-    "Select the columns to pack with -c, or use --on-error skip to omit such rows and list "
-    "them in failed.jsonl."
-)
+_OMIT_ROWS = "--on-error skip to omit such rows"
+_MISSING_HINT = "Complete the rows, use --allow-missing to store nulls"
+_COLUMNS_HINT = "Select the columns to pack with -c"
 
 
-def error_of(failure: Failure, address: object, hint: str = SKIP_HINT) -> FlareError:
+def error_of(
+    failure: Failure, address: object, hint: str = SKIP_HINT, can_skip: bool = True
+) -> FlareError:
     """Return the error that ends a command at the first failed row.
 
-    address  address of the source, for a row whose file is unknown
-    hint     default hint, for failures without a hint of their own
+    address   address of the source, for a row whose file is unknown
+    hint      default hint, for failures without a hint of their own
+    can_skip  whether the hint may recommend `--on-error skip`
     """
     label = failure.name or failure.key
     named = f"{label}: " if label else ""
-    if failure.kind == "robots" or (failure.kind == "unsafe" and "--allow-" in failure.hint):
-        hint = f"{failure.hint.rstrip('.')}, or --on-error skip to omit such rows."
-    elif failure.kind == "incomplete":
-        hint = _MISSING_HINT
-    elif failure.kind == "column":
-        hint = _COLUMNS_HINT
-    elif failure.kind == "null" and failure.hint:
-        hint = failure.hint
-    elif failure.kind in ("missing", "value", "large") and failure.hint:
-        hint = f"{failure.hint.rstrip('.')}, or use --on-error skip to omit such rows."
+    own, skip = failure.hint.rstrip("."), f", or use {_OMIT_ROWS}"
+    if failure.kind == "robots" or (failure.kind == "unsafe" and "--allow-" in own):
+        skip = f", or {_OMIT_ROWS}"
+    elif failure.kind in ("incomplete", "column"):
+        own = _MISSING_HINT if failure.kind == "incomplete" else _COLUMNS_HINT
+        skip += f" and list them in {FAILED}"
+    elif failure.kind == "null":
+        skip = f", or {_OMIT_ROWS} and list them in {FAILED}"
+    elif failure.kind not in ("missing", "value", "large"):
+        own = ""  # the message explains the failure
+    if own:
+        hint = f"{own}{skip if can_skip else ''}."
+    elif not can_skip and hint == SKIP_HINT:
+        hint = ""
     at, row = (address, failure.row) if failure.file is None else (failure.file, failure.file_row)
     return _ERRORS.get(failure.kind, ReachError)(
         f"{named}{failure.reason}", where=at, row=row, column=failure.column or None, hint=hint

@@ -33,6 +33,7 @@ from flarecli.errors import (
     UnfinishedError,
     UnsafeError,
     UsageError,
+    ValueFitError,
 )
 from flarecli.model import Playlist
 from flarecli.progress import Progress
@@ -1047,6 +1048,16 @@ def test_hints_for_duplicate_keys_name_no_excluded_option(out, tmp_path):
         "Use `--on-duplicate replace` to remove the existing rows."
     )
     assert flare.append(more, out, key="id", part_rows=2, on_duplicate="replace").replaced == 2
+
+
+@pytest.mark.parametrize("key", [None, "id"])
+def test_the_hint_for_a_null_in_an_added_column_recommends_only_null(key, out, tmp_path):
+    scores = [{"id": i, "score": None if i == 4 else i} for i in range(10)]
+    with pytest.raises(ValueFitError) as caught:
+        flare.pack(table(scores, tmp_path / "c.parquet"), out, add_column="score", key=key)
+    assert caught.value.hint == (
+        "Use --null COL=VALUE or --null fill to store a value in place of a null."
+    )
 
 
 def test_a_pin_name_that_is_too_long_is_refused(out):

@@ -390,7 +390,9 @@ def failed_row(plan: Plan, failure: Failure) -> FlareError:
     if is_first_value and encoding is not None:  # the encoding may be wrong for the whole column
         option = shell_quoted(f"{failure.column}={encoding}")
         failure = replace(failure, hint=f"Use a different encoding instead of --encode {option}.")
-    return error_of(failure, plan.source.address)
+    # every row of a dataset needs a value in an added column
+    can_skip = plan.options.add_column is None
+    return error_of(failure, plan.source.address, can_skip=can_skip)
 
 
 def write_share(options: PackOptions) -> float:
