@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from flarecli import playlists
 from flarecli.errors import FlareError, FormatError, MissingError, UnsafeError
-from flarecli.formats import INDEX_FILES, first_index
+from flarecli.formats import INDEX_FILES, SHARD_INDEX, first_index
 from flarecli.model import Playlist, Stream
 from flarecli.names import bare, check_name, is_url, name_fault, scheme_of
 from flarecli.playlists import PLAYLIST, pin_of
@@ -77,7 +77,7 @@ def confined(at: Location) -> Location:
 
 def is_version_file(name: str) -> bool:
     """Return whether a name in a dataset's folder belongs to the dataset's version history."""
-    is_index = name in map(first_index, INDEX_FILES)
+    is_index = name in map(first_index, (*INDEX_FILES, SHARD_INDEX))
     is_named = name in (COMMIT_LOCK, ERASED, REMOVAL)
     return is_named or is_index or pin_of(name) is not None or is_fragment(name)
 

@@ -282,6 +282,91 @@ def test_a_change_killed_at_any_step_leaves_complete_lists_and_can_be_repeated(
     assert count > 10
 
 
+@pytest.mark.parametrize("format", ["mds", "webdataset", "granular"])
+def test_a_first_change_killed_at_any_step_leaves_a_valid_dataset(format, tmp_path):
+    out = tmp_path / "out"
+    flare.pack(table(rows(0, 4), tmp_path / "first.parquet"), out, format=format, shard_rows=2)
+    more, count = table(rows(4, 1), tmp_path / "more.parquet"), 0
+    for step, folder, _ in killed_at_each_step(lambda at: flare.pack(more, at, append=True), out):
+        assert list(flare.verify(folder)) == [], step
+        count += 1
+    assert count > 10
+
+
+@pytest.mark.parametrize("format", ["mds", "webdataset", "granular"])
+def test_a_dataset_is_valid_if_it_is_changed_while_it_is_verified(format, tmp_path, monkeypatch):
+    """Another process appends rows after the n-th request for the size of a file, for all n."""
+    first, more = (table(rows(i, 4), tmp_path / f"{i}.parquet") for i in (0, 4))
+    real, step, changed = LocalStore.size, 0, True
+    while changed:
+        out, requests, changed = tmp_path / f"out{step}", itertools.count(), False
+        flare.pack(first, out, format=format, shard_rows=2)
+
+        def size(store, path, *, out=out, requests=requests, step=step):
+            nonlocal changed
+            found = real(store, path)
+            if not changed and next(requests) == step:
+                changed = True
+                pid = os.fork()
+                if not pid:
+                    try:
+                        flare.pack(more, out, append=True)
+                    finally:
+                        os._exit(0)
+                os.waitpid(pid, 0)
+            return found
+
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalStore, "size", size)
+            assert list(flare.verify(out, jobs=1)) == [], step
+        assert len(flare.open(out)) == (8 if changed else 4)
+        step += 1
+    assert step > 5
+
+
+def test_an_index_of_a_changed_dataset_that_omits_a_shard_is_reported(out, tmp_path):
+    flare.pack(table(rows(10, 2), tmp_path / "more.parquet"), out, append=True)
+    index = json.loads((out / "index.json").read_text())
+    index["shards"].pop()
+    (out / "index.json").write_text(json.dumps(index))
+    (found,) = flare.verify(out)
+    assert (found.address, found.kind) == (f"{out}/index.json", "listing")
+    assert found.message == f"lists other shards than {out}/playlist.yaml"
+
+
+@pytest.mark.parametrize("change", ["append", "drop column"])
+@pytest.mark.parametrize(
+    ("format", "index"), [("mds", "index.json"), ("webdataset", "shardindex.json")]
+)
+def test_damage_to_an_index_is_reported_after_a_first_change_was_killed(
+    format, index, change, tmp_path, capsys
+):
+    """The process of the change was killed before it replaced `playlist.yaml`."""
+    out = tmp_path / "out"
+    flare.pack(table(rows(0, 4), tmp_path / "first.parquet"), out, format=format, shard_rows=2)
+    if change == "append":
+        flare.pack(table(rows(4, 1), tmp_path / "more.parquet"), out, append=True)
+    else:
+        flare.drop(out, drop_column="id")
+    for name in ("playlist.yaml", "playlist.first.yaml"):
+        shutil.copy(out / "playlist.000001.yaml", out / name)
+    for name in ("playlist.yaml", "playlist.first.yaml", "playlist.000001.yaml"):
+        assert main(["verify", str(out / name)]) == 0
+    assert main(["verify", str(out)]) == 0
+    capsys.readouterr()
+    for name in (index, f"{index.partition('.')[0]}.000001.json"):
+        complete = (out / name).read_bytes()
+        half = complete[: len(complete) // 2]
+        changed = complete.replace(b"text", b"tex_").replace(b'"nsamples": 2', b'"nsamples": 3')
+        for damaged in (half, changed):
+            (out / name).write_bytes(damaged)
+            if damaged != complete:
+                assert main(["verify", str(out)]) == 1, name
+                assert f"{out}/{name}: " in capsys.readouterr().out
+        (out / name).write_bytes(complete)
+    assert main(["verify", str(out)]) == 0
+
+
 def test_a_column_is_dropped_from_its_stream_or_from_all_shards(out, tmp_path):
     flare.pack(
         table([{"score": i} for i in range(10)], tmp_path / "c.parquet"), out, add_column="score"

@@ -15,9 +15,10 @@ if the main list is an index. Files that no list names are reported.
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -30,12 +31,13 @@ from flarecli.formats.mds.config import agreed
 from flarecli.formats.mds.index import open_dataset, read_shards
 from flarecli.model import Chunk, Finding, Playlist, Stream, finding_of
 from flarecli.names import bare, is_url
-from flarecli.playlists import PLAYLIST, pin_of, version_of
-from flarecli.read import place_of, places_of
+from flarecli.playlists import PLAYLIST, pin_of, version_number, version_of
+from flarecli.read import place_of, places_of, read_list
 from flarecli.read.version_lists import (
     files_to_remove,
     is_fragment,
     is_version_file,
+    list_names,
     listed_in_versions,
 )
 from flarecli.storage import Location
@@ -48,6 +50,7 @@ __all__ = [
     "folders_above",
     "is_index",
     "matching_list",
+    "original_index",
     "read_other_lists",
     "read_shard_index",
     "unlisted_shard",
@@ -55,6 +58,7 @@ __all__ = [
 
 _CHECKSUM_LINE = b"# flare "
 _TAIL_BYTES = 4096  # number of bytes that are read to find the last line of a playlist
+_NEWEST = 4  # number of versions that an index may describe while versions are being added
 _INDEX_FILES = ("raw_data", "zip_data", "raw_meta", "zip_meta")
 _DAMAGED_LIST = "The checksums in the list cannot be trusted; fetch it again."
 LISTS_DIFFER = (
@@ -112,6 +116,18 @@ def _derived_index(playlist: Playlist, stream: Stream) -> str:
     if not index or (is_first and pin_of(playlist.at.name) is None):
         return ""
     return place_of(playlist.at.folder / index)
+
+
+def original_index(stream: Stream, name: str) -> Location | None:
+    """Return the location of the copy of a dataset's index from before the first change.
+
+    The copy is created before a change replaces the index. Returns None if there is no copy, or if
+    changes do not replace the file `name`.
+    """
+    if name != formats.facts(stream.format).version_index:
+        return None
+    at = stream.at / formats.first_index(name)
+    return at if at.exists() else None
 
 
 @dataclass
@@ -184,7 +200,8 @@ class OtherLists:
         self._depth = depth
         self._address = str(playlist.at or stream.at)
         self._has_list = playlist.at is not None
-        self._has_versions = version_of(playlist) is not None
+        number = version_of(playlist)
+        self._has_versions, self._version = number is not None, number or 1
         self._index_entries: Sequence[Mapping[str, Any]] = []
         if playlist.at is not None and is_index(playlist):
             try:
@@ -221,24 +238,51 @@ class OtherLists:
             for stream in self._read_streams(at, is_named):
                 compares_entries = bool(self._index_entries) and at.name == INDEX
                 entries = _index_entries(at, stream) if compares_entries else ()
+                newer = None
+                if self._lists_another_version(at, stream):
+                    newer, must_match = _newer_version(at.folder, stream, self._version), False
+                    if newer is None:
+                        message = f"lists other shards than {self._address}"
+                        self.findings.append(Finding(str(at), "listing", message, LISTS_DIFFER))
                 self.add(OtherList(at, stream, must_match, index_entries=entries))
-                # the index is the first argument, because it distinguishes fewer column types than
-                # a playlist
-                pair = (stream, self.stream) if at.name == INDEX else (self.stream, stream)
-                if not _have_same_columns(*pair):
-                    message = f"columns differ from the columns in {self._address}"
-                    self.findings.append(Finding(str(at), "listing", message, LISTS_DIFFER))
+                self.findings += self._compare(at, stream, newer)
         except MissingError:
             return
         except FlareError as error:
             self.findings.append(finding_of(error, at))
+
+    def _lists_another_version(self, at: Location, stream: Stream) -> bool:
+        """Return whether an index of a changed dataset lists other shards than the main list."""
+        if at.folder != self.stream.at or list(stream.urls) == list(self.stream.urls):
+            return False
+        if at.name != formats.facts(self.stream.format).version_index:
+            return False
+        return self._has_versions or original_index(self.stream, at.name) is not None
+
+    def _compare(self, at: Location, stream: Stream, newer: Playlist | None) -> Iterator[Finding]:
+        """Yield a finding if the columns of a list differ from those of the main list.
+
+        newer  if not None, the list is compared with this version, including its counts
+        """
+        listed, by = self.stream, self._address
+        if newer is not None:
+            listed, by = newer.streams[0], str(newer.at)
+            if _have_other_counts(stream, listed):
+                message = f"row counts or sizes differ from those in {by}"
+                yield Finding(str(at), "listing", message, LISTS_DIFFER)
+        # the index is the first argument, because it distinguishes fewer column types than a
+        # playlist
+        pair = (stream, listed) if at.name == INDEX else (listed, stream)
+        if not _have_same_columns(*pair):
+            message = f"columns differ from the columns in {by}"
+            yield Finding(str(at), "listing", message, LISTS_DIFFER)
 
     def _read_streams(self, at: Location, is_named: bool) -> Sequence[Stream]:
         """Read a list, and return those of its streams that contain shards of `self.stream`."""
         if at.name in (INDEX, SHARD_INDEX):
             if not is_named:
                 self._without_checksums.setdefault(False, []).append(at)
-            return [open_dataset(at.folder) if at.name == INDEX else read_shard_index(at)]
+            return [self._read_index(at)]
         playlist = playlists.read(at)
         _, findings, has_checksums = check_own_checksum(playlist)
         self.findings += findings
@@ -250,6 +294,16 @@ class OtherLists:
                     self._check_file(stream.at.join(name), ListEntry(str(at), file))
         own = self._places
         return [one for one in playlist.streams if not own.isdisjoint(places_of(one))]
+
+    def _read_index(self, at: Location) -> Stream:
+        """Read an index. If a change may have replaced it during the read, read it again."""
+        try:
+            return _read_index(at)
+        except FlareError:
+            if at.folder != self.stream.at or original_index(self.stream, at.name) is None:
+                raise
+        # a copy of the store has no pins, so it reads the current version of an object
+        return _read_index(replace(at, store=copy.copy(at.store)))
 
     @cached_property
     def _places(self) -> frozenset[str]:
@@ -481,6 +535,37 @@ def _compare_entries(
 def _compare_fact(name: str, ours: Any, theirs: Any) -> Iterator[tuple[str, str]]:
     if ours != theirs and ours not in (None, [], {}) and theirs not in (None, [], {}):
         yield f"{name} {theirs!r:.60}", f"{ours!r:.60}"
+
+
+def _read_index(at: Location) -> Stream:
+    return open_dataset(at.folder) if at.name == INDEX else read_shard_index(at)
+
+
+def _newer_version(folder: Location, index: Stream, number: int) -> Playlist | None:
+    """Return the list of the version after `number` that has the shards of an index, or None.
+
+    A change creates the list of a version, then replaces the index, then `playlist.yaml`. If the
+    process is killed before the last step, the index is newer than `playlist.yaml`.
+    """
+    try:
+        names = list_names(folder)
+    except FlareError:  # a web server cannot list a folder
+        return None
+    newer = {n: name for name in names if (n := version_number(name)) is not None and n > number}
+    for n in sorted(newer, reverse=True)[:_NEWEST]:
+        with contextlib.suppress(MissingError):  # another process has removed this version
+            found = read_list(folder / newer[n])
+            if found.streams and list(found.streams[0].urls) == list(index.urls):
+                return found
+    return None
+
+
+def _have_other_counts(one: Stream, other: Stream) -> bool:
+    """Return whether a known row count or size differs between two lists of the same shards."""
+    return any(
+        a is not None and b is not None and bool(((a >= 0) & (b >= 0) & (a != b)).any())
+        for a, b in ((one.rows, other.rows), (one.sizes, other.sizes))
+    )
 
 
 def _have_same_columns(one: Stream, other: Stream) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
-from flarecli.commands.verifying.listings import OtherLists, is_index
+from flarecli.commands.verifying.listings import OtherLists, is_index, original_index
 from flarecli.commands.verifying.plans import Only
 from flarecli.commands.verifying.shard import (
     MAX_MEMORY_BYTES,
@@ -94,6 +94,10 @@ def file_tasks(
         except FlareError as error:
             return FileResult([finding_of(error, playlist.at or "")])
         result = check_file(at, [entry], depth)
+        if result.findings and (original := original_index(stream, name)) is not None:
+            # A change replaces the index before `playlist.yaml`. The list describes the original.
+            name, at = original.name, original
+            result = check_file(at, [entry], depth)
         results[name] = at, result
         return result
 
