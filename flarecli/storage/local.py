@@ -508,7 +508,7 @@ class LocalStore(Store):
             return ReachError(
                 f"the disk is full: {os.strerror(code)}",
                 where=where,
-                hint="Free disk space, then run the same command with --resume.",
+                hint="Free disk space, then run the same command again, with --resume if the command has this option.",
             )
         message = os.strerror(code).lower() if code else str(error)
         return ReachError(

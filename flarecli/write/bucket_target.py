@@ -61,12 +61,13 @@ class Lease:
 
     waits   True: wait for DEAD_S to find out whether the owner of an existing lock is alive; False:
             assume that an owner on another machine is alive
+    hint    hint of the error for a lost lock; empty: the hint for a pack
     raises  BusyError with the owner if another process has the lock; ReachError if the thread that
             renews the lock cannot be started
     """
 
-    def __init__(self, at: Location, where: str, waits: bool) -> None:
-        self._at, self._where = at, where
+    def __init__(self, at: Location, where: str, waits: bool, hint: str = "") -> None:
+        self._at, self._where, self._hint = at, where, hint
         self._owner: dict[str, Any] = {
             "pid": os.getpid(),
             "host": socket.gethostname(),
@@ -182,7 +183,7 @@ class Lease:
             hint = "Stop one of the two packs, then run this pack again with --resume."
             if self._lost == _DELETED:
                 hint = "Run the same command with --resume."
-            raise BusyError(self._lost, where=self._where, hint=hint)
+            raise BusyError(self._lost, where=self._where, hint=self._hint or hint)
 
     def check_store(self, named: Location | None = None) -> None:
         """Check that the store supports conditional writes: creating the existing lock must fail.

@@ -110,6 +110,8 @@ REQUIRES = 1  # version of the playlist format that a reader must support
 _PARTIAL = re.compile(
     r"\.(?:playlist|index|shardindex|failed|\.flare-removal|\.flare-erased)\..*\.part"
 )
+# hint after the commit lock is lost, for commands with and without --resume
+_RERUN_HINT = "Run the same command again, with --resume if the command has this option."
 MAX_WAIT_S = 600.0  # maximum wait for the commit lock
 _POLL_S = 0.02, 1.0  # shortest and longest wait between two attempts to get the commit lock
 _MAX_SAME_ROWS = 64  # maximum number of versions in the list `same_rows` of a playlist
@@ -439,7 +441,7 @@ class CommitLock:
             # imported late, because `bucket_target` loads a bucket client
             from flarecli.write.bucket_target import Lease
 
-            self._lease = Lease(self._at / COMMIT_LOCK, str(self._at), waits=True)
+            self._lease = Lease(self._at / COMMIT_LOCK, str(self._at), waits=True, hint=_RERUN_HINT)
             return
         path = os.path.join(store.root, self._at.path, COMMIT_LOCK)
         try:

@@ -245,7 +245,7 @@ exec "$0" -m flarecli "$@"
         (
             "pack numbers.csv full/out -q",
             "full/out/shard.00000.mds: the disk is full: No space left on device",
-            "Free disk space, then run the same command with --resume.",
+            "Free disk space, then run the same command again, with --resume if the command has this option.",
         ),
     ],
 )

@@ -734,7 +734,7 @@ def test_a_prune_that_stops_in_a_fragment_deletes_nothing_after_its_locks_expire
 
 
 def test_a_prune_whose_lock_expires_keeps_the_list_of_failed_rows_of_an_erasure(
-    s3, tmp_path, short_leases
+    s3, tmp_path, short_leases, capfd
 ):
     """The other process is an erasure, whose version lists a copy of `failed.jsonl`."""
     out = f"{s3}/living/failed"
@@ -752,6 +752,8 @@ def test_a_prune_whose_lock_expires_keeps_the_list_of_failed_rows_of_an_erasure(
     finally:
         os.kill(pid, signal.SIGCONT)
     assert exit_code(pid) == BusyError.exit_code
+    hint = "hint: Run the same command again, with --resume if the command has this option."
+    assert hint in capfd.readouterr().err.splitlines()
     assert list(flare.verify(out)) == []
 
 
