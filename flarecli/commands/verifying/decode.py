@@ -50,7 +50,13 @@ def decode_values(
         if value.column in decoded:
             large.setdefault(value.row, []).append(value.column)
             yield _too_large(value, chunk.at, max_bytes)
-    decoded = {name: kind for name, kind in decoded.items() if not (is_typed and _is_plain(kind))}
+    if is_typed:
+        # The items of a list in an Arrow type may be null, which encodings cannot represent.
+        decoded = {
+            name: kind
+            for name, kind in decoded.items()
+            if not _is_plain((form.typed and kind.item) or kind)
+        }
     # limit the total number of list items, because many hostile rows may refer to the same bytes
     items_left = sum(at.size() for at in (chunk.at, *chunk.companions))
     unreported = 0  # number of decoded bytes since the last update of the progress

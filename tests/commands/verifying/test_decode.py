@@ -7,6 +7,9 @@ import struct
 import tarfile
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -232,3 +235,20 @@ def test_the_bytes_of_small_shards_are_reported(tmp_path):
             before = sum(reported)
             assert list(checks_values.decode_values(form, shard, None, 10**9)) == []
         assert sum(reported) - before == len(values[i].encode())
+
+
+@pytest.mark.parametrize("items", [["a", None], [1, None], [0.5, None]])
+def test_nulls_in_lists_of_an_arrow_type_are_no_findings(tmp_path, items):
+    pq.write_table(pa.table({"l": [items, None, []]}), tmp_path / "a.parquet")
+    assert list(commands.verify(tmp_path / "a.parquet", decode=True)) == []
+
+
+def test_text_in_a_parquet_list_that_is_not_utf8_is_a_finding(tmp_path):
+    offsets = np.array([0, 1, 2], np.int32)
+    text = pa.Array.from_buffers(
+        pa.string(), 2, [None, pa.py_buffer(offsets), pa.py_buffer(b"a\xff")]
+    )
+    lists = pa.ListArray.from_arrays([0, 2], text)
+    pq.write_table(pa.table({"l": lists}), tmp_path / "a.parquet")
+    (finding,) = commands.verify(tmp_path / "a.parquet", decode=True)
+    assert (finding.row, finding.column) == (0, "l")
