@@ -218,10 +218,11 @@ def _ending(real, calls, step):
         number = next(calls)
         if number == step // 2 and step % 2 == 0:
             os._exit(9)
-        result = real(*args, **named)
-        if number == step // 2:
-            os._exit(9)
-        return result
+        try:
+            return real(*args, **named)
+        finally:  # also after an error, for example because a file to delete does not exist
+            if number == step // 2:
+                os._exit(9)
 
     return call
 
