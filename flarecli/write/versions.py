@@ -607,27 +607,44 @@ def _settle(
     before  version to which the change was applied
     raises  BusyError if the version is invalid
     """
-    with CommitLock(at) as lock:
-        _check_newest(at, new)
-        try:
-            for target in targets:
-                target.check(now=True)
-            change.apply(before)
-            _check_new_files(at, before, new)
-        except FlareError as error:
-            if isinstance(error, ReachError) and not isinstance(error, (BusyError, MissingError)):
-                raise
+    for _ in range(_MAX_ATTEMPTS):
+        with CommitLock(at) as lock:
+            _check_newest(at, new)
+            fault = _fault(at, change, before, new, targets)
+            if not fault:
+                publish(at, newest(at))
+                return
             if newest(at).number == new.number:
                 restored = _next_version(at, _Undo(before), new)
-                if _created(at, restored, lock):
+                try:
+                    is_created = _created(at, restored, lock)
+                except BusyError:  # the lock was lost again
+                    continue
+                if is_created:
                     publish(at, restored)
                     (at / version_name(new.number)).delete()
             raise BusyError(
-                f"another process changed the dataset after this process had lost the lock: {error.message}",
+                f"another process changed the dataset after this process had lost the lock: {fault}",
                 where=at,
                 hint="Run the same command again.",
-            ) from None
-        publish(at, newest(at))
+            )
+    raise ReachError("this process loses the lock again and again", where=at)
+
+
+def _fault(
+    at: Location, change: Change, before: Version, new: Version, targets: Sequence[Target]
+) -> str:
+    """Return why a version that this process has created is invalid; empty if it is valid."""
+    try:
+        for target in targets:
+            target.check(now=True)
+        change.apply(before)
+        _check_new_files(at, before, new)
+    except FlareError as error:
+        if isinstance(error, ReachError) and not isinstance(error, (BusyError, MissingError)):
+            raise
+        return error.message
+    return ""
 
 
 @dataclass(frozen=True)
