@@ -27,7 +27,6 @@ from flarecli.errors import (
 from flarecli.formats import INDEX_FILES
 from flarecli.names import name_fault
 from flarecli.playlists import PLAYLIST, version_name, version_number
-from flarecli.prefetch import ordered_map
 from flarecli.read.version_lists import (
     REMOVAL,
     confined,
@@ -242,10 +241,8 @@ def _finish_fragments(at: Location, names: Sequence[str], lock: CommitLock) -> N
     A scratch folder remains if a process was killed after its commit. Readers of the fragment then
     regard it as unfinished.
     """
-    fragments = [at / name for name in names if is_fragment(name)]
-    has_journals = ordered_map(has_journal, fragments, workers=at.store.guard.limits.jobs)
-    for fragment, is_unfinished in zip(fragments, has_journals, strict=True):
-        if is_unfinished:
+    for fragment in (at / name for name in names if is_fragment(name)):
+        if has_journal(fragment):
             lock.check(now=False)
             finish_fragment(_address(fragment), fragment.store.guard)
 
