@@ -43,7 +43,7 @@ from flarecli.write.target import DatasetContents, Target, check_dataset
 
 __all__ = ["BucketTarget", "Lease"]
 
-_DELETED = "the lock of this pack was deleted"
+_DELETED = "the lock was deleted"
 BEAT_S = 5.0  # interval between renewals of the lock
 # maximum number of attempts to acquire a lock that no running process owns; with the delays between
 # the attempts, they take about five seconds
@@ -78,8 +78,8 @@ class Lease:
         }
         self._renewals, self._lost = 0, ""
         self._mutex, self._ended = threading.Lock(), threading.Event()
+        self._last = _now()  # start of the last successful renewal
         self._snapshot = self._acquire(waits)
-        self._last = _now()
         self._thread = threading.Thread(
             target=self._renew_until_ended, name="flare-lease", daemon=True
         )
@@ -98,6 +98,7 @@ class Lease:
             current = snapshot(self._at)
             if current is not None and not self._is_dead(current, waits):
                 continue  # the owner has released the lock
+            self._last = _now()
             with contextlib.suppress(BusyError):
                 return swap(self._at, self._next(), current)
             time.sleep(0.01 * 2**number)
@@ -156,14 +157,17 @@ class Lease:
             if self._ended.is_set() or self._lost:
                 return
             for number in range(_MAX_ATTEMPTS):
+                began = _now()  # before the request, because the process may be suspended after it
                 try:
                     self._snapshot = swap(self._at, self._next(), self._snapshot)
-                    self._last = _now()
+                    self._last = began
                     return
                 except BusyError:
                     current = snapshot(self._at)
                 if current is None or _parsed(current.data).get("token") != self._owner["token"]:
-                    self._lost = _DELETED if current is None else "another pack took over the lock"
+                    self._lost = (
+                        _DELETED if current is None else "another process took over the lock"
+                    )
                     return
                 # The store rejected the write, although no other process has changed the lock. S3
                 # also answers 409 (ConditionalRequestConflict) if two requests overlap.

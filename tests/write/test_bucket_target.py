@@ -165,7 +165,7 @@ def test_a_pack_that_lost_its_lock_replaces_and_removes_nothing(monkeypatch):
     def losing_lock(self, path, *more, **named):
         if path.endswith("a/shard.00000.mds") and not swapping:
             swapping.append(path)
-            writer.target._lease._lost = "another pack took over the lock"
+            writer.target._lease._lost = "another process took over the lock"
         return real(self, path, *more, **named)
 
     with monkeypatch.context() as patch, pytest.raises(BusyError):
@@ -185,7 +185,7 @@ def test_a_pack_that_lost_its_lock_replaces_and_removes_nothing(monkeypatch):
     )  # one shard and no playlist: the process that took over writes the rest
     other = Writer(f"{bucket}/b", columns={"n": "int"})
     (locate(f"{bucket}/b") / "shard.00000.mds").write([b"of who took over"])
-    other.target._lease._lost = "another pack took over the lock"
+    other.target._lease._lost = "another process took over the lock"
     other.abandon()
     assert objects(f"{bucket}/b") == {"shard.00000.mds": b"of who took over"}
 
@@ -212,7 +212,7 @@ def test_a_lost_lock_is_detected_before_the_next_step_and_is_not_deleted():
     writer.target._lease._last -= 100  # as after the machine was suspended
     with pytest.raises(BusyError) as caught:
         writer.target.check()
-    assert str(caught.value) == f"{out}: another pack took over the lock"
+    assert str(caught.value) == f"{out}: another process took over the lock"
     writer.abandon()
     assert (locate(out) / ".flare/lock").read() == b'{"token": "theirs"}'
 

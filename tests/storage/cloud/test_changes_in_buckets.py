@@ -472,8 +472,6 @@ def stopped(run, path, method="create"):
 
     def process():
         bucket_target._machine = lambda: "another machine"  # its process id says nothing here
-        # without the thread that renews a lock, no renewal is in flight while the process stops
-        bucket_target.Lease._renew_until_ended = lambda self: None
         owner, name = (ObjectStore, method) if path else (versions, "commit")
         real = getattr(owner, name)
 

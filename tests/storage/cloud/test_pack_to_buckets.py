@@ -279,7 +279,7 @@ def test_a_pack_whose_lock_was_taken_over_stops(s3, monkeypatch):
     elsewhere(s3)
     time.sleep(0.5)
     writer.write({"id": 1})
-    with pytest.raises(BusyError, match="another pack took over the lock"):
+    with pytest.raises(BusyError, match="another process took over the lock"):
         writer.close()
     assert json.loads(objects(f"{s3}/out")[".flare/lock"])["host"] == "far"
     assert "playlist.yaml" not in objects(f"{s3}/out")
@@ -502,7 +502,7 @@ def test_an_object_deleted_during_a_pack_ends_it_without_a_playlist(s3, name):
     lost = f"{out}/{name}: the file is missing, expected {size} bytes"
     assert str(caught.value) == {
         "shard.00000.mds": lost,
-        ".flare/lock": f"{out}: the lock of this pack was deleted",
+        ".flare/lock": f"{out}: the lock was deleted",
     }.get(name)
     assert caught.value.exit_code == 3
     assert "playlist.yaml" not in objects(out)
@@ -525,7 +525,7 @@ def test_a_lost_lock_is_detected_before_the_commit(s3):
     with pytest.raises(BusyError) as caught, opened(out) as writer:
         write(writer, 5)
         (locate(out) / ".flare/lock").write([b'{"token": "another"}'])
-    assert str(caught.value) == f"{out}: another pack took over the lock"
+    assert str(caught.value) == f"{out}: another process took over the lock"
     assert "playlist.yaml" not in objects(out)
 
 
