@@ -253,22 +253,30 @@ class Google(BaseHTTPRequestHandler):
         self.server.objects[key] = (data, f'"{generation:x}"', generation)
         return {"ETag": f'"{generation:x}"', "x-goog-generation": generation}
 
+    def listing(self, prefix="", delimiter="", **_):
+        """Return the objects below a prefix; with a delimiter, the folders directly below it."""
+        parts, folders = [], set()
+        for name, (data, etag, _) in sorted(self.server.objects.copy().items()):
+            if not name.startswith(prefix):
+                continue
+            folder, slash, _ = name[len(prefix) :].partition(delimiter or "\0")
+            if slash:
+                folders.add(prefix + folder + slash)
+                continue
+            parts.append(
+                f"<Contents><Key>{escape(name)}</Key><Size>{len(data)}</Size><ETag>{escape(etag)}</ETag>"
+                "<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
+            )
+        parts += (
+            f"<CommonPrefixes><Prefix>{escape(name)}</Prefix></CommonPrefixes>"
+            for name in sorted(folders)
+        )
+        return f"<ListBucketResult>{''.join(parts)}</ListBucketResult>"
+
     def do_GET(self):
         key, query = self.asked()
         if not key:
-            found = [
-                (name, *self.server.objects[name])
-                for name in sorted(self.server.objects)
-                if name.startswith(query.get("prefix", ""))
-            ]
-            parts = (
-                f"<Contents><Key>{escape(name)}</Key><Size>{len(data)}</Size><ETag>{escape(etag)}</ETag>"
-                "<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
-                for name, data, etag, _ in found
-            )
-            return self.answer(
-                200, f"<ListBucketResult>{''.join(parts)}</ListBucketResult>".encode()
-            )
+            return self.answer(200, self.listing(**query).encode())
         if key not in self.server.objects:
             return self.refuse(404, "NoSuchKey")
         data, etag, generation = self.server.objects[key]
@@ -299,10 +307,14 @@ class Google(BaseHTTPRequestHandler):
         if "uploadId" in query:
             self.server.uploads[query["uploadId"]][int(query["partNumber"])] = data
             return self.answer(200, ETag='"part"')
-        wanted, there = self.headers.get("x-goog-if-generation-match"), self.server.objects.get(key)
-        if wanted is not None and int(wanted) != (there[2] if there else 0):
+        wanted = self.headers.get("x-goog-if-generation-match")
+        with self.server.mutex:
+            there = self.server.objects.get(key)
+            is_expected = wanted is None or int(wanted) == (there[2] if there else 0)
+            headers = self.put(key, data) if is_expected else {}
+        if not is_expected:
             return self.refuse(412, "PreconditionFailed")
-        return self.answer(200, **self.put(key, data))
+        return self.answer(200, **headers)
 
     def do_POST(self):
         key, query = self.asked()
@@ -334,6 +346,10 @@ class Google(BaseHTTPRequestHandler):
 class Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 256  # with a short queue, the kernel drops simultaneous connections
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.mutex = threading.Lock()
 
     def handle_error(self, request, client_address):
         if not isinstance(sys.exception(), ConnectionError):  # the client closed the connection
