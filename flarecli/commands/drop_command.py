@@ -159,7 +159,7 @@ def drop(options: DropOptions) -> Changed:
             commit=commit,
         )
     if options.erase:
-        if not is_committed:  # the version of another process may not erase the same files and keys
+        if not is_committed:  # another process's version might not erase the same files and keys
             raise changed_error(new.at)
         _erase(at, new.erases, options, progress)
     return Changed(new.number, selection.rows, shards, sizes)
@@ -247,7 +247,7 @@ def _selected(options: DropOptions, base: Version, keys: FileKeys | None) -> _Se
 
 
 def _facts(options: DropOptions, dropped: IntArray | None = None) -> list[str]:
-    """Return the values that identify a selection of rows or of a column in a version.
+    """Return the values that identify a selection in the source that a version records.
 
     dropped  numbers of the rows that a condition or keys select
     """
@@ -259,10 +259,10 @@ def _facts(options: DropOptions, dropped: IntArray | None = None) -> list[str]:
 
 
 def _dropped_in(options: DropOptions, at: Location, base: Version) -> int | None:
-    """Return the number of the version that has removed the selected column or row numbers.
+    """Return the number of the version in which an earlier run made the same drop, or None.
 
-    The same row numbers select other rows afterwards, which a resumed drop must not remove.
-    Conditions and keys select no row again.
+    After a drop by row numbers, the same numbers select other rows, which a resumed drop must not
+    remove. Conditions and keys need no check, because they cannot select removed rows again.
     """
     name = options.drop_column
     if name is None and options.rows is None:
@@ -292,7 +292,7 @@ def _column(options: DropOptions, base: Version) -> _Selection:
             return _Selection({}, _facts(options), stream=stream.name)
         row_counts(stream)
         kept = tuple(
-            # the extensions of these files are not known anymore
+            # the extensions of these files are unknown without the dropped column
             replace(column, extension="") if column_of(column.extension) == name else column
             for column in stream.columns or ()
             if column.name != name

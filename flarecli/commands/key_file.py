@@ -143,7 +143,8 @@ def _converted(keys: pa.Array, kind: pa.DataType) -> pa.Array:
     if "text" not in families and families[0] not in (families[1], "null"):
         raise pa.ArrowNotImplementedError(f"cannot compare {keys.type} with {kind}")
     if kinds.is_decimal(kind) and not kinds.is_decimal(keys.type):
-        # Arrow rounds floats, and requires 19 digits for an int64. It converts text exactly.
+        # Arrow rounds floats, and casts an int64 only to decimals of at least 19 digits. It
+        # converts text exactly.
         keys = keys.cast(pa.large_string())
     out = keys.cast(kind)
     if families == ("date", "date") and not out.cast(keys.type).equals(keys):

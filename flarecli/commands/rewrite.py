@@ -271,7 +271,7 @@ def check_opens(written: Stream, columns: Columns | None) -> None:
 def source_of(verb: str, shard_bytes: int | None, facts: Sequence[Any]) -> dict[str, str]:
     """Return the source that a version records for a change without a source of rows.
 
-    The arguments are described at `rewrite`.
+    The arguments are described in `rewrite`.
     """
     text = repr([verb, shard_bytes, *facts])
     return {"options": hashlib.sha256(text.encode()).hexdigest()[:32]}

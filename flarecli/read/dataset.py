@@ -564,8 +564,9 @@ class Dataset(Data):
     def pinned(self) -> str:
         """Return the address of a playlist of this version that later changes do not replace.
 
-        The address is the numbered playlist, or the pin from which the dataset was opened. It is
-        empty if the dataset has no versions.
+        The result is the address of the numbered playlist, or of the pin from which the dataset was
+        opened. It is empty if the dataset has no versions, or if several datasets were opened
+        together.
         """
         at = self.playlists[0].at if len(self.playlists) == 1 else None
         if at is None or pin_of(at.name) is not None:

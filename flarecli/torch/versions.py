@@ -18,7 +18,7 @@ _MAX_NAMED = 4  # maximum number of versions, and of ranks per version, that an 
 def same_version(data: AnyRows, group: Any = None) -> AnyRows:
     """Return `data` if all ranks opened the same version; otherwise, raise an error on every rank.
 
-    Every rank must call this function, as all collective operations of torch.distributed:
+    Every rank must call this function, like any collective operation of torch.distributed:
 
         data = same_version(flare.open("days"))
 

@@ -259,9 +259,9 @@ def _folders(names: Iterable[str]) -> set[str]:
 def _delete(at: Location, *locks: CommitLock | Lease | None) -> None:
     """Delete a file. Raises BusyError if this process has lost one of the locks.
 
-    If the process is suspended between the check and the request, the request is sent although the
-    locks may be lost. The stores have no conditional deletes that could prevent this, so at most
-    one file is deleted in this way.
+    If the process is suspended between the check and the request, the request is sent even if the
+    locks were lost in the meantime, because `Location.delete` is unconditional. The check precedes
+    each request, so at most one file is deleted without the locks.
     """
     for lock in locks:
         if lock is not None:
@@ -295,9 +295,9 @@ def _delete_fragment(at: Location, lock: CommitLock, lease: Lease | None) -> Non
 def _deletion_order(names: Iterable[str]) -> list[str]:
     """Return the names of the files in a fragment in the order of their deletion.
 
-    A pack can resume an interrupted deletion only if a journal exists, so the journals are deleted
-    last, from their last entries to their first. Indexes and playlists are deleted first, because
-    they can be created again from the shards, if the first file is deleted without the locks.
+    After an interrupted deletion, the pack can be resumed only if a journal exists, so the journals
+    are deleted last, from their last entries to their first. Indexes and playlists are deleted
+    first, because they can be created again if one file is deleted without the locks.
     """
 
     def rank(name: str) -> int:

@@ -195,7 +195,7 @@ class Target(ABC):
         """Raise UsageError for a folder that is not empty; accept finished output if `is_allowed`.
 
         is_allowed  True if an option allows finished output in the folder
-        raises      BusyError for a finished fragment, which another process has committed meanwhile
+        raises      BusyError for a finished fragment, which another process has committed
         """
         is_finished = self.contents.is_finished(at)
         if is_finished and is_allowed:

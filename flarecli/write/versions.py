@@ -512,8 +512,8 @@ def commit(at: Location, change: Change, base: Version, targets: Sequence[Target
     targets  the targets of the new fragments. Each must still be locked: otherwise, another process
              may be deleting its files, or may have committed it
     raises   the errors of `Change.apply`, `CommitLock` and `Target.check`; MissingError or
-             IntegrityError if a new file is missing or has another size, for example because this
-             process was suspended, and another process has deleted the fragment
+             IntegrityError if a new file is missing or has another size, for example because
+             another process deleted the fragment while this process was suspended
     """
     with CommitLock(at) as lock:
         lock.check_store()
@@ -561,7 +561,7 @@ def _committed(at: Location, change: Change, base: Version, current: Version) ->
 
 
 def _check_new_files(at: Location, current: Version, new: Version) -> None:
-    """Check that the files exist that a version lists in addition to the current version.
+    """Check the files that a new version lists and the current version does not list.
 
     raises  the errors of `check_files`
     """
@@ -579,7 +579,7 @@ def _check_new_files(at: Location, current: Version, new: Version) -> None:
 
 @contextlib.contextmanager
 def _created_before(new: Version) -> Iterator[None]:
-    """State in an error that a version was created before the error, so that it is not repeated."""
+    """Add to the message of an error that the version was already created."""
     try:
         yield
     except BusyError:
@@ -628,7 +628,7 @@ def _settle(
                 where=at,
                 hint="Run the same command again.",
             )
-    raise ReachError("this process loses the lock again and again", where=at)
+    raise ReachError("this process repeatedly lost the lock", where=at)
 
 
 def _fault(
@@ -1035,10 +1035,13 @@ def unfinished_fragments(at: Location, base: Version) -> list[str]:
 
 
 def has_journal(at: Location) -> bool:
-    """Return whether a fragment has a journal. Its pack is unfinished, or was just committed.
+    """Return whether a fragment has a journal.
+
+    A journal is deleted after the commit, so a committed fragment has one if its process was killed
+    or is still running.
 
     The result is False for a symbolic link, which `check_fragment` reports before a write to the
     fragment.
     """
-    # a journal in a bucket is not a single object
+    # a journal in a bucket consists of several objects
     return bool(first_entry(at / f"{SCRATCH}/journal"))

@@ -140,7 +140,7 @@ def _check(task: PackTask, base: Version, name: str) -> None:
 
 
 def _check_count(plan: Plan, base: Version, rows: int) -> None:
-    """Raise FormatError if the number of rows in the source differs from the dataset's number."""
+    """Raise FormatError unless the source and the dataset have the same number of rows."""
     if rows != base.rows:
         raise FormatError(
             f"the source has {rows} rows; the dataset has {base.rows}",

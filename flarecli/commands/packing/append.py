@@ -458,7 +458,7 @@ def _for_dataset(task: PackTask, base: Version) -> PackTask:
 
 
 def with_format(options: PackOptions, stream: Stream) -> PackOptions:
-    """Return options with the format, the compression, checksums and separators of a stream.
+    """Return options with the format, compression, checksums and separators of a stream.
 
     raises  UsageError if the options choose another separator
     """

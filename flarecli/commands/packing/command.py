@@ -106,7 +106,7 @@ def _pack(
     # check these options before anything is read or removed
     if (
         not options.append and options.add_column is None
-    ):  # a change has the settings of the dataset
+    ):  # a change uses the settings of the dataset
         _ = task.settings
     _ = task.links, task.guard, task.nulls, task.dialect
     engines.check(options.engine)

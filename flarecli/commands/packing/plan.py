@@ -391,8 +391,8 @@ class Plan:
     def extensions(self) -> dict[str, str]:
         """Return packed column -> `Column.extension`, for columns of unchanged file contents.
 
-        If rows are appended to a dataset, the result is the extensions of the dataset, which lists
-        each column only once.
+        If rows are appended to a dataset, the extensions of the dataset are returned, because it
+        lists only one extension for each column.
         """
         if self.task.existing_extensions is not None:
             return dict(self.task.existing_extensions)
@@ -649,7 +649,7 @@ def _distinct(batches: Iterator[pa.RecordBatch], plan: Plan) -> Iterator[pa.Reco
                 if earlier[first] < before:
                     file, at = plan.source.place(int(rows[first]))
                     skip = "Use `--on-duplicate first` to skip rows with existing keys, or "
-                    if plan.options.part_rows is not None:  # excludes `--on-duplicate first`
+                    if plan.options.part_rows is not None:  # conflicts with `--on-duplicate first`
                         skip = "Use "
                     raise FormatError(
                         f"key {key_text(column[first])!r} is already in the dataset, "

@@ -58,7 +58,7 @@ __all__ = [
 
 _CHECKSUM_LINE = b"# flare "
 _TAIL_BYTES = 4096  # number of bytes that are read to find the last line of a playlist
-_NEWEST = 4  # number of versions that an index may describe while versions are being added
+_NEWEST = 4  # maximum number of versions, newest first, that are compared with an index
 _INDEX_FILES = ("raw_data", "zip_data", "raw_meta", "zip_meta")
 _DAMAGED_LIST = "The checksums in the list cannot be trusted; fetch it again."
 LISTS_DIFFER = (
@@ -302,7 +302,7 @@ class OtherLists:
         except FlareError:
             if at.folder != self.stream.at or original_index(self.stream, at.name) is None:
                 raise
-        # a copy of the store has no pins, so it reads the current version of an object
+        # a copy of the store has no version pins, so it reads the current version of an object
         return _read_index(replace(at, store=copy.copy(at.store)))
 
     @cached_property

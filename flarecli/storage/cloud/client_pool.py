@@ -36,9 +36,10 @@ class Retry(NamedTuple):
 _SHORT_RETRY, _OUTAGE_RETRY = Retry(0, FIRST_CONTACT_S), Retry(60, OUTAGE_S)
 _CONNECT_S = 10
 _MAX_BACKOFF_S = 2
-# Maximum time from the start of a call until its last request is sent: the last attempt of
-# `Outage.wait`, and the retries by obstore within this attempt. A lock in a bucket expires later
-# (`DEAD_S` in write/bucket_target.py), so that no late request follows a takeover of the lock.
+# Maximum time from the start of a call until its last request is sent: the time until the last
+# attempt (`Outage.wait`), plus the time for the retries by obstore within this attempt. A lock in a
+# bucket expires later (`DEAD_S` in write/bucket_target.py), so that the previous owner sends no
+# request after a takeover of the lock.
 MAX_REPEAT_S = OUTAGE_S + FIRST_CONTACT_S + _MAX_BACKOFF_S + _CONNECT_S
 MAX_CLIENTS = 64  # maximum number of shared clients per process
 MAX_OUTAGES = 1024  # maximum number of services whose availability is recorded
