@@ -32,7 +32,6 @@ __all__ = [
     "filled",
     "is_index",
     "is_named_table",
-    "text_lines",
     "open_folder",
     "open_index",
     "open_streams",
@@ -40,4 +39,5 @@ __all__ = [
     "sniff",
     "standard_input",
     "text_file",
+    "text_lines",
 ]

@@ -8,6 +8,7 @@ import torch
 
 from flarecli.errors import UsageError
 from flarecli.read import Mix, Rows, check_rows
+from flarecli.units import format_count
 
 __all__ = ["same_version"]
 
@@ -64,7 +65,8 @@ def _difference(versions: dict[str, tuple[str, list[int]]]) -> UsageError:
         f"{_named(ranks)} opened {text}"
         for text, (_, ranks) in zip(texts, versions.values(), strict=True)
     ]
-    more = [f"{len(named) - _MAX_NAMED} more versions"] if len(named) > _MAX_NAMED else []
+    others = len(named) - _MAX_NAMED
+    more = [format_count(others, "more version")] if others > 0 else []
     return UsageError("; ".join(named[:_MAX_NAMED] + more), hint=hint)
 
 

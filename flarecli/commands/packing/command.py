@@ -104,9 +104,8 @@ def _pack(
     """
     task = PackTask(options, media, object_name=object_name, object_columns=object_columns)
     # check these options before anything is read or removed
-    if (
-        not options.append and options.add_column is None
-    ):  # a change uses the settings of the dataset
+    is_change = options.append or options.add_column is not None
+    if not is_change:  # a change uses the settings of the dataset
         _ = task.settings
     _ = task.links, task.guard, task.nulls, task.dialect
     engines.check(options.engine)

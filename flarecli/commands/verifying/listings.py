@@ -58,7 +58,7 @@ __all__ = [
 
 _CHECKSUM_LINE = b"# flare "
 _TAIL_BYTES = 4096  # number of bytes that are read to find the last line of a playlist
-_NEWEST = 4  # maximum number of versions, newest first, that are compared with an index
+_MAX_NEWER_VERSIONS = 4  # maximum number of versions, newest first, that are compared with an index
 _INDEX_FILES = ("raw_data", "zip_data", "raw_meta", "zip_meta")
 _DAMAGED_LIST = "The checksums in the list cannot be trusted; fetch it again."
 LISTS_DIFFER = (
@@ -552,7 +552,7 @@ def _newer_version(folder: Location, index: Stream, number: int) -> Playlist | N
     except FlareError:  # a web server cannot list a folder
         return None
     newer = {n: name for name in names if (n := version_number(name)) is not None and n > number}
-    for n in sorted(newer, reverse=True)[:_NEWEST]:
+    for n in sorted(newer, reverse=True)[:_MAX_NEWER_VERSIONS]:
         with contextlib.suppress(MissingError):  # another process has removed this version
             found = read_list(folder / newer[n])
             if found.streams and list(found.streams[0].urls) == list(index.urls):
