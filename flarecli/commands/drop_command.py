@@ -137,7 +137,9 @@ def drop(options: DropOptions) -> Changed:
     def commit(change: versions.Change, targets: Sequence[Target] = ()) -> Version:
         nonlocal is_committed
         change = change if erasure is None else erasure.added_to(change)
-        new, is_committed = versions.commit(at, change, base, targets), True
+        new = versions.commit(at, change, base, targets)
+        # an earlier drop of the same rows, without `--erase`, erases no files
+        is_committed = set(change.erases) <= set(new.erases)
         return new
 
     if selection.stream:

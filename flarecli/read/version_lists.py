@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import replace
 
 from flarecli import playlists
@@ -107,16 +107,18 @@ def listed_files(at: Location, name: str) -> dict[str, int | None]:
     return files_of(at, playlists.read(at / name))
 
 
-def files_of(at: Location, playlist: Playlist) -> dict[str, int | None]:
+def files_of(at: Location, playlist: Playlist, known: Container[str] = ()) -> dict[str, int | None]:
     """Return the files in the folder `at` that a playlist lists: file name -> size.
 
     The size of a file is None if the playlist does not list this size.
+
+    known  names to omit, as a playlist lists them
     """
     at = confined(at)
     out = {}
     for stream in map(without_version_index, playlist.streams):
         for url, size in file_names(stream):
-            path = _name_inside(at, url)
+            path = None if url in known else _name_inside(at, url)
             if path is not None:
                 out[path] = size
     return out

@@ -40,7 +40,7 @@ from flarecli.read.version_lists import (
 )
 from flarecli.storage import Location, descriptors
 from flarecli.storage.local import SCRATCH, LocalStore
-from flarecli.write.versions import finish_fragment, has_journal
+from flarecli.write.versions import finish_fragment
 
 if TYPE_CHECKING:
     from flarecli.write.bucket_target import Lease
@@ -231,20 +231,25 @@ def finish_removal(at: Location, lock: CommitLock) -> list[str]:
         except BusyError:
             lock.check(now=False)  # the error is final if the commit lock is lost
             busy.append(name)
-    _finish_fragments(at, sorted(used), lock)
+    _finish_fragments(at, used, lock)
     return busy
 
 
-def _finish_fragments(at: Location, names: Sequence[str], lock: CommitLock) -> None:
+def _finish_fragments(at: Location, names: Collection[str], lock: CommitLock) -> None:
     """Delete the scratch folders of listed fragments.
 
     A scratch folder remains if a process was killed after its commit. Readers of the fragment then
     regard it as unfinished.
     """
-    for fragment in (at / name for name in names if is_fragment(name)):
-        if has_journal(fragment):
-            lock.check(now=False)
-            finish_fragment(_address(fragment), fragment.store.guard)
+    # one listing, because a request for each fragment would be slow in a bucket
+    begun = {
+        folder
+        for folder, _, rest in (entry.name.partition("/") for entry in at.list())
+        if is_fragment(folder) and folder in names and rest.startswith(f"{SCRATCH}/journal")
+    }
+    for fragment in (at / name for name in sorted(begun)):
+        lock.check(now=False)
+        finish_fragment(_address(fragment), fragment.store.guard)
 
 
 def _address(at: Location) -> str:

@@ -28,7 +28,7 @@ import random
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import TracebackType
@@ -64,7 +64,14 @@ from flarecli.playlists import (
 )
 from flarecli.read import Dataset
 from flarecli.read.resolve import refuse_unfinished, without_version_index
-from flarecli.read.version_lists import COMMIT_LOCK, FRAGMENT, confined, files_of, is_fragment
+from flarecli.read.version_lists import (
+    COMMIT_LOCK,
+    FRAGMENT,
+    confined,
+    file_names,
+    files_of,
+    is_fragment,
+)
 from flarecli.storage import Guard, Location, descriptors, locate
 from flarecli.storage.append_log import first_entry
 from flarecli.storage.local import SCRATCH, LocalStore
@@ -525,13 +532,18 @@ def commit(at: Location, change: Change, base: Version, targets: Sequence[Target
             change.prepare(lock)
             publish(at, current)
             return done
+        if current.data != base.data:
+            # `_settle` in the process that created this version may not have checked it yet
+            folders = set(current.fragments)
+            known = {name for name in _listed(current) if name.partition("/")[0] not in folders}
+            _check_listed(at, current, known)
         if is_first:
             _keep_first(at, current)
         for target in targets:
             target.check(now=True)
         for _ in range(_MAX_ATTEMPTS):
             new = _next_version(at, change, current)
-            _check_new_files(at, current, new)
+            _check_listed(at, new, known=_listed(current))
             change.prepare(lock)
             if _created(at, new, lock):
                 break
@@ -544,7 +556,7 @@ def commit(at: Location, change: Change, base: Version, targets: Sequence[Target
                 publish(at, new, current)
                 return new
     with _created_before(new):
-        _settle(at, change, current, new, targets)
+        _settle(at, change, current, new)
     return new
 
 
@@ -560,18 +572,21 @@ def _committed(at: Location, change: Change, base: Version, current: Version) ->
     return current if folders.issuperset(change.fragments) else None
 
 
-def _check_new_files(at: Location, current: Version, new: Version) -> None:
-    """Check the files that a new version lists and the current version does not list.
+def _listed(version: Version) -> set[str]:
+    """Return the names of all files that a version lists."""
+    return {name for stream in version.streams for name, _ in file_names(stream)}
+
+
+def _check_listed(at: Location, version: Version, known: Container[str]) -> None:
+    """Check the files that a version lists, except for the files with known names.
 
     raises  the errors of `check_files`
     """
-    known = files_of(at, current.playlist)
     added: dict[str, list[tuple[str, int | None]]] = {}  # folder -> its files
-    for name, size in files_of(at, new.playlist).items():
-        if name not in known:
-            folder, _, file = name.partition("/")
-            key, own = (folder, file) if is_fragment(folder) else ("", name)
-            added.setdefault(key, []).append((own, size))
+    for name, size in files_of(at, version.playlist, known).items():
+        folder, _, file = name.partition("/")
+        key, own = (folder, file) if is_fragment(folder) else ("", name)
+        added.setdefault(key, []).append((own, size))
     for folder, files in added.items():
         where = _fresh(at) / folder if folder else _fresh(at)
         check_files(where, files, "Run the same command again.")
@@ -595,9 +610,7 @@ def _again(new: Version) -> str:
     return f"Run the same command {'with --resume' if new.fragments else 'again'}."
 
 
-def _settle(
-    at: Location, change: Change, before: Version, new: Version, targets: Sequence[Target]
-) -> None:
+def _settle(at: Location, change: Change, before: Version, new: Version) -> None:
     """Publish a version whose playlist was created after this process may have lost the lock.
 
     Between the last check of the lock and the creation, another process may have deleted files that
@@ -610,7 +623,7 @@ def _settle(
     for _ in range(_MAX_ATTEMPTS):
         with CommitLock(at) as lock:
             _check_newest(at, new)
-            fault = _fault(at, change, before, new, targets)
+            fault = _fault(at, change, before, new)
             if not fault:
                 publish(at, newest(at))
                 return
@@ -631,15 +644,11 @@ def _settle(
     raise ReachError("this process repeatedly lost the lock", where=at)
 
 
-def _fault(
-    at: Location, change: Change, before: Version, new: Version, targets: Sequence[Target]
-) -> str:
+def _fault(at: Location, change: Change, before: Version, new: Version) -> str:
     """Return why a version that this process has created is invalid; empty if it is valid."""
     try:
-        for target in targets:
-            target.check(now=True)
         change.apply(before)
-        _check_new_files(at, before, new)
+        _check_listed(at, new, known=_listed(before))
     except FlareError as error:
         if isinstance(error, ReachError) and not isinstance(error, (BusyError, MissingError)):
             raise
@@ -711,11 +720,7 @@ def _next_version(at: Location, change: Change, base: Version) -> Version:
     streams = tuple(map(without_version_index, change.apply(base)))
     if len({int(one.rows.sum()) for one in streams if one.rows is not None}) > 1:
         # another process has added a stream, for which the change has no rows
-        raise BusyError(
-            "another process has changed the dataset",
-            where=at,
-            hint="Run the same command again.",
-        )
+        raise changed_error(at)
     number = base.number + 1
     if number > MAX_VERSION:
         raise FormatError(f"more than {MAX_VERSION} versions", where=at)

@@ -24,6 +24,7 @@ import pytest
 import flarecli as flare
 from flarecli import playlists
 from flarecli.__main__ import main
+from flarecli.commands import drop_command
 from flarecli.commands.rewrite import Group, rewrite
 from flarecli.errors import (
     BusyError,
@@ -2990,3 +2991,48 @@ def test_new_shards_have_the_checksums_of_the_dataset(tmp_path):
         files = [(out / url).read_bytes() for url in stream.urls]
         assert stream.hashes["sha256"] == [hashlib.sha256(one).hexdigest() for one in files]
     assert list(flare.verify(str(out))) == []
+
+
+def test_an_erasure_does_not_take_an_unfinished_drop_of_the_same_rows_for_its_own(out, monkeypatch):
+    """The other drop is killed after its commit, which did not erase the rows."""
+    at, base = open_for_change(str(out), Guard())
+    real = versions.commit
+
+    def commit(*args):
+        real(*args)
+        os._exit(9)
+
+    pid = os.fork()
+    if pid == 0:
+        versions.commit = commit
+        flare.drop(out, rows="0:2")
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
+    monkeypatch.setattr(drop_command, "open_for_change", lambda *_: (at, base))
+    with pytest.raises(BusyError, match="another process has changed the dataset"):
+        flare.drop(out, rows="0:2", erase=True, resume=True)
+    assert [one.verb for one in flare.log(out)] == ["pack", "drop"]
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_a_column_that_another_process_added_meanwhile_is_not_replaced(
+    replace, out, tmp_path, monkeypatch
+):
+    count = len(flare.open(out))
+    one, two = (
+        table([{"score": i * sign} for i in range(count)], tmp_path / f"{sign}.parquet")
+        for sign in (1, -1)
+    )
+    if replace:
+        flare.pack(one, out, add_column="score")
+    real = versions.commit
+
+    def commit(*args):
+        monkeypatch.setattr(versions, "commit", real)
+        flare.pack(one, out, add_column="score", replace=replace)
+        return real(*args)
+
+    monkeypatch.setattr(versions, "commit", commit)
+    with pytest.raises(BusyError, match="another process has changed the dataset"):
+        flare.pack(two, out, add_column="score", replace=replace)
+    assert [row["score"] for row in content(out)] == list(range(count))

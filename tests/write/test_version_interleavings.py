@@ -460,12 +460,20 @@ def test_no_append_is_lost_if_a_process_stops_between_the_check_of_the_lock_and_
     assert states > 50
 
 
-@pytest.mark.parametrize("name", ["two appends and a prune", "an append, a drop and a prune"])
+TAKEN_OVER = {
+    "two appends and a prune": [append(A), append(B), PRUNE],
+    "an append, a drop and a prune": [append(A), drop("new", B), PRUNE],
+    "an append by two processes, another append and a prune": [
+        append(A),
+        append(A),
+        append(B),
+        PRUNE,
+    ],
+}
+
+
+@pytest.mark.parametrize("name", TAKEN_OVER)
 def test_no_version_lists_a_fragment_that_a_prune_took_over_from_a_stopped_process(name):
-    processes = {
-        "two appends and a prune": [append(A), append(B), PRUNE],
-        "an append, a drop and a prune": [append(A), drop("new", B), PRUNE],
-    }[name]
-    count, states, is_complete = explore(processes, True, True, True, schedules=800)
+    count, states, is_complete = explore(TAKEN_OVER[name], True, True, True, schedules=800)
     print(f"{name}: {count} schedules, {states} states, complete: {is_complete}")
     assert states > 50

@@ -36,7 +36,15 @@ from flarecli.model import Stream
 from flarecli.progress import Progress
 from flarecli.storage import Location
 from flarecli.storage.local import temporary_file_error
-from flarecli.write import Keys, Target, is_empty_key, key_bytes, key_text, versions
+from flarecli.write import (
+    Keys,
+    Target,
+    changed_error,
+    is_empty_key,
+    key_bytes,
+    key_text,
+    versions,
+)
 from flarecli.write.versions import Version, open_for_change
 
 __all__ = ["add_column"]
@@ -48,8 +56,9 @@ _BATCH_ROWS = 1 << 14
 class AddColumn(versions.Change):
     """The change that adds a stream with one column, or replaces the stream with the same name.
 
-    urls  addresses of the shards of the first stream when the column was packed, to detect changes
-          of the rows
+    urls      addresses of the shards of the first stream when the column was packed, to detect
+              changes of the rows
+    replaced  addresses of the shards of the stream that the column replaces; None: no stream
     """
 
     at: Location
@@ -57,6 +66,7 @@ class AddColumn(versions.Change):
     fragments: tuple[str]
     stream: Stream
     urls: tuple[str, ...]
+    replaced: tuple[str, ...] | None
     source: Mapping[str, Any] | None
     verb: str = field(default="add-column", init=False)
 
@@ -67,9 +77,16 @@ class AddColumn(versions.Change):
                 where=base.at,
                 hint="Run the same command again.",
             )
+        if _shards_of(base, self.name) != self.replaced:
+            raise changed_error(base.at)
         part = versions.fragment_files(self.fragments[0], self.at, self.stream)
         new = replace(versions.moved(self.fragments[0], part), name=self.name, at=self.at)
         return (*(one for one in base.streams if one.name != self.name), new)
+
+
+def _shards_of(base: Version, name: str) -> tuple[str, ...] | None:
+    """Return the addresses of the shards of a stream; None if there is no such stream."""
+    return next((tuple(one.urls) for one in base.streams if one.name == name), None)
 
 
 def add_column(task: PackTask, progress: Progress) -> Packed:
@@ -199,7 +216,8 @@ def _pack(
     def commit(stream: Stream, target: Target) -> None:
         rows = 0 if stream.rows is None else int(stream.rows.sum())
         _check_count(plan, base, rows)
-        change = AddColumn(at, name, (fragment,), stream, urls, record)
+        replaced = _shards_of(base, name)
+        change = AddColumn(at, name, (fragment,), stream, urls, replaced, record)
         committed.append(versions.commit(at, change, base, [target]))
 
     out = f"{task.out.rstrip('/')}/{fragment}"
