@@ -29,10 +29,10 @@ from flarecli.errors import MissingError, UsageError
 from flarecli.hashes import digest
 from flarecli.model import Columns, IntArray, Stream, column_of
 from flarecli.names import is_url
-from flarecli.prefetch import cpu_count
+from flarecli.prefetch import cpu_count, ordered_map
 from flarecli.progress import Progress
 from flarecli.read.version_lists import file_names, files_of, files_to_remove, listed_files
-from flarecli.storage import Location
+from flarecli.storage import Limits, Location
 from flarecli.suggest import choose
 from flarecli.units import format_count
 from flarecli.write import (
@@ -506,7 +506,9 @@ def compact(options: CompactOptions) -> Changed:
     groups = dict[int, list[Group]]()
     for number, stream in enumerate(base.streams):
         small = _small_runs(stream, below)
-        if found := [part for one in small for part in _with_unique_keys(stream, one)]:
+        with versions.check_unchanged(at, base):
+            found = [part for one in small for part in _with_unique_keys(stream, one, guard.limits)]
+        if found:
             groups[number] = found
         if count := sum(map(_length, small)) - sum(map(_length, found)):
             progress.note(
@@ -551,25 +553,39 @@ def _length(group: Group) -> int:
     return group.stop - group.start
 
 
-def _with_unique_keys(stream: Stream, group: Group) -> list[Group]:
+def _with_unique_keys(stream: Stream, group: Group, limits: Limits) -> list[Group]:
     """Split a group before each shard that repeats a key, if the format requires unique keys.
 
     Groups of one shard are omitted.
+
+    limits  limits for reading the keys in parallel
     """
     format = formats.find(stream.format or "")
     name = format.key_column
     if not name or name not in [column.name for column in stream.columns or ()]:
         return [group]
+
+    def read_keys_of(i: int) -> pa.Array:
+        shard = format.open_shard(stream.chunk(i), stream.columns)
+        return format.read_batch(shard, 0, shard.rows, [name]).column(0)
+
+    shards = range(group.start, group.stop)
+    columns = ordered_map(
+        read_keys_of,
+        shards,
+        workers=limits.jobs,
+        max_bytes=limits.ahead_bytes,
+        weigh_result=lambda column: column.nbytes,
+    )
     starts, keys = [group.start], Keys()
     try:
-        for i in range(group.start, group.stop):
-            shard = format.open_shard(stream.chunk(i), stream.columns)
-            column = format.read_batch(shard, 0, shard.rows, [name]).column(0)
-            if (keys.seen(column, 0) >= 0).any():
-                starts.append(i)
-                keys.close()
-                keys = Keys()
-                keys.seen(column, 0)
+        with contextlib.closing(columns):
+            for i, column in zip(shards, columns, strict=True):
+                if (keys.seen(column, 0) >= 0).any():
+                    starts.append(i)
+                    keys.close()
+                    keys = Keys()
+                    keys.seen(column, 0)
     finally:
         keys.close()
     return [

@@ -113,9 +113,11 @@ def _pin(at: Location, name: str) -> None:
         if not file.exists():
             lock.check()
             versions.create_once(file, data)
-            if versions.is_lost(lock):  # a prune may have deleted files that `data` lists
-                file.delete()
+            try:
                 lock.check()
+            except BusyError:  # a prune may have deleted files that `data` lists
+                file.delete()
+                raise
         elif file.read() != data:
             raise UsageError(
                 f"the pin {name!r} already exists, and pins another version",

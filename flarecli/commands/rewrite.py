@@ -22,7 +22,7 @@ from flarecli.playlists import SCHEMA
 from flarecli.playlists.fill import described
 from flarecli.progress import Progress
 from flarecli.storage import Guard, Location
-from flarecli.write import Target, Writer, changed_error, check_streams, versions
+from flarecli.write import Target, Writer, changed_error, versions
 from flarecli.write.columns import ColumnConverter, convert_all
 from flarecli.write.versions import Version
 
@@ -376,5 +376,4 @@ def _runs(
         new = versions.sliced(moved, done, stop) if count else None
         runs.append(Run(tuple(old.urls[group.start : group.stop]), new))
         done = stop
-    check_streams(at, [moved], "Run the same command again.")
     return runs

@@ -87,13 +87,18 @@ def list_names(at: Location) -> list[str]:
     return [name for name in at.names() if name == PLAYLIST or pin_of(name) is not None]
 
 
-def file_names(stream: Stream) -> Iterator[tuple[str, int | None]]:
-    """Yield the name and the size of each file that a stream lists; the size is None if unknown."""
+def file_names(stream: Stream, known: Container[str] = ()) -> Iterator[tuple[str, int | None]]:
+    """Yield the name and the size of each file that a stream lists; the size is None if unknown.
+
+    known  names to omit
+    """
     sizes = [-1] * len(stream) if stream.sizes is None else stream.sizes.tolist()
     for url, size in zip(stream.urls, sizes, strict=True):
-        yield url, None if size < 0 else size
+        if url not in known:
+            yield url, None if size < 0 else size
     for file in (*(file for part in stream.parts for file in part), *stream.files.values()):
-        yield file.name, file.size
+        if file.name not in known:
+            yield file.name, file.size
 
 
 def listed_files(at: Location, name: str) -> dict[str, int | None]:
@@ -117,8 +122,8 @@ def files_of(at: Location, playlist: Playlist, known: Container[str] = ()) -> di
     at = confined(at)
     out = {}
     for stream in map(without_version_index, playlist.streams):
-        for url, size in file_names(stream):
-            path = None if url in known else _name_inside(at, url)
+        for url, size in file_names(stream, known):
+            path = _name_inside(at, url)
             if path is not None:
                 out[path] = size
     return out

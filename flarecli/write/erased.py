@@ -35,6 +35,7 @@ from flarecli.storage import Location
 from flarecli.storage.append_log import format_line
 from flarecli.write.failures import FAILED, read_failed
 from flarecli.write.keys import check_key_type, erasable_bytes, is_empty_key, key_text
+from flarecli.write.target import changed_error
 from flarecli.write.versions import Change, CommitLock, Version, numbers, read_versions, sliced
 
 __all__ = [
@@ -330,11 +331,7 @@ class WithoutFailures(Change):
 
     def apply(self, base: Version) -> tuple[Stream, ...]:
         if not failed_names(files_of(self.at, base.playlist)) <= self.scanned:
-            raise BusyError(
-                "another process has changed the dataset",
-                where=base.at,
-                hint="Run the same command again.",
-            )
+            raise changed_error(base.at)
         streams = self.change.apply(base)
         if not {url for stream in streams for url in stream.urls}.isdisjoint(self.erases):
             raise BusyError(

@@ -68,7 +68,6 @@ from flarecli.read.version_lists import (
     COMMIT_LOCK,
     FRAGMENT,
     confined,
-    file_names,
     files_of,
     is_fragment,
 )
@@ -94,8 +93,6 @@ __all__ = [
     "create_once",
     "finish_fragment",
     "fragment_files",
-    "has_journal",
-    "is_lost",
     "is_same_source",
     "joined",
     "moved",
@@ -401,7 +398,7 @@ def open_for_change(out: str, guard: Guard, dry_run: bool = False) -> tuple[Loca
             base = newest(at)
             publish(at, base)
     for name in base.fragments:
-        if has_journal(at / name):
+        if _has_journal(at / name):
             finish_fragment(f"{out.rstrip('/')}/{name}", guard)
     return at, base
 
@@ -499,7 +496,7 @@ class CommitLock:
             self._lease = None
 
 
-def is_lost(lock: CommitLock) -> bool:
+def _is_lost(lock: CommitLock) -> bool:
     """Return whether this process has lost the lock. A lock in a bucket is renewed first."""
     try:
         lock.check()
@@ -552,7 +549,7 @@ def commit(at: Location, change: Change, base: Version, targets: Sequence[Target
             raise ReachError("cannot create the playlist of the next version", where=at)
         with _created_before(new):
             _check_newest(at, new)
-            if not is_lost(lock):
+            if not _is_lost(lock):
                 publish(at, new, current)
                 return new
     with _created_before(new):
@@ -574,7 +571,11 @@ def _committed(at: Location, change: Change, base: Version, current: Version) ->
 
 def _listed(version: Version) -> set[str]:
     """Return the names of all files that a version lists."""
-    return {name for stream in version.streams for name, _ in file_names(stream)}
+    names = set[str]()
+    for stream in version.streams:
+        companions = (file.name for part in stream.parts for file in part)
+        names.update(stream.urls, companions, stream.files)
+    return names
 
 
 def _check_listed(at: Location, version: Version, known: Container[str]) -> None:
@@ -1035,11 +1036,11 @@ def unfinished_fragments(at: Location, base: Version) -> list[str]:
     return [
         name
         for name in at.names()
-        if is_fragment(name) and name not in listed and has_journal(at / name)
+        if is_fragment(name) and name not in listed and _has_journal(at / name)
     ]
 
 
-def has_journal(at: Location) -> bool:
+def _has_journal(at: Location) -> bool:
     """Return whether a fragment has a journal.
 
     A journal is deleted after the commit, so a committed fragment has one if its process was killed

@@ -84,13 +84,17 @@ class Append(versions.Change):
         return tuple(name for name, _ in self.parts)
 
     def apply(self, base: Version) -> tuple[Stream, ...]:
+        self.check(base)
+        return self.added_to(base.streams)
+
+    def check(self, base: Version) -> None:
+        """Raise BusyError if the streams differ, or if new rows have keys in use or erased keys."""
         self.check_streams(base)
         if self.key is not None:
             self._check_keys(self.key, base)
         erased = ErasedKeys.read(self.at)
         if erased != self.erased:
             self._check_erased(erased, base)
-        return self.added_to(base.streams)
 
     def check_streams(self, base: Version) -> None:
         """Raise BusyError if the streams are not those for which the rows were packed."""
@@ -178,7 +182,7 @@ class Replace(versions.Change):
         return self.append.source
 
     def apply(self, base: Version) -> tuple[Stream, ...]:
-        self.append.apply(base)  # raises if the streams or the keys do not match
+        self.append.check(base)
         return self.append.added_to(self.rewrite.apply(base))
 
 
@@ -364,13 +368,13 @@ def _commit_replacing(
     dataset while the new rows were packed.
 
     targets  the locked targets of the new rows
-    return  the new version; the number of removed rows; the total size of the shards that contained
-            these rows
+    return   the new version; the number of removed rows; the total size of the shards that
+             contained these rows
     """
     at, base = change.at, versions.newest(change.at)
     change.check_streams(base)
     change = replace(change, since=base)
-    change.apply(base)  # raises if the rows have erased keys
+    change.check(base)  # raises if the rows have erased keys
     rows = _rows_with_keys(change.keys(change.key or ""), base.dataset, change.key or "")
     groups = _groups_without(base, rows)
     if not len(rows):
