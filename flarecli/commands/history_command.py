@@ -14,7 +14,7 @@ from flarecli.model import Stream
 from flarecli.playlists import version_name
 from flarecli.read.resolve import without_version_index
 from flarecli.storage import Location
-from flarecli.write import CommitLock, check_streams, removal, versions
+from flarecli.write import CommitLock, check_can_pack, check_streams, removal, versions
 from flarecli.write.versions import Version, open_for_change
 
 __all__ = ["Pruned", "VersionInfo", "log", "prune"]
@@ -79,9 +79,12 @@ def log(options: LogOptions) -> tuple[VersionInfo, ...]:
     """
     out = address_text(options.out)
     changes = options.restore is not None or options.pin is not None
-    at, _ = open_for_change(out, options.guard([out]), dry_run=not changes)
+    guard = options.guard([out])
     if options.restore is not None:
-        _restore(at, options.restore)
+        # not opened for changes, because the newest version may have lost files
+        check_can_pack()
+        _restore(*open_for_change(out, guard, dry_run=True), options.restore)
+    at, _ = open_for_change(out, guard, dry_run=not changes)
     if options.pin is not None:
         _pin(at, options.pin)
     pins = versions.pins(at)
@@ -126,8 +129,7 @@ def _pin(at: Location, name: str) -> None:
             )
 
 
-def _restore(at: Location, number: int) -> None:
-    base = versions.newest(at)
+def _restore(at: Location, base: Version, number: int) -> None:
     if number == base.number:
         return
     version = _version(at, number)

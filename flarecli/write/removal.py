@@ -14,6 +14,7 @@ import itertools
 import json
 import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -58,6 +59,7 @@ __all__ = [
 ]
 
 _LOCK = f"{SCRATCH}/lock"  # lock file of a fragment
+_MAX_LOCKS = 64  # maximum number of fragments that are locked at the same time
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,19 +220,22 @@ def finish_removal(at: Location, lock: CommitLock) -> list[str]:
         if is_failed_copy(name) and name not in kept:
             _delete(at / name, lock)
     used, busy = _folders(kept), list[str]()
-    for name in at.names():
-        if not is_fragment(name) or name in used:
-            continue
+    unlisted = [name for name in at.names() if is_fragment(name) and name not in used]
+    for start in range(0, len(unlisted), _MAX_LOCKS):
         lock.check(now=False)
-        try:
-            with _lock(at / name) as lease:
-                if (now := list_names(at)) != lists:  # a new version may list this fragment
-                    lists, used = now, _folders(listed_in_versions(at))
-                if name not in used:
-                    _delete_fragment(at / name, lock, lease)
-        except BusyError:
-            lock.check(now=False)  # the error is final if the commit lock is lost
-            busy.append(name)
+        names = unlisted[start : start + _MAX_LOCKS]
+        with _locks(at, names) as locked:
+            if (now := list_names(at)) != lists:  # a new version may list one of these fragments
+                lists, used = now, _folders(listed_in_versions(at))
+            for name in names:
+                if name not in locked:
+                    busy.append(name)
+                elif name not in used:
+                    try:
+                        _delete_fragment(at / name, lock, locked[name])
+                    except BusyError:
+                        lock.check(now=False)  # the error is final if the commit lock is lost
+                        busy.append(name)
     _finish_fragments(at, used, lock)
     return busy
 
@@ -314,6 +319,27 @@ def _deletion_order(names: Iterable[str]) -> list[str]:
     first_to_last = sorted(name for name in names if rank(name) < 3)
     journals = sorted((name for name in names if rank(name) == 3), reverse=True)
     return [*sorted(first_to_last, key=rank), *journals]
+
+
+@contextlib.contextmanager
+def _locks(at: Location, names: Sequence[str]) -> Iterator[dict[str, Lease | None]]:
+    """Lock fragments for the `with` block, except those that another process has locked.
+
+    A lock in a bucket whose owner was killed is taken over after a wait. The locks are requested in
+    parallel, so the wait does not depend on the number of these fragments.
+
+    return  name of each locked fragment -> its lock; see `_lock`
+    """
+    locked: dict[str, Lease | None] = {}
+    with contextlib.ExitStack() as stack:
+
+        def lock(name: str) -> None:
+            with contextlib.suppress(BusyError):
+                locked[name] = stack.enter_context(_lock(at / name))
+
+        with ThreadPoolExecutor(max(1, len(names))) as pool:
+            list(pool.map(lock, names))
+        yield locked
 
 
 @contextlib.contextmanager

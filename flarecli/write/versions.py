@@ -50,6 +50,7 @@ from flarecli.errors import (
 from flarecli.formats import INDEX_FILES, find, first_index
 from flarecli.hashes import DEFAULT, digest
 from flarecli.model import File, IntArray, Playlist, Stream
+from flarecli.names import shell_quoted
 from flarecli.playlists import (
     MAX_PIN_LENGTH,
     MAX_VERSION,
@@ -75,7 +76,13 @@ from flarecli.storage import Guard, Location, descriptors, locate
 from flarecli.storage.append_log import first_entry
 from flarecli.storage.local import SCRATCH, LocalStore
 from flarecli.write.folder_target import bucket_of, claim
-from flarecli.write.target import Target, changed_error, check_can_pack, check_files
+from flarecli.write.target import (
+    Target,
+    changed_error,
+    check_can_pack,
+    check_files,
+    check_streams,
+)
 
 if TYPE_CHECKING:
     from flarecli.write.bucket_target import Lease
@@ -383,7 +390,8 @@ def open_for_change(out: str, guard: Guard, dry_run: bool = False) -> tuple[Loca
     nothing.
 
     raises  UsageError if flare cannot write to the folder, or if it contains no dataset with a
-            playlist
+            playlist; MissingError or IntegrityError if the process was killed before it noticed
+            that another process had deleted files of its version
     """
     if not dry_run:
         check_can_pack()
@@ -396,7 +404,12 @@ def open_for_change(out: str, guard: Guard, dry_run: bool = False) -> tuple[Loca
             for name in partial_files(at):
                 (at / name).delete()
             base = newest(at)
-            publish(at, base)
+            if not is_published(at, base):
+                earlier = numbers(at)[:-1]
+                folder = shell_quoted(out.rstrip("/"))
+                hint = f"Run `flare log {folder} --restore {earlier[-1]}`." if earlier else ""
+                check_streams(at, base.streams, hint)
+                publish(at, base)
     for name in base.fragments:
         if _has_journal(at / name):
             finish_fragment(f"{out.rstrip('/')}/{name}", guard)

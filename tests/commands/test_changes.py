@@ -2628,6 +2628,35 @@ def test_a_list_cannot_expire_another_list_or_a_file_under_another_name(out, tmp
     assert len(list(out.glob("shard.*"))) == 3
 
 
+def test_a_version_that_lost_its_files_before_its_publication_is_replaced_only_by_a_restore(
+    out, tmp_path
+):
+    """Its process was killed after another process had deleted its fragment."""
+    flare.compact(out)
+    (fragment,) = out.glob("fragment.*")
+    shutil.rmtree(fragment)
+    shutil.copy(out / "playlist.000001.yaml", out / "playlist.yaml")
+    shard = f"{fragment.name}/shard.00000.mds"
+    more = table(rows(10, 1), tmp_path / "more.parquet")
+    for change in (
+        lambda: flare.pack(more, out, append=True),
+        lambda: flare.drop(out, rows="0"),
+        lambda: flare.prune(out, keep=1),
+        lambda: flare.log(out, pin="pinned"),
+    ):
+        with pytest.raises(MissingError) as error:
+            change()
+        assert error.value.address == f"{out}/{shard}"
+        assert error.value.hint == f"Run `flare log {out} --restore 1`."
+    restored = flare.log(out, restore=1)
+    assert [(one.number, one.verb, one.rows) for one in restored[1:]] == [
+        (2, "compact", 10),
+        (3, "restore", 10),
+    ]
+    assert flare.prune(out, keep=1).versions == (1, 2)
+    assert list(flare.verify(str(out))) == []
+
+
 def test_a_dry_run_and_a_log_write_nothing_after_a_kill(out, tmp_path):
     flare.pack(table(rows(10, 2), tmp_path / "more.parquet"), out, append=True)
     shutil.copy(out / "playlist.000001.yaml", out / "playlist.yaml")  # as after a kill

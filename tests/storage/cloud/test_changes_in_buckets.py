@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import threading
 import traceback
 import urllib.request
 from urllib.parse import unquote, urlsplit
@@ -707,6 +708,29 @@ def test_an_append_resumes_after_a_prune_that_was_killed_in_its_fragment(
     assert flare.pack(mine, out, append=True, shard_rows=2, resume=True).version == 2
     assert ids(out) == list(range(11))
     assert list(flare.verify(out)) == []
+
+
+def test_a_prune_waits_for_all_fragments_of_dead_processes_at_once(
+    s3, tmp_path, short_leases, monkeypatch
+):
+    """The processes were killed on other machines, so only the time shows that they are dead."""
+    out, count = f"{s3}/living/dead", 3
+    flare.pack(table(0, 3, tmp_path / "0.parquet"), out)
+    for number in range(count):
+        unfinished_append(table(3 + number, 8, tmp_path / f"{number + 1}.parquet"), out)
+    for name in fragments(out):
+        lock = locate(out) / f"{name}/.flare/lock"
+        lock.write([json.dumps({**json.loads(lock.read()), "machine": "another"}).encode()])
+    waits = threading.Barrier(count)
+    is_dead = bucket_target.Lease._is_dead
+
+    def wait_for_the_others(*arguments):
+        waits.wait(timeout=30)
+        return is_dead(*arguments)
+
+    monkeypatch.setattr(bucket_target.Lease, "_is_dead", wait_for_the_others)
+    assert flare.prune(out, keep=1).busy == ()
+    assert not fragments(out)
 
 
 def test_a_prune_that_stops_in_a_fragment_deletes_nothing_after_its_locks_expire(
