@@ -538,15 +538,14 @@ def commit(at: Location, change: Change, base: Version, targets: Sequence[Target
         is_first = current.at.name == PLAYLIST  # no numbered playlist exists
         if current.data == base.data:
             current = base  # the playlist of `base` is already parsed
-        if (done := _committed(at, change, base, current)) is not None:
+        done = _committed(at, change, base, current)
+        for one in (done, current):
+            if one is not None and one.data != base.data:
+                _check_fragments(at, one)
+        if done is not None:
             change.prepare(lock)
             publish(at, current)
             return done
-        if current.data != base.data:
-            # `_settle` in the process that created this version may not have checked it yet
-            folders = set(current.fragments)
-            known = {name for name in _listed(current) if name.partition("/")[0] not in folders}
-            _check_listed(at, current, known)
         if is_first:
             _keep_first(at, current)
         for target in targets:
@@ -589,6 +588,13 @@ def _listed(version: Version) -> set[str]:
         companions = (file.name for part in stream.parts for file in part)
         names.update(stream.urls, companions, stream.files)
     return names
+
+
+def _check_fragments(at: Location, version: Version) -> None:
+    """Check the files that a version added, because `_settle` may not have checked them yet."""
+    own = set(version.fragments)
+    names = _listed(version)
+    _check_listed(at, version, {name for name in names if name.partition("/")[0] not in own})
 
 
 def _check_listed(at: Location, version: Version, known: Container[str]) -> None:

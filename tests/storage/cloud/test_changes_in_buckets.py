@@ -496,13 +496,21 @@ def short_leases(monkeypatch):
 
 
 STOPPED = {
-    "append": lambda out, source: flare.pack(source, out, append=True),
+    "append": lambda out, source: flare.pack(
+        source, out, append=True, key="name", on_duplicate="keep"
+    ),
     "drop": lambda out, source: flare.drop(out, where="id = 0"),
     "compact": lambda out, source: flare.compact(out),
     "replace": lambda out, source: flare.pack(
-        source, out, append=True, key="id", on_duplicate="replace"
+        source, out, append=True, key="name", on_duplicate="replace"
     ),
 }
+
+
+def named(first, count, path):
+    ids = range(first, first + count)
+    pq.write_table(pa.table({"id": ids, "name": [str(one) for one in ids]}), path)
+    return str(path)
 
 
 @pytest.mark.parametrize("path", ["", "playlist.000003.yaml"], ids=["commit", "list"])
@@ -512,9 +520,11 @@ def test_a_change_whose_new_files_were_pruned_meanwhile_is_refused(
     form, change, path, s3, tmp_path, short_leases
 ):
     out = f"{s3}/living/pruned-{form}-{change}-{bool(path)}"
-    source = table(1, 3, tmp_path / "mine.parquet")
-    flare.pack(table(0, 4, tmp_path / "0.parquet"), out, shard_rows=2, format=form)
-    flare.pack(table(4, 2, tmp_path / "1.parquet"), out, append=True)
+    source, first, second = (
+        named(at, count, tmp_path / f"{at}.parquet") for at, count in ((1, 3), (0, 4), (4, 2))
+    )
+    flare.pack(first, out, shard_rows=2, format=form, key="name")
+    flare.pack(second, out, append=True, key="name")
     rows = ids(out)
     pid = stopped(lambda: STOPPED[change](out, source), path)
     try:
