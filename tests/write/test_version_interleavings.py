@@ -477,3 +477,23 @@ def test_no_version_lists_a_fragment_that_a_prune_took_over_from_a_stopped_proce
     count, states, is_complete = explore(TAKEN_OVER[name], True, True, True, schedules=800)
     print(f"{name}: {count} schedules, {states} states, complete: {is_complete}")
     assert states > 50
+
+
+def test_a_version_that_lists_deleted_files_does_not_count_as_done():
+    """The process that created the version was suspended, and has not undone the version yet."""
+
+    def result_of_append():
+        world.processes = [Process(*append(A), world)]
+        world.processes[0].thread.start()
+        world.control.acquire()
+        while not world.processes[0].is_done:
+            world.processes[0].turn.release()
+            world.control.acquire()
+        return world.processes[0].result
+
+    files, first = dataset([append(A)])
+    world = World(files, first, can_expire=False, splits_check=False)
+    assert result_of_append() == "done"
+    assert result_of_append() == "done"  # again, as after a kill
+    del world.files[f"{A}/shard"]
+    assert result_of_append() == f"refused: {A}/shard: the file is missing"
