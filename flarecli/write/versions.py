@@ -81,7 +81,6 @@ from flarecli.write.target import (
     changed_error,
     check_can_pack,
     check_files,
-    check_streams,
 )
 
 if TYPE_CHECKING:
@@ -408,7 +407,7 @@ def open_for_change(out: str, guard: Guard, dry_run: bool = False) -> tuple[Loca
                 earlier = numbers(at)[:-1]
                 folder = shell_quoted(out.rstrip("/"))
                 hint = f"Run `flare log {folder} --restore {earlier[-1]}`." if earlier else ""
-                check_streams(at, base.streams, hint)
+                check_files(at, files_of(at, base.playlist).items(), hint)
                 publish(at, base)
     for name in base.fragments:
         if _has_journal(at / name):
