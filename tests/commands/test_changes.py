@@ -14,6 +14,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -177,55 +178,63 @@ def test_random_changes_equal_a_model_and_every_version_is_valid(format, tmp_pat
 
 
 def killed_at_each_step(change, folder):
-    """Run a change in a child that ends at the n-th change of a file, before or after it, for all
-    n.
+    """Run a change in a child that copies the folder before and after each change of a file.
 
-    Yields the folder after each kill. `change` gets the folder.
+    Each copy is what the change leaves if it is killed at this step.
+
+    change  a function of the folder
+    return  for each step: its number, the copy, and whether the change was complete
     """
-    step = 0
-    while True:
-        copy = folder.parent / f"killed{step}"
-        shutil.copytree(folder, copy)
-        pid = os.fork()
-        if not pid:
-            code = 1
-            try:
-                _end_at(step)
-                change(copy)
-                code = 0
-            finally:
-                os._exit(code)
-        _, status = os.waitpid(pid, 0)
-        if os.waitstatus_to_exitcode(status) == 0:
-            yield step, copy, True
-            return
-        assert os.waitstatus_to_exitcode(status) == 9, step
-        yield step, copy, False
-        shutil.rmtree(copy)
-        step += 1
-
-
-def _end_at(step):
-    """Make the process end before (even numbers) or after (odd numbers) a call that changes
-    files.
-    """
-    calls = iter(range(1 << 30))
-    for name in ("rename", "link", "unlink", "mkdir", "rmdir", "fsync", "ftruncate"):
-        setattr(os, name, _ending(getattr(os, name), calls, step))
-
-
-def _ending(real, calls, step):
-    def call(*args, **named):
-        number = next(calls)
-        if number == step // 2 and step % 2 == 0:
-            os._exit(9)
+    out, steps = folder.parent / "killed", folder.parent / "steps"
+    shutil.copytree(folder, out)
+    steps.mkdir()
+    pid = os.fork()
+    if not pid:
+        code = 1
         try:
-            return real(*args, **named)
-        finally:  # also after an error, for example because a file to delete does not exist
-            if number == step // 2:
-                os._exit(9)
+            Copies(out, steps).at_each_step()
+            change(out)
+            code = 0
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    count = len(list(steps.iterdir()))
+    out.rename(steps / str(count))
+    for step in range(count + 1):
+        (steps / str(step)).rename(out)  # in the same path, because a journal may contain it
+        yield step, out, step == count
+        shutil.rmtree(out)
 
-    return call
+
+class Copies:
+    """Copies of a folder, made before and after each call that changes files."""
+
+    def __init__(self, folder, steps):
+        self.folder, self.steps = folder, steps
+        self.numbers, self.lock, self.is_copying = itertools.count(), threading.RLock(), False
+
+    def at_each_step(self):
+        for name in ("rename", "link", "unlink", "mkdir", "rmdir", "fsync", "ftruncate"):
+            setattr(os, name, self._copying(getattr(os, name)))
+
+    def _copying(self, real):
+        def call(*args, **named):
+            with self.lock:
+                if self.is_copying:
+                    return real(*args, **named)
+                self._copy()
+                try:
+                    return real(*args, **named)
+                finally:  # also after an error, for example because a file to delete does not exist
+                    self._copy()
+
+        return call
+
+    def _copy(self):
+        self.is_copying = True
+        shutil.copytree(self.folder, self.steps / str(next(self.numbers)))
+        self.is_copying = False
 
 
 CHANGES = {
