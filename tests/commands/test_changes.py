@@ -14,7 +14,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-import threading
 from dataclasses import replace
 
 import numpy as np
@@ -44,6 +43,7 @@ from flarecli.storage.local import LocalStore
 from flarecli.units import format_size
 from flarecli.write import versions
 from flarecli.write.versions import open_for_change
+from tests.kills import killed_at_each_step
 from tests.outputs import files_of, state_of
 
 FORMATS = ["mds", "json", "csv", "ffrecord", "granular", "webdataset", "tfrecord"]
@@ -175,66 +175,6 @@ def test_random_changes_equal_a_model_and_every_version_is_valid(format, tmp_pat
     flare.prune(out, keep=2)
     assert plain(content(out)) == stored(model, format)
     assert list(flare.verify(str(out))) == []
-
-
-def killed_at_each_step(change, folder):
-    """Run a change in a child that copies the folder before and after each change of a file.
-
-    Each copy is what the change leaves if it is killed at this step.
-
-    change  a function of the folder
-    return  for each step: its number, the copy, and whether the change was complete
-    """
-    out, steps = folder.parent / "killed", folder.parent / "steps"
-    shutil.copytree(folder, out)
-    steps.mkdir()
-    pid = os.fork()
-    if not pid:
-        code = 1
-        try:
-            Copies(out, steps).at_each_step()
-            change(out)
-            code = 0
-        finally:
-            os._exit(code)
-    _, status = os.waitpid(pid, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
-    count = len(list(steps.iterdir()))
-    out.rename(steps / str(count))
-    for step in range(count + 1):
-        (steps / str(step)).rename(out)  # in the same path, because a journal may contain it
-        yield step, out, step == count
-        shutil.rmtree(out)
-
-
-class Copies:
-    """Copies of a folder, made before and after each call that changes files."""
-
-    def __init__(self, folder, steps):
-        self.folder, self.steps = folder, steps
-        self.numbers, self.lock, self.is_copying = itertools.count(), threading.RLock(), False
-
-    def at_each_step(self):
-        for name in ("rename", "link", "unlink", "mkdir", "rmdir", "fsync", "ftruncate"):
-            setattr(os, name, self._copying(getattr(os, name)))
-
-    def _copying(self, real):
-        def call(*args, **named):
-            with self.lock:
-                if self.is_copying:
-                    return real(*args, **named)
-                self._copy()
-                try:
-                    return real(*args, **named)
-                finally:  # also after an error, for example because a file to delete does not exist
-                    self._copy()
-
-        return call
-
-    def _copy(self):
-        self.is_copying = True
-        shutil.copytree(self.folder, self.steps / str(next(self.numbers)))
-        self.is_copying = False
 
 
 CHANGES = {

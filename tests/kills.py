@@ -1,0 +1,77 @@
+"""The folders that a process leaves if it is killed at any step."""
+
+import itertools
+import os
+import shutil
+import threading
+
+CALLS = ("link", "rename", "unlink", "mkdir", "rmdir", "fsync", "ftruncate")
+
+
+def killed_at_each_step(run, folder, calls=CALLS):
+    """Run a function in a child that copies the folder before and after each change of a file.
+
+    Each copy is what the function leaves if its process is killed at this step.
+
+    run     a function of the folder in which it works
+    folder  the folder before the run, which is not changed; it may not exist
+    calls   names of the functions of `os` that change files
+    return  for each step: its number, the copy, and whether the run was complete
+    """
+    out, steps = folder.parent / "killed", folder.parent / "steps"
+    copied(folder, out)
+    steps.mkdir()
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            Copies(out, steps).at_each(calls)
+            run(out)
+            code = 0
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    count = len(list(steps.iterdir()))
+    copied(out, steps / str(count) / "out")
+    for step in range(count + 1):
+        shutil.rmtree(out, ignore_errors=True)
+        copied(steps / str(step) / "out", out)  # in the same path, because a journal may contain it
+        yield step, out, step == count
+
+
+def copied(folder, to):
+    if folder.exists():
+        shutil.copytree(folder, to)
+
+
+class Copies:
+    """Copies of a folder, made before and after each call that changes files."""
+
+    def __init__(self, folder, steps):
+        self.folder, self.steps = folder, steps
+        self.numbers, self.lock, self.is_copying = itertools.count(), threading.RLock(), False
+
+    def at_each(self, calls):
+        for name in calls:
+            setattr(os, name, self._copying(getattr(os, name)))
+
+    def _copying(self, real):
+        def call(*args, **named):
+            with self.lock:
+                if self.is_copying:
+                    return real(*args, **named)
+                self._copy()
+                try:
+                    return real(*args, **named)
+                finally:  # also after an error, for example because a file to delete does not exist
+                    self._copy()
+
+        return call
+
+    def _copy(self):
+        self.is_copying = True
+        to = self.steps / str(next(self.numbers))
+        to.mkdir()
+        copied(self.folder, to / "out")
+        self.is_copying = False
