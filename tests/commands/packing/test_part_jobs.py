@@ -5,7 +5,6 @@ those of `--part-rows`.
 import io
 import json
 import shutil
-import subprocess
 import sys
 import threading
 import time
@@ -39,7 +38,8 @@ from flarecli.storage import locate
 from flarecli.storage.fsspec_store import FsspecStore
 from flarecli.write import claim
 from tests.commands.packing.note_collector import NoteCollector
-from tests.outputs import files_of
+from tests.kills import CALLS, killed_at_each_step
+from tests.outputs import files_of, state_of
 
 ROWS = 95
 TABLE = pa.table(
@@ -689,95 +689,31 @@ def test_jobs_that_start_at_the_same_time_share_one_journal(index: str, tmp_path
     assert files_of(out) == files_of(tmp_path / "one")
 
 
-STEPS = """
-import importlib, os, pkgutil, shutil, signal, sys
-import flarecli
-from pathlib import Path
-
-for name in ("commands", "encodings", "formats", "ingest", "playlists", "read", "write"):
-    package = importlib.import_module(f"flarecli.{name}")
-    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-        importlib.import_module(module.name)  # once, not in each fork
-
-index, start, out, wanted, *job = sys.argv[1:]
-options = {"join": True} if job == ["join"] else {"part": job[0]}
-EVENTS = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.link")
-
-
-def files(folder):
-    paths = sorted(Path(folder).rglob("*"))
-    return {str(path.relative_to(folder)): path.read_bytes() for path in paths if path.is_file()}
-
-
-def run(step):
-    child = os.fork()
-    if not child:
-        left = [step]
-
-        def hook(event, arguments):
-            is_write = event == "open" and isinstance(arguments[2], int) and arguments[2] & 3
-            if step >= 0 and (event in EVENTS or is_write):
-                left[0] -= 1
-                if left[0] < 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-        sys.addaudithook(hook)
-        code = 1
-        try:
-            flarecli.pack(index, out, shard_rows=20, **options)
-            code = 0
-        except flarecli.errors.FlareError as error:
-            print(error, error.hint, flush=True)
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-expected, kills, states = files(wanted), 0, []
-for step in range(500):
-    shutil.rmtree(out, ignore_errors=True)
-    if start:
-        shutil.copytree(start, out)
-    code = run(step)
-    if code == 0:
-        break
-    assert code == -signal.SIGKILL, (step, code)
-    kills += 1
-    found = files(out)
-    found.pop(".flare/lock", None)
-    folders = {path for path in Path(out).rglob("*") if path.is_dir()}
-    if (found, folders) in states:
-        continue  # the job was completed from the same files after an earlier kill
-    states.append((found, folders))
-    if "playlist.yaml" in found and not os.path.exists(f"{out}/.flare"):
-        assert found == expected, step
-    assert run(-1) == 0, step
-    found = {name: data for name, data in files(out).items() if not name.startswith(".flare/lock")}
-    assert found == expected, (step, sorted(set(found) ^ set(expected)))
-    assert not list(Path(out).parent.glob(".*flare*")), step
-print(kills)
-"""
-
-
 @pytest.mark.parametrize("job", ["join", "2/4"])
 def test_a_job_killed_at_any_step_can_be_run_again(index: str, tmp_path: Path, job: str) -> None:
-    """The job is killed before each file that it opens for writing, renames or removes."""
     start, wanted = tmp_path / "start", tmp_path / "wanted"
+    options: dict[str, Any] = {"join": True} if job == "join" else {"part": job}
     for number in (1, 2, 3, 4) if job == "join" else (1,):
         flarecli.pack(index, start, part=f"{number}/4", shard_rows=20)
+
+    def run(out: Path) -> None:
+        flarecli.pack(index, out, shard_rows=20, **options)
+
     shutil.copytree(start, wanted)
-    flarecli.pack(
-        index, wanted, shard_rows=20, **({"join": True} if job == "join" else {"part": job})
-    )
-    (wanted / ".flare/lock").unlink(missing_ok=True)
-    done = subprocess.run(
-        [sys.executable, "-c", STEPS, index, str(start), str(tmp_path / "out"), str(wanted), job],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert int(done.stdout.splitlines()[-1]) > 8, done.stdout
+    run(wanted)
+    expected, states = state_of(wanted), list[Any]()
+    for step, out, is_complete in killed_at_each_step(run, start, (*CALLS, "write", "truncate")):
+        found = state_of(out)
+        if found in states:
+            continue  # the job was completed from the same files after an earlier kill
+        states.append(found)
+        if "playlist.yaml" in found and ".flare" not in found:
+            assert found == expected, step
+        if not is_complete:
+            run(out)
+        assert state_of(out) == expected, step
+        assert not list(tmp_path.glob(".*flare*")), step
+    assert len(states) > 8
     if job == "join":
         flarecli.pack(index, tmp_path / "one", part_rows=24, shard_rows=20)
         assert files_of(wanted) == files_of(tmp_path / "one")
