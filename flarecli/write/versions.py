@@ -76,12 +76,7 @@ from flarecli.storage import Guard, Location, descriptors, locate
 from flarecli.storage.append_log import first_entry
 from flarecli.storage.local import SCRATCH, LocalStore
 from flarecli.write.folder_target import bucket_of, claim
-from flarecli.write.target import (
-    Target,
-    changed_error,
-    check_can_pack,
-    check_files,
-)
+from flarecli.write.target import Target, changed_error, check_can_pack, check_files
 
 if TYPE_CHECKING:
     from flarecli.write.bucket_target import Lease
