@@ -1,21 +1,34 @@
-"""The folders that a process leaves if it is killed at any step."""
+"""The folders that a process leaves if it is killed before or after any call that changes files."""
 
 import itertools
 import os
 import shutil
 import threading
 
-CALLS = ("link", "rename", "unlink", "mkdir", "rmdir", "fsync", "ftruncate")
+CALLS = (
+    "write",
+    "pwrite",
+    "pwritev",
+    "posix_fallocate",
+    "ftruncate",
+    "truncate",
+    "fsync",
+    "link",
+    "rename",
+    "replace",
+    "unlink",
+    "mkdir",
+    "rmdir",
+)
 
 
-def killed_at_each_step(run, folder, calls=CALLS):
+def killed_at_each_step(run, folder):
     """Run a function in a child that copies the folder before and after each change of a file.
 
     Each copy is what the function leaves if its process is killed at this step.
 
     run     a function of the folder in which it works
     folder  the folder before the run, which is not changed; it may not exist
-    calls   names of the functions of `os` that change files
     return  for each step: its number, the copy, and whether the run was complete
     """
     out, steps = folder.parent / "killed", folder.parent / "steps"
@@ -25,7 +38,7 @@ def killed_at_each_step(run, folder, calls=CALLS):
     if not pid:
         code = 1
         try:
-            Copies(out, steps).at_each(calls)
+            Copies(out, steps).at_each_call()
             run(out)
             code = 0
         finally:
@@ -52,8 +65,8 @@ class Copies:
         self.folder, self.steps = folder, steps
         self.numbers, self.lock, self.is_copying = itertools.count(), threading.RLock(), False
 
-    def at_each(self, calls):
-        for name in calls:
+    def at_each_call(self):
+        for name in CALLS:
             setattr(os, name, self._copying(getattr(os, name)))
 
     def _copying(self, real):

@@ -38,7 +38,7 @@ from flarecli.storage import locate
 from flarecli.storage.fsspec_store import FsspecStore
 from flarecli.write import claim
 from tests.commands.packing.note_collector import NoteCollector
-from tests.kills import CALLS, killed_at_each_step
+from tests.kills import killed_at_each_step
 from tests.outputs import files_of, state_of
 
 ROWS = 95
@@ -702,7 +702,7 @@ def test_a_job_killed_at_any_step_can_be_run_again(index: str, tmp_path: Path, j
     shutil.copytree(start, wanted)
     run(wanted)
     expected, states = state_of(wanted), list[Any]()
-    for step, out, is_complete in killed_at_each_step(run, start, (*CALLS, "write", "truncate")):
+    for step, out, is_complete in killed_at_each_step(run, start):
         found = state_of(out)
         if found in states:
             continue  # the job was completed from the same files after an earlier kill

@@ -210,7 +210,7 @@ def test_an_unpack_killed_at_any_step_can_be_resumed_or_overwritten(source, tmp_
 
     count, states, second = 0, [], tmp_path / "second"
     for step, to, _ in killed_at_each_step(
-        lambda to: commands.unpack(source, str(to), **some), tmp_path / "none", CALLS
+        lambda to: commands.unpack(source, str(to), **some), tmp_path / "none"
     ):
         count += 1
         if (state := state_of(to)) in states:
