@@ -16,7 +16,7 @@ test: .venv/dev  ## run the unit tests, which use only the loopback network inte
 	PYTHONPATH=$(PORTABLE) $(BIN)/pytest $(SPREAD) tests/commands/packing/test_run.py tests/commands/verifying/test_command.py tests/read/test_dataset.py
 properties: .venv/dev  ## run the property tests with all examples; `make test` runs a quarter of the examples
 	PROPERTY_EXAMPLES=all $(BIN)/pytest $(SPREAD) -m hypothesis
-changes: .venv/dev  ## run the tests of changed datasets with 200 random changes and 400 appends (15 minutes)
+changes: .venv/dev  ## run the tests of changed datasets with 200 random changes and 400 appends (30 minutes)
 	FLARE_TEST_CHANGES=200 $(BIN)/pytest $(SPREAD) tests/commands/test_changes.py tests/write/test_version_interleavings.py tests/storage/cloud/test_changes_in_buckets.py
 portable: .venv/dev  ## run all unit tests without the names that Python's modules have only on Linux, as on macOS
 	PYTHONPATH=$(PORTABLE) $(BIN)/pytest $(SPREAD)
