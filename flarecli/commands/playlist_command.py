@@ -362,11 +362,14 @@ def reindex(folder: Address, *, replace: bool = False, allow_local: bool = False
     """Rebuild the lost `index.json` of a folder of shards, and return its address.
 
     The shards may be MDS, JSON, CSV, TSV or XSV. The new index has the same bytes as the lost index
-    if the original library or flare wrote the shards.
+    if the original library or flare wrote the shards. The index of a changed dataset lists the
+    shards of the newest version.
 
     replace      whether to overwrite an existing index
     allow_local  whether to follow symbolic links
-    raises       UnfinishedError for an unfinished pack; the errors of `Format.repair_index`
+    raises       UnfinishedError for an unfinished pack; UsageError if an index exists and `replace`
+                 is False; the errors of `Format.repair_index`; the errors of waiting for the commit
+                 lock of a changed dataset
     """
     at = _writable_folder(folder, Guard(allow_local=allow_local))
     if any((at / name).exists() for name in _UNFINISHED):
@@ -375,8 +378,14 @@ def reindex(folder: Address, *, replace: bool = False, allow_local: bool = False
             where=at,
             hint=parts_hint(at) or "Run the same `flare pack` command again with --resume.",
         )
-    find(DEFAULT).repair_index(at, replace)
-    return str(at / INDEX)
+    # imported late, because `write` loads Arrow, which takes longer than to write a playlist
+    from flarecli.write.versions import numbers, write_newest_index
+
+    index = write_newest_index(at, replace) if numbers(at) else None
+    if index is None:
+        find(DEFAULT).repair_index(at, replace)
+        index = at / INDEX
+    return str(index)
 
 
 @checked

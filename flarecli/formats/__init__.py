@@ -24,6 +24,7 @@ from flarecli.formats.registry import (
     names,
     of_folder,
     of_suffix,
+    refuse_existing,
     sniff,
     with_option,
 )
@@ -54,6 +55,7 @@ __all__ = [
     "names",
     "of_folder",
     "of_suffix",
+    "refuse_existing",
     "sniff",
     "with_option",
 ]

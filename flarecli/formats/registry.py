@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
     from flarecli.model import Column, Columns
+    from flarecli.storage import Location
 
 __all__ = [
     "DEFAULT",
@@ -48,6 +49,7 @@ __all__ = [
     "names",
     "of_folder",
     "of_suffix",
+    "refuse_existing",
     "sniff",
     "with_option",
 ]
@@ -95,6 +97,16 @@ def first_index(index: str) -> str:
     """Return the name for the backup of an original index, such as `index.000001.json`."""
     name, dot, suffix = index.rpartition(".")
     return f"{name}.000001{dot}{suffix}"
+
+
+def refuse_existing(index: Location) -> None:
+    """Raise UsageError if an index exists."""
+    if index.exists():
+        raise UsageError(
+            "index already exists",
+            where=index,
+            hint="Delete the index first if `flare verify` reports it as damaged.",
+        )
 
 
 class _Line(NamedTuple):

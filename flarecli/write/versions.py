@@ -47,7 +47,7 @@ from flarecli.errors import (
     UnsafeError,
     UsageError,
 )
-from flarecli.formats import INDEX_FILES, find, first_index
+from flarecli.formats import INDEX_FILES, find, first_index, refuse_existing
 from flarecli.hashes import DEFAULT, digest
 from flarecli.model import File, IntArray, Playlist, Stream
 from flarecli.names import shell_quoted
@@ -101,6 +101,7 @@ __all__ = [
     "version_from",
     "version_of_fragment",
     "without_unused_files",
+    "write_newest_index",
     "newest",
     "numbers",
     "open_for_change",
@@ -896,7 +897,7 @@ def publish(at: Location, version: Version, before: Version | None = None) -> No
         if current == version.data and not is_index_old:
             return
         if current is not None and (before is None or current != before.data):
-            number = version_of(playlists.parse(current, at / PLAYLIST))
+            number = _published(at, current)
             if number is not None and number > version.number:
                 if not is_index_old:
                     return
@@ -913,6 +914,37 @@ def publish(at: Location, version: Version, before: Version | None = None) -> No
             # that version. Therefore, the newest version is published again.
             version, before, is_index_old = newest(at), None, True
     raise ReachError("cannot replace the playlist", where=at / PLAYLIST)
+
+
+def _published(at: Location, data: bytes) -> int | None:
+    """Return the number of the version in `playlist.yaml`. Raises FormatError if it is invalid."""
+    try:
+        return version_of(playlists.parse(data, at / PLAYLIST))
+    except FormatError as error:
+        raise error.changed(
+            hint=error.hint or "Remove this file, then run the same command again."
+        ) from None
+
+
+def write_newest_index(at: Location, replace: bool) -> Location | None:
+    """Write the format's index of the newest version again, and return its location.
+
+    replace  replace an existing index, which may be damaged
+    return   None if the format has no such index
+    raises   UsageError if the index exists and `replace` is False; the errors of `CommitLock` and
+             `newest`
+    """
+    with CommitLock(at):
+        stream = newest(at).streams[0]
+        format = find(str(stream.format))
+        if not format.version_index:
+            return None
+        index = at / format.version_index
+        if not replace:
+            refuse_existing(index)
+        index.delete()  # otherwise, its entries would be copied
+        format.write_version_index(_fresh(at), stream)
+    return index
 
 
 def _replace(where: Location, old: bytes | None, new: bytes) -> None:

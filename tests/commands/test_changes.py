@@ -285,6 +285,63 @@ def test_an_index_of_a_changed_dataset_that_omits_a_shard_is_reported(out, tmp_p
     assert found.message == f"lists other shards than {out}/playlist.yaml"
 
 
+def test_a_missing_index_of_a_changed_dataset_is_reported_and_created_again(out, tmp_path):
+    flare.pack(table(rows(10, 2), tmp_path / "more.parquet"), out, append=True)
+    before = (out / "index.json").read_bytes()
+    (out / "index.json").unlink()
+    (found,) = flare.verify(out)
+    assert (found.address, found.kind) == (f"{out}/index.json", "missing")
+    assert found.message == "the index of the newest version is missing"
+    assert found.hint == (f"Fetch it again, or remove it and run `flare playlist {out} --reindex`.")
+    flare.reindex(out)
+    assert (out / "index.json").read_bytes() == before
+    assert list(flare.verify(out)) == []
+    with pytest.raises(UsageError) as caught:
+        flare.reindex(out)
+    assert str(caught.value) == f"{out}/index.json: index already exists"
+    (out / "index.json").write_bytes(before[:-9])
+    flare.reindex(out, replace=True)
+    assert (out / "index.json").read_bytes() == before
+
+
+def test_a_damaged_current_list_is_replaced_as_the_hints_say(out, tmp_path):
+    more = table(rows(10, 2), tmp_path / "more.parquet")
+    flare.pack(more, out, append=True)
+    before = (out / "playlist.yaml").read_bytes()
+    (out / "playlist.yaml").write_bytes(before[: len(before) // 2])
+    (found,) = flare.verify(out)
+    assert found.address == f"{out}/playlist.yaml"
+    assert found.hint == (f"Fetch it again, or remove it and run `flare log {out} --restore 2`.")
+    with pytest.raises(FormatError) as caught:
+        flare.pack(more, out, append=True)
+    assert caught.value.address == f"{out}/playlist.yaml"
+    assert caught.value.hint == "Remove this file, then run the same command again."
+    (out / "playlist.yaml").unlink()
+    assert [one.number for one in flare.log(out, restore=2)] == [1, 2]
+    assert (out / "playlist.yaml").read_bytes() == before
+    assert list(flare.verify(out)) == []
+
+
+@pytest.mark.parametrize(
+    ("format", "copy"), [("mds", "index.000001.json"), ("webdataset", "shardindex.000001.json")]
+)
+@pytest.mark.parametrize("version", ["000001", "before"])
+def test_damage_to_the_copy_of_the_first_index_is_reported(format, copy, version, tmp_path):
+    out = tmp_path / "out"
+    flare.pack(table(rows(0, 4), tmp_path / "first.parquet"), out, format=format, shard_rows=2)
+    flare.log(out, pin="before")
+    assert list(flare.verify(out / "playlist.before.yaml")) == []
+    flare.pack(table(rows(4, 1), tmp_path / "more.parquet"), out, append=True)
+    assert list(flare.verify(out / f"playlist.{version}.yaml")) == []
+    data = (out / copy).read_bytes()
+    (out / copy).write_bytes(data.replace(b":", b";", 1))
+    (found,) = flare.verify(out / f"playlist.{version}.yaml")
+    assert (found.address, found.kind) == (f"{out}/{copy}", "checksum")
+    (out / copy).unlink()
+    (found,) = flare.verify(out / f"playlist.{version}.yaml")
+    assert (found.address, found.kind) == (f"{out}/{copy.replace('.000001', '')}", "size")
+
+
 @pytest.mark.parametrize("change", ["append", "drop column"])
 @pytest.mark.parametrize(
     ("format", "index"), [("mds", "index.json"), ("webdataset", "shardindex.json")]

@@ -51,12 +51,13 @@ from flarecli.commands.verifying.tasks import (
 from flarecli.errors import FlareError, UsageError
 from flarecli.formats import INDEX
 from flarecli.model import Finding, Playlist, Stream, finding_of, total
-from flarecli.names import shell_quoted
-from flarecli.playlists import PLAYLIST
+from flarecli.names import is_url, shell_quoted
+from flarecli.playlists import PLAYLIST, version_number
 from flarecli.prefetch import cpu_count
 from flarecli.progress import Progress
 from flarecli.read import expand, resolve
-from flarecli.storage import Location
+from flarecli.read.version_lists import list_names
+from flarecli.storage import Guard, Location, locate
 from flarecli.units import format_count
 
 if TYPE_CHECKING:
@@ -435,11 +436,23 @@ def _with_repair_command(finding: Finding) -> Finding:
     is_of_list = slash and name in (INDEX, PLAYLIST) and finding.row is None
     is_of_entry = finding.line is not None or bool(finding.item)
     if is_of_list and finding.kind not in _NOT_REPAIRED and not (is_of_entry and finding.hint):
-        options = "--reindex" if name == INDEX else f"-o {shell_quoted(f'{folder}/{name}')}"
-        command = f"flare playlist {shell_quoted(folder)} {options}"
-        hint = f"Fetch it again, or remove it and run `{command}`."
+        if is_url(folder):
+            hint = "Upload it again, or repair it in a local copy of the dataset."
+        else:
+            hint = f"Fetch it again, or remove it and run `{_repair_command(folder, name)}`."
         return replace(finding, hint=hint)
     return replace(finding, hint=finding.hint.replace(AGAIN, _REPAIR))
+
+
+def _repair_command(folder: str, name: str) -> str:
+    """Return the command that creates a list in a local folder again."""
+    at = shell_quoted(folder)
+    if name == INDEX:
+        return f"flare playlist {at} --reindex"
+    numbers = map(version_number, list_names(locate(folder, Guard())))
+    if newest := max((number for number in numbers if number is not None), default=None):
+        return f"flare log {at} --restore {newest}"
+    return f"flare playlist {at} -o {shell_quoted(f'{folder}/{name}')}"
 
 
 def _connected(engine: str) -> AbstractContextManager[None]:

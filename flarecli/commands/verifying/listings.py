@@ -247,7 +247,10 @@ class OtherLists:
                 self.add(OtherList(at, stream, must_match, index_entries=entries))
                 self.findings += self._compare(at, stream, newer)
         except MissingError:
-            return
+            is_derived = self._has_versions and at.folder == self.stream.at
+            if is_derived and original_index(self.stream, at.name) is not None:
+                message = "the index of the newest version is missing"
+                self.findings.append(Finding(str(at), "missing", message))
         except FlareError as error:
             self.findings.append(finding_of(error, at))
 
@@ -473,6 +476,9 @@ def _usual_locations(
     """
     top, names = stream.at, _index_names(stream)
     if not top.is_local and (quick or (playlist.at is not None and not is_index(playlist))):
+        index = formats.facts(stream.format).version_index
+        if index and not quick and version_of(playlist) is not None:
+            yield top / index, False  # no version lists the index, because each change replaces it
         return
     if not is_index(playlist):
         yield from ((top / name, False) for name in names)

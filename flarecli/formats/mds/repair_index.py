@@ -42,7 +42,7 @@ from flarecli.formats.mds.index import (
     scan_shards,
     write_entries,
 )
-from flarecli.formats.registry import INDEX, find, first_index
+from flarecli.formats.registry import INDEX, find, first_index, refuse_existing
 from flarecli.hashes import Sums
 from flarecli.model import Chunk, File, Settings, Shard, Stream
 from flarecli.names import check_name
@@ -75,12 +75,8 @@ def rebuild(at: Location, replace: bool = False) -> Stream:
              gap in the shard numbers, an invalid shard, or shards that differ in format or columns;
              UsageError if an index exists and `replace` is False
     """
-    if not replace and (at / INDEX).exists():
-        raise UsageError(
-            "index already exists",
-            where=at / INDEX,
-            hint="Delete the index first if `flare verify` reports it as damaged.",
-        )
+    if not replace:
+        refuse_existing(at / INDEX)
     entries, columns, listed = list[bytes](), None, Listed()
     for group in _shards(at):
         shard, config = _opened(at, group)
