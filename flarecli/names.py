@@ -13,6 +13,7 @@ from flarecli.errors import MissingError, UnsafeError
 
 __all__ = [
     "DEVICE",
+    "FRAGMENT",
     "bare",
     "check_name",
     "name_fault",
@@ -20,6 +21,7 @@ __all__ = [
     "escape",
     "is_document",
     "is_extension",
+    "is_fragment",
     "is_url",
     "local_path",
     "scheme_of",
@@ -30,6 +32,7 @@ __all__ = [
 ]
 
 NAME_BYTES, PATH_BYTES = 255, 4096  # limits on Linux
+FRAGMENT = "fragment."  # prefix of the folder with the new rows of a changed dataset
 DEVICE = "\0"  # replaces device names in results of `collision_key`; invalid in file names
 
 _DOCUMENTS = ("readme", "license", "licence")
@@ -48,6 +51,7 @@ _PART_DRIVE = "/[A-Za-z]:"  # on Windows, a drive replaces the preceding path
 _DOTS_AND_SPACES = "(?:^|/)[. ]+(?:/|$)"
 _WINDOWS_RESERVED = r'[<>:"|?*\\/]'
 _URL_DRIVE = "/[A-Za-z]:/"  # start of the path in `file:///C:/data`
+_FRAGMENT_NAME = r"fragment\.[0-9a-f]{32}"
 _EXTENSION = r"[^{}/\\\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,63}"
 # C0, DEL, C1, and lone surrogates except the surrogates of `surrogateescape`
 _CONTROL = "[\x00-\x1f\x7f-\x9f\ud800-\udc7f\udd00-\udfff]"
@@ -125,6 +129,11 @@ def _short(name: str) -> str:
 def is_extension(text: str) -> bool:
     """Return whether a text is valid as the extension of a file name, such as `jpg`."""
     return re.fullmatch(_EXTENSION, text) is not None
+
+
+def is_fragment(name: str) -> bool:
+    """Return whether a folder name belongs to a fragment: the rows that one change added."""
+    return re.fullmatch(_FRAGMENT_NAME, name) is not None
 
 
 def collision_key(name: str) -> str:

@@ -18,7 +18,7 @@ from flarecli import playlists
 from flarecli.errors import FlareError, FormatError, MissingError, UnsafeError
 from flarecli.formats import INDEX_FILES, SHARD_INDEX, first_index
 from flarecli.model import Playlist, Stream
-from flarecli.names import bare, check_name, is_url, name_fault, scheme_of
+from flarecli.names import bare, check_name, is_fragment, is_url, name_fault, scheme_of
 from flarecli.playlists import PLAYLIST, pin_of
 from flarecli.read.resolve import without_version_index
 from flarecli.storage import Location
@@ -27,14 +27,12 @@ from flarecli.storage.local import LocalStore
 __all__ = [
     "COMMIT_LOCK",
     "ERASED",
-    "FRAGMENT",
     "REMOVAL",
     "confined",
     "file_names",
     "files_of",
     "files_to_remove",
     "is_failed_copy",
-    "is_fragment",
     "is_protected",
     "is_version_file",
     "list_names",
@@ -42,17 +40,10 @@ __all__ = [
     "listed_in_versions",
 ]
 
-FRAGMENT = "fragment."  # prefix of the folder names of fragments
 COMMIT_LOCK = ".flare-commit"  # lock file of a commit
 ERASED = ".flare-erased"  # hashes of the keys of erased rows
 REMOVAL = ".flare-removal"  # list of the files that a removal deletes
 _FAILED_NAME = re.compile(r"failed\.[0-9a-f]{32}\.jsonl", re.ASCII)
-_FRAGMENT_NAME = re.compile(r"fragment\.[0-9a-f]{32}", re.ASCII)
-
-
-def is_fragment(name: str) -> bool:
-    """Return whether a folder name is the name of a fragment."""
-    return _FRAGMENT_NAME.fullmatch(name) is not None
 
 
 def is_failed_copy(name: str) -> bool:

@@ -32,9 +32,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from flarecli.errors import BusyError, FlareError, MissingError, ReachError, UsageError
+from flarecli.names import is_fragment
 from flarecli.playlists import PLAYLIST
 from flarecli.prefetch import ordered_map, start_thread
-from flarecli.read.version_lists import COMMIT_LOCK, is_fragment
+from flarecli.read.version_lists import COMMIT_LOCK
 from flarecli.storage import Entry, Location
 from flarecli.storage.cloud.client_pool import MAX_REPEAT_S
 from flarecli.storage.cloud.store import Snapshot, snapshot, swap

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 from flarecli.errors import FormatError, UsageError
 from flarecli.model import File
+from flarecli.names import is_fragment
 from flarecli.read import parts_hint
-from flarecli.read.version_lists import is_fragment
 from flarecli.storage import Location
 from flarecli.storage.append_log import LogLine, format_line, open_log
 from flarecli.storage.local import SCRATCH

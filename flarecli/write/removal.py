@@ -26,14 +26,13 @@ from flarecli.errors import (
     UsageError,
 )
 from flarecli.formats import INDEX_FILES
-from flarecli.names import name_fault
+from flarecli.names import is_fragment, name_fault
 from flarecli.playlists import PLAYLIST, version_name, version_number
 from flarecli.read.version_lists import (
     REMOVAL,
     confined,
     files_to_remove,
     is_failed_copy,
-    is_fragment,
     is_protected,
     list_names,
     listed_files,

@@ -25,13 +25,12 @@ from flarecli.errors import (
 )
 from flarecli.formats import INDEX, INDEX_FILES, facts, find
 from flarecli.model import Stream
-from flarecli.names import bare, is_url
+from flarecli.names import bare, is_fragment, is_url
 from flarecli.playlists import PLAYLIST
 from flarecli.read import parts_hint
 from flarecli.read.version_lists import (
     file_names,
     is_failed_copy,
-    is_fragment,
     is_version_file,
     listed_in_versions,
 )

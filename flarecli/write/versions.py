@@ -50,7 +50,7 @@ from flarecli.errors import (
 from flarecli.formats import INDEX_FILES, find, first_index, refuse_existing
 from flarecli.hashes import DEFAULT, digest
 from flarecli.model import File, IntArray, Playlist, Stream
-from flarecli.names import shell_quoted
+from flarecli.names import FRAGMENT, is_fragment, shell_quoted
 from flarecli.playlists import (
     MAX_PIN_LENGTH,
     MAX_VERSION,
@@ -67,10 +67,8 @@ from flarecli.read import Dataset
 from flarecli.read.resolve import refuse_unfinished, without_version_index
 from flarecli.read.version_lists import (
     COMMIT_LOCK,
-    FRAGMENT,
     confined,
     files_of,
-    is_fragment,
 )
 from flarecli.storage import Guard, Location, descriptors, locate
 from flarecli.storage.append_log import first_entry

@@ -304,6 +304,18 @@ def test_a_missing_index_of_a_changed_dataset_is_reported_and_created_again(out,
     assert (out / "index.json").read_bytes() == before
 
 
+def test_a_merged_index_lists_the_newest_version_of_a_changed_dataset(out, tmp_path):
+    flare.pack(table(rows(10, 2), tmp_path / "more.parquet"), out, append=True)
+    flare.drop(out, where="id = 1 or id = 11")
+    flare.pack(table(rows(20, 1), tmp_path / "other.parquet"), tmp_path / "root" / "other")
+    out.rename(tmp_path / "root" / "changed")
+    flare.merge_index(tmp_path / "root")
+    wanted = [one for one in rows(0, 11) if one["id"] != 1] + rows(20, 1)
+    assert content(tmp_path / "root") == wanted
+    index = json.loads((tmp_path / "root" / "index.json").read_text())
+    assert sum(one["samples"] for one in index["shards"]) == len(wanted)
+
+
 def test_a_damaged_current_list_is_replaced_as_the_hints_say(out, tmp_path):
     more = table(rows(10, 2), tmp_path / "more.parquet")
     flare.pack(more, out, append=True)

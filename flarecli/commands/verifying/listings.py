@@ -30,12 +30,11 @@ from flarecli.formats import INDEX, SHARD_INDEX
 from flarecli.formats.mds.config import agreed
 from flarecli.formats.mds.index import open_dataset, read_shards
 from flarecli.model import Chunk, Finding, Playlist, Stream, finding_of
-from flarecli.names import bare, is_url
+from flarecli.names import bare, is_fragment, is_url
 from flarecli.playlists import PLAYLIST, pin_of, version_number, version_of
 from flarecli.read import place_of, places_of, read_list
 from flarecli.read.version_lists import (
     files_to_remove,
-    is_fragment,
     is_version_file,
     list_names,
     listed_in_versions,

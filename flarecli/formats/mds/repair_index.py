@@ -45,7 +45,7 @@ from flarecli.formats.mds.index import (
 from flarecli.formats.registry import INDEX, find, first_index, refuse_existing
 from flarecli.hashes import Sums
 from flarecli.model import Chunk, File, Settings, Shard, Stream
-from flarecli.names import check_name
+from flarecli.names import check_name, is_fragment
 from flarecli.storage import Location
 
 __all__ = ["merge", "rebuild", "write_version"]
@@ -332,9 +332,17 @@ def _entries(where: Location, folder: str) -> Iterator[tuple[str, bytes]]:
 
 
 def parts_below(root: Location) -> list[str]:
-    """Return the folders below `root` that contain an `index.json`, in bytewise order."""
+    """Return the folders below `root` that contain an `index.json`, in bytewise order.
+
+    Fragments are omitted, because the index of a changed dataset lists those of their shards that
+    are part of the newest version.
+    """
     names = (entry.name for entry in root.list() if entry.name.endswith(f"/{INDEX}"))
-    return [name.removesuffix(f"/{INDEX}") for name in names if _SCRATCH not in name.split("/")]
+    return [
+        name.removesuffix(f"/{INDEX}")
+        for name in names
+        if not any(part == _SCRATCH or is_fragment(part) for part in name.split("/"))
+    ]
 
 
 def _below(root: Location, part: Location) -> str:
