@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 NAME_BYTES, PATH_BYTES = 255, 4096  # limits on Linux
-FRAGMENT = "fragment."  # prefix of the folder with the new rows of a changed dataset
+FRAGMENT = "fragment."  # prefix of the names of fragment folders
 DEVICE = "\0"  # replaces device names in results of `collision_key`; invalid in file names
 
 _DOCUMENTS = ("readme", "license", "licence")
@@ -132,7 +132,7 @@ def is_extension(text: str) -> bool:
 
 
 def is_fragment(name: str) -> bool:
-    """Return whether a folder name belongs to a fragment: the rows that one change added."""
+    """Return whether a name is that of a fragment folder, with the rows that a change added."""
     return re.fullmatch(_FRAGMENT_NAME, name) is not None
 
 

@@ -1,8 +1,9 @@
-"""The folders that a process leaves if it is killed before or after any call that changes files."""
+"""Copies of a folder at each step at which a process could be killed."""
 
 import itertools
 import os
 import shutil
+import sys
 import threading
 
 CALLS = (
@@ -25,9 +26,9 @@ CALLS = (
 def killed_at_each_step(run, folder):
     """Run a function in a child that copies the folder before and after each change of a file.
 
-    Each copy is what the function leaves if its process is killed at this step.
+    Each copy equals the folder after a kill at this step.
 
-    run     a function of the folder in which it works
+    run     function to run; its argument is the folder to change
     folder  the folder before the run, which is not changed; it may not exist
     return  for each step: its number, the copy, and whether the run was complete
     """
@@ -84,7 +85,11 @@ class Copies:
 
     def _copy(self):
         self.is_copying = True
-        to = self.steps / str(next(self.numbers))
-        to.mkdir()
-        copied(self.folder, to / "out")
+        try:
+            to = self.steps / str(next(self.numbers))
+            to.mkdir()
+            copied(self.folder, to / "out")
+        except BaseException as error:
+            print(f"the copy failed: {error}", file=sys.stderr)
+            os._exit(1)
         self.is_copying = False

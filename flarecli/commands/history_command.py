@@ -81,7 +81,7 @@ def log(options: LogOptions) -> tuple[VersionInfo, ...]:
     changes = options.restore is not None or options.pin is not None
     guard = options.guard([out])
     if options.restore is not None:
-        # not opened for changes, because the newest version may have lost files
+        # a dry run, because opening for changes fails if files of the newest version are missing
         check_can_pack()
         _restore(*open_for_change(out, guard, dry_run=True), options.restore)
     at, _ = open_for_change(out, guard, dry_run=not changes)

@@ -363,13 +363,13 @@ def reindex(folder: Address, *, replace: bool = False, allow_local: bool = False
 
     The shards may be MDS, JSON, CSV, TSV or XSV. The new index has the same bytes as the lost index
     if the original library or flare wrote the shards. The index of a changed dataset lists the
-    shards of the newest version.
+    shards of the newest version; for WebDataset, this index is `shardindex.json`.
 
     replace      whether to overwrite an existing index
     allow_local  whether to follow symbolic links
     raises       UnfinishedError for an unfinished pack; UsageError if an index exists and `replace`
-                 is False; the errors of `Format.repair_index`; the errors of waiting for the commit
-                 lock of a changed dataset
+                 is False; the errors of `Format.repair_index`; for a changed dataset, BusyError if
+                 another process holds the commit lock, and MissingError if a file is missing
     """
     at = _writable_folder(folder, Guard(allow_local=allow_local))
     if any((at / name).exists() for name in _UNFINISHED):

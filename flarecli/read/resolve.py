@@ -238,7 +238,10 @@ def read_list(at: Location, format: str | None = None) -> Playlist:
     """
     if at.name == INDEX:
         return _formatted(_indexed(at.folder), format)
-    return _formatted(playlists.read(at), format)
+    found = playlists.read(at)
+    if playlists.pin_of(at.name) is not None:
+        found = replace(found, streams=tuple(map(without_version_index, found.streams)))
+    return _formatted(found, format)
 
 
 def without_version_index(stream: Stream) -> Stream:

@@ -58,7 +58,7 @@ __all__ = [
 ]
 
 _LOCK = f"{SCRATCH}/lock"  # lock file of a fragment
-_MAX_LOCKS = 64  # maximum number of fragments that are locked at the same time
+_MAX_FRAGMENT_LOCKS = 64  # maximum number of fragments that are locked at the same time
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,10 +220,11 @@ def finish_removal(at: Location, lock: CommitLock) -> list[str]:
             _delete(at / name, lock)
     used, busy = _folders(kept), list[str]()
     unlisted = [name for name in at.names() if is_fragment(name) and name not in used]
-    for start in range(0, len(unlisted), _MAX_LOCKS):
+    for start in range(0, len(unlisted), _MAX_FRAGMENT_LOCKS):
         lock.check(now=False)
-        names = unlisted[start : start + _MAX_LOCKS]
+        names = unlisted[start : start + _MAX_FRAGMENT_LOCKS]
         with _locks(at, names) as locked:
+            lock.check(now=False)  # the wait for the locks may have been long
             if (now := list_names(at)) != lists:  # a new version may list one of these fragments
                 lists, used = now, _folders(listed_in_versions(at))
             for name in names:
@@ -322,10 +323,10 @@ def _deletion_order(names: Iterable[str]) -> list[str]:
 
 @contextlib.contextmanager
 def _locks(at: Location, names: Sequence[str]) -> Iterator[dict[str, Lease | None]]:
-    """Lock fragments for the `with` block, except those that another process has locked.
+    """Lock fragments for the `with` block. Fragments that another process has locked are omitted.
 
-    A lock in a bucket whose owner was killed is taken over after a wait. The locks are requested in
-    parallel, so the wait does not depend on the number of these fragments.
+    In a bucket, the lock of a killed process is taken over after a wait. Locks are acquired in
+    parallel, so the waits overlap.
 
     return  name of each locked fragment -> its lock; see `_lock`
     """

@@ -41,6 +41,7 @@ from flarecli.errors import (
     BusyError,
     FlareError,
     FormatError,
+    IntegrityError,
     MissingBucketError,
     MissingError,
     ReachError,
@@ -116,6 +117,7 @@ _PARTIAL = re.compile(
 )
 # hint after the commit lock is lost, for commands with and without --resume
 _RERUN_HINT = "Run the same command again, with --resume if the command has this option."
+_AGAIN_HINT = "Run the same command again."
 MAX_WAIT_S = 600.0  # maximum wait for the commit lock
 _POLL_S = 0.02, 1.0  # shortest and longest wait between two attempts to get the commit lock
 _MAX_SAME_ROWS = 64  # maximum number of versions in the list `same_rows` of a playlist
@@ -383,8 +385,8 @@ def open_for_change(out: str, guard: Guard, dry_run: bool = False) -> tuple[Loca
     nothing.
 
     raises  UsageError if flare cannot write to the folder, or if it contains no dataset with a
-            playlist; MissingError or IntegrityError if the process was killed before it noticed
-            that another process had deleted files of its version
+            playlist; MissingError or IntegrityError if the newest version is not published and
+            one of its files is missing or has another size
     """
     if not dry_run:
         check_can_pack()
@@ -401,7 +403,8 @@ def open_for_change(out: str, guard: Guard, dry_run: bool = False) -> tuple[Loca
                 earlier = numbers(at)[:-1]
                 folder = shell_quoted(out.rstrip("/"))
                 hint = f"Run `flare log {folder} --restore {earlier[-1]}`." if earlier else ""
-                check_files(at, files_of(at, base.playlist).items(), hint)
+                _check_fragments(at, base, hint)
+                check_files(at, files_of(at, base.playlist).items(), "")
                 publish(at, base)
     for name in base.fragments:
         if _has_journal(at / name):
@@ -532,9 +535,10 @@ def commit(at: Location, change: Change, base: Version, targets: Sequence[Target
         if current.data == base.data:
             current = base  # the playlist of `base` is already parsed
         done = _committed(at, change, base, current)
-        for one in (done, current):
-            if one is not None and one.data != base.data:
-                _check_fragments(at, one)
+        if done is not None and done is not current:
+            _check_fragments(at, done)
+        if current.data != base.data:
+            _check_fragments(at, current)
         if done is not None:
             change.prepare(lock)
             publish(at, current)
@@ -583,14 +587,20 @@ def _listed(version: Version) -> set[str]:
     return names
 
 
-def _check_fragments(at: Location, version: Version) -> None:
-    """Check the files that a version added, because `_settle` may not have checked them yet."""
+def _check_fragments(at: Location, version: Version, hint: str = _AGAIN_HINT) -> None:
+    """Check the files that a version added.
+
+    The process that created the version may not have checked them in `_settle` yet.
+    """
     own = set(version.fragments)
     names = _listed(version)
-    _check_listed(at, version, {name for name in names if name.partition("/")[0] not in own})
+    known = {name for name in names if name.partition("/")[0] not in own}
+    _check_listed(at, version, known, hint)
 
 
-def _check_listed(at: Location, version: Version, known: Container[str]) -> None:
+def _check_listed(
+    at: Location, version: Version, known: Container[str], hint: str = _AGAIN_HINT
+) -> None:
     """Check the files that a version lists, except for the files with known names.
 
     raises  the errors of `check_files`
@@ -602,7 +612,7 @@ def _check_listed(at: Location, version: Version, known: Container[str]) -> None
         added.setdefault(key, []).append((own, size))
     for folder, files in added.items():
         where = _fresh(at) / folder if folder else _fresh(at)
-        check_files(where, files, "Run the same command again.")
+        check_files(where, files, hint)
 
 
 @contextlib.contextmanager
@@ -699,7 +709,10 @@ def version_from(at: Location, source: Mapping[str, Any]) -> Version | None:
         if source["options"].encode() in one.data and is_same_source(
             one.header.get("source"), source
         ):
-            return one
+            # a version that lost its files is not in effect; see `_settle`
+            with contextlib.suppress(MissingError, IntegrityError):
+                _check_fragments(at, one)
+                return one
     return None
 
 
@@ -895,7 +908,7 @@ def publish(at: Location, version: Version, before: Version | None = None) -> No
         if current == version.data and not is_index_old:
             return
         if current is not None and (before is None or current != before.data):
-            number = _published(at, current)
+            number = version_of(playlists.parse(current, at / PLAYLIST))
             if number is not None and number > version.number:
                 if not is_index_old:
                     return
@@ -914,34 +927,33 @@ def publish(at: Location, version: Version, before: Version | None = None) -> No
     raise ReachError("cannot replace the playlist", where=at / PLAYLIST)
 
 
-def _published(at: Location, data: bytes) -> int | None:
-    """Return the number of the version in `playlist.yaml`. Raises FormatError if it is invalid."""
-    try:
-        return version_of(playlists.parse(data, at / PLAYLIST))
-    except FormatError as error:
-        raise error.changed(
-            hint=error.hint or "Remove this file, then run the same command again."
-        ) from None
-
-
 def write_newest_index(at: Location, replace: bool) -> Location | None:
-    """Write the format's index of the newest version again, and return its location.
+    """Rewrite the format's index for the newest version, and return its location.
 
     replace  replace an existing index, which may be damaged
-    return   None if the format has no such index
-    raises   UsageError if the index exists and `replace` is False; the errors of `CommitLock` and
-             `newest`
+    return   None if changes of this format replace no index
+    raises   UsageError if the index exists and `replace` is False; MissingError or IntegrityError
+             if a file of the version is missing or has another size; the errors of `CommitLock`
+             and `newest`
     """
     with CommitLock(at):
-        stream = newest(at).streams[0]
+        version = newest(at)
+        stream = version.streams[0]
         format = find(str(stream.format))
         if not format.version_index:
             return None
         index = at / format.version_index
         if not replace:
             refuse_existing(index)
-        index.delete()  # otherwise, its entries would be copied
-        format.write_version_index(_fresh(at), stream)
+        check_files(at, files_of(at, version.playlist).items(), "")
+        before = _stored(index)
+        index.delete()  # because `write_version_index` copies entries of an existing index
+        try:
+            format.write_version_index(_fresh(at), stream)
+        except FlareError:
+            if before is not None:
+                index.write([before])
+            raise
     return index
 
 

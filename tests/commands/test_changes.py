@@ -292,7 +292,7 @@ def test_a_missing_index_of_a_changed_dataset_is_reported_and_created_again(out,
     (found,) = flare.verify(out)
     assert (found.address, found.kind) == (f"{out}/index.json", "missing")
     assert found.message == "the index of the newest version is missing"
-    assert found.hint == (f"Fetch it again, or remove it and run `flare playlist {out} --reindex`.")
+    assert found.hint == f"Fetch it again, or remove it and run `flare playlist {out} --reindex`."
     flare.reindex(out)
     assert (out / "index.json").read_bytes() == before
     assert list(flare.verify(out)) == []
@@ -301,6 +301,11 @@ def test_a_missing_index_of_a_changed_dataset_is_reported_and_created_again(out,
     assert str(caught.value) == f"{out}/index.json: index already exists"
     (out / "index.json").write_bytes(before[:-9])
     flare.reindex(out, replace=True)
+    assert (out / "index.json").read_bytes() == before
+    (out / "index.000001.json").unlink()
+    with pytest.raises(FormatError) as lost:
+        flare.reindex(out, replace=True)
+    assert str(lost.value) == f"{out}: no index lists the shard 'shard.00000.mds'"
     assert (out / "index.json").read_bytes() == before
 
 
@@ -312,6 +317,12 @@ def test_a_merged_index_lists_the_newest_version_of_a_changed_dataset(out, tmp_p
     flare.merge_index(tmp_path / "root")
     wanted = [one for one in rows(0, 11) if one["id"] != 1] + rows(20, 1)
     assert content(tmp_path / "root") == wanted
+    (tmp_path / "root" / "changed" / "index.json").rename(tmp_path / "index.json")
+    with pytest.raises(MissingError) as caught:
+        flare.merge_index(tmp_path / "root")
+    changed = tmp_path / "root" / "changed"
+    assert str(caught.value) == f"{changed}/index.json: the index of the changed dataset is missing"
+    assert caught.value.hint == f"Run `flare playlist {changed} --reindex`."
     index = json.loads((tmp_path / "root" / "index.json").read_text())
     assert sum(one["samples"] for one in index["shards"]) == len(wanted)
 
@@ -323,35 +334,11 @@ def test_a_damaged_current_list_is_replaced_as_the_hints_say(out, tmp_path):
     (out / "playlist.yaml").write_bytes(before[: len(before) // 2])
     (found,) = flare.verify(out)
     assert found.address == f"{out}/playlist.yaml"
-    assert found.hint == (f"Fetch it again, or remove it and run `flare log {out} --restore 2`.")
-    with pytest.raises(FormatError) as caught:
-        flare.pack(more, out, append=True)
-    assert caught.value.address == f"{out}/playlist.yaml"
-    assert caught.value.hint == "Remove this file, then run the same command again."
+    assert found.hint == f"Fetch it again, or remove it and run `flare log {out} --restore 2`."
     (out / "playlist.yaml").unlink()
     assert [one.number for one in flare.log(out, restore=2)] == [1, 2]
     assert (out / "playlist.yaml").read_bytes() == before
     assert list(flare.verify(out)) == []
-
-
-@pytest.mark.parametrize(
-    ("format", "copy"), [("mds", "index.000001.json"), ("webdataset", "shardindex.000001.json")]
-)
-@pytest.mark.parametrize("version", ["000001", "before"])
-def test_damage_to_the_copy_of_the_first_index_is_reported(format, copy, version, tmp_path):
-    out = tmp_path / "out"
-    flare.pack(table(rows(0, 4), tmp_path / "first.parquet"), out, format=format, shard_rows=2)
-    flare.log(out, pin="before")
-    assert list(flare.verify(out / "playlist.before.yaml")) == []
-    flare.pack(table(rows(4, 1), tmp_path / "more.parquet"), out, append=True)
-    assert list(flare.verify(out / f"playlist.{version}.yaml")) == []
-    data = (out / copy).read_bytes()
-    (out / copy).write_bytes(data.replace(b":", b";", 1))
-    (found,) = flare.verify(out / f"playlist.{version}.yaml")
-    assert (found.address, found.kind) == (f"{out}/{copy}", "checksum")
-    (out / copy).unlink()
-    (found,) = flare.verify(out / f"playlist.{version}.yaml")
-    assert (found.address, found.kind) == (f"{out}/{copy.replace('.000001', '')}", "size")
 
 
 @pytest.mark.parametrize("change", ["append", "drop column"])
@@ -2646,10 +2633,34 @@ def test_a_list_cannot_expire_another_list_or_a_file_under_another_name(out, tmp
     assert len(list(out.glob("shard.*"))) == 3
 
 
-def test_a_version_that_lost_its_files_before_its_publication_is_replaced_only_by_a_restore(
-    out, tmp_path
-):
-    """Its process was killed after another process had deleted its fragment."""
+def test_a_missing_fragment_is_reported_with_all_its_files(out, tmp_path):
+    flare.pack(table(rows(10, 2), tmp_path / "more.parquet"), out, append=True)
+    (fragment,) = out.glob("fragment.*")
+    names = sorted(path.name for path in fragment.iterdir())
+    shutil.rmtree(fragment)
+    assert sorted(one.address for one in flare.verify(out)) == [
+        f"{fragment}/{name}" for name in names if name != "failed.jsonl"
+    ]
+
+
+def test_an_append_whose_version_lost_its_files_is_repeated(out, tmp_path):
+    """The process that created the version was killed after another one had deleted its files."""
+    more = table(rows(10, 2), tmp_path / "more.parquet")
+    flare.pack(more, out, append=True)
+    (fragment,) = out.glob("fragment.*")
+    shutil.rmtree(fragment)
+    shutil.copy(out / "playlist.000001.yaml", out / "playlist.yaml")
+    with pytest.raises(MissingError) as caught:
+        flare.pack(more, out, append=True, resume=True)
+    assert caught.value.hint == f"Run `flare log {out} --restore 1`."
+    flare.log(out, restore=1)
+    assert flare.pack(more, out, append=True, resume=True).version == 4
+    assert content(out) == rows(0, 12)
+    assert list(flare.verify(str(out))) == []
+
+
+def test_only_a_restore_replaces_an_unpublished_version_with_missing_files(out, tmp_path):
+    """The process that created the version was killed after another one had deleted its files."""
     flare.compact(out)
     (fragment,) = out.glob("fragment.*")
     shutil.rmtree(fragment)

@@ -17,8 +17,8 @@ TIMEOUT_S = 300
 LIBRARIES = ("streaming", "granular", "webdataset", "wids")
 
 
-def become(script, *args, streams):
-    """Run a script in this process. Its streams are files."""
+def run_script(script, *args, streams):
+    """Run a script in this process, with files as its standard streams."""
     signal.alarm(TIMEOUT_S)
     for number, name in enumerate(streams):
         mode = os.O_WRONLY | os.O_CREAT | os.O_TRUNC if number else os.O_RDONLY
@@ -43,4 +43,4 @@ if __name__ == "__main__":
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     if (request := serve()) is not None:
-        become(*request["args"], streams=request["streams"])
+        run_script(*request["args"], streams=request["streams"])

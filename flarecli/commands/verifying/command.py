@@ -7,12 +7,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
-from flarecli import formats
+from flarecli import formats, playlists
 from flarecli.arguments import address_text, address_texts, from_options
 from flarecli.commands.options import VerifyOptions
 from flarecli.commands.sources import note_sources, open_streams
@@ -52,7 +53,7 @@ from flarecli.errors import FlareError, UsageError
 from flarecli.formats import INDEX
 from flarecli.model import Finding, Playlist, Stream, finding_of, total
 from flarecli.names import is_url, shell_quoted
-from flarecli.playlists import PLAYLIST, version_number
+from flarecli.playlists import PLAYLIST, version_name, version_number
 from flarecli.prefetch import cpu_count
 from flarecli.progress import Progress
 from flarecli.read import expand, resolve
@@ -445,13 +446,15 @@ def _with_repair_command(finding: Finding) -> Finding:
 
 
 def _repair_command(folder: str, name: str) -> str:
-    """Return the command that creates a list in a local folder again."""
+    """Return the command that recreates a list in a local folder."""
     at = shell_quoted(folder)
     if name == INDEX:
         return f"flare playlist {at} --reindex"
-    numbers = map(version_number, list_names(locate(folder, Guard())))
-    if newest := max((number for number in numbers if number is not None), default=None):
-        return f"flare log {at} --restore {newest}"
+    with contextlib.suppress(FlareError):  # the newest numbered playlist may be damaged too
+        where = locate(folder, Guard())
+        newest = max(filter(None, map(version_number, list_names(where))), default=0)
+        if newest and playlists.read(where / version_name(newest)):
+            return f"flare log {at} --restore {newest}"
     return f"flare playlist {at} -o {shell_quoted(f'{folder}/{name}')}"
 
 

@@ -30,7 +30,7 @@ from flarecli.formats import INDEX, SHARD_INDEX
 from flarecli.formats.mds.config import agreed
 from flarecli.formats.mds.index import open_dataset, read_shards
 from flarecli.model import Chunk, Finding, Playlist, Stream, finding_of
-from flarecli.names import bare, is_fragment, is_url
+from flarecli.names import bare, is_fragment, is_url, shell_quoted
 from flarecli.playlists import PLAYLIST, pin_of, version_number, version_of
 from flarecli.read import place_of, places_of, read_list
 from flarecli.read.version_lists import (
@@ -246,10 +246,11 @@ class OtherLists:
                 self.add(OtherList(at, stream, must_match, index_entries=entries))
                 self.findings += self._compare(at, stream, newer)
         except MissingError:
-            is_derived = self._has_versions and at.folder == self.stream.at
-            if is_derived and original_index(self.stream, at.name) is not None:
+            is_in_changed_dataset = self._has_versions and at.folder == self.stream.at
+            if is_in_changed_dataset and original_index(self.stream, at.name) is not None:
                 message = "the index of the newest version is missing"
-                self.findings.append(Finding(str(at), "missing", message))
+                hint = f"Run `flare playlist {shell_quoted(str(at.folder))} --reindex`."
+                self.findings.append(Finding(str(at), "missing", message, hint))
         except FlareError as error:
             self.findings.append(finding_of(error, at))
 
@@ -475,9 +476,6 @@ def _usual_locations(
     """
     top, names = stream.at, _index_names(stream)
     if not top.is_local and (quick or (playlist.at is not None and not is_index(playlist))):
-        index = formats.facts(stream.format).version_index
-        if index and not quick and version_of(playlist) is not None:
-            yield top / index, False  # no version lists the index, because each change replaces it
         return
     if not is_index(playlist):
         yield from ((top / name, False) for name in names)

@@ -45,7 +45,7 @@ from flarecli.formats.mds.index import (
 from flarecli.formats.registry import INDEX, find, first_index, refuse_existing
 from flarecli.hashes import Sums
 from flarecli.model import Chunk, File, Settings, Shard, Stream
-from flarecli.names import check_name, is_fragment
+from flarecli.names import check_name, is_fragment, shell_quoted
 from flarecli.storage import Location
 
 __all__ = ["merge", "rebuild", "write_version"]
@@ -334,15 +334,27 @@ def _entries(where: Location, folder: str) -> Iterator[tuple[str, bytes]]:
 def parts_below(root: Location) -> list[str]:
     """Return the folders below `root` that contain an `index.json`, in bytewise order.
 
-    Fragments are omitted, because the index of a changed dataset lists those of their shards that
-    are part of the newest version.
+    Fragments are omitted, because the index of a changed dataset already lists their shards in the
+    newest version.
+
+    raises  MissingError if a changed dataset has no index
     """
     names = (entry.name for entry in root.list() if entry.name.endswith(f"/{INDEX}"))
-    return [
-        name.removesuffix(f"/{INDEX}")
-        for name in names
-        if not any(part == _SCRATCH or is_fragment(part) for part in name.split("/"))
-    ]
+    folders = [name.removesuffix(f"/{INDEX}") for name in names if _SCRATCH not in name.split("/")]
+    found = []
+    for folder in folders:
+        parts = folder.split("/")
+        fragment = next((i for i, part in enumerate(parts) if is_fragment(part)), None)
+        if fragment is None:
+            found.append(folder)
+        elif fragment and "/".join(parts[:fragment]) not in folders:
+            dataset = root / "/".join(parts[:fragment])
+            raise MissingError(
+                "the index of the changed dataset is missing",
+                where=dataset / INDEX,
+                hint=f"Run `flare playlist {shell_quoted(str(dataset))} --reindex`.",
+            )
+    return found
 
 
 def _below(root: Location, part: Location) -> str:

@@ -541,25 +541,6 @@ def test_a_change_whose_new_files_were_pruned_meanwhile_is_refused(
     assert flare.log(out)[-1].verb == change
 
 
-def test_an_index_of_a_bucket_that_omits_a_shard_or_is_missing_is_reported(s3, tmp_path):
-    out = f"{s3}/living/index"
-    flare.pack(table(0, 4, tmp_path / "0.parquet"), out, shard_rows=2)
-    flare.pack(table(4, 2, tmp_path / "1.parquet"), out, append=True)
-    assert list(flare.verify(out)) == []
-    index = json.loads((locate(out) / "index.json").read())
-    index["shards"].pop()
-    (locate(out) / "index.json").write([json.dumps(index).encode()])
-    (found,) = flare.verify(out)
-    assert (found.address, found.kind) == (f"{out}/index.json", "listing")
-    assert found.message == f"lists other shards than {out}/playlist.yaml"
-    assert list(flare.verify(out, quick=True)) == []
-    (locate(out) / "index.json").delete()
-    (found,) = flare.verify(out)
-    assert (found.address, found.kind) == (f"{out}/index.json", "missing")
-    assert found.message == "the index of the newest version is missing"
-    assert found.hint == ("Upload it again, or repair it in a local copy of the dataset.")
-
-
 @pytest.mark.parametrize("option", ["restore", "pin"])
 def test_a_pruned_version_is_neither_restored_nor_pinned(option, s3, tmp_path, short_leases):
     out = f"{s3}/living/pruned-{option}"
