@@ -474,7 +474,7 @@ TAKEN_OVER = {
 
 @pytest.mark.parametrize("name", TAKEN_OVER)
 def test_no_version_lists_a_fragment_that_a_prune_took_over_from_a_stopped_process(name):
-    count, states, is_complete = explore(TAKEN_OVER[name], True, True, True, schedules=300)
+    count, states, is_complete = explore(TAKEN_OVER[name], True, True, True, schedules=800)
     print(f"{name}: {count} schedules, {states} states, complete: {is_complete}")
     assert states > 50
 
