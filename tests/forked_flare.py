@@ -5,6 +5,9 @@ not in 350 ms.
     python forked_flare.py SOCKET ARGS…      # as `flare ARGS…`: its streams, folder, environment,
                                              exit code
 
+With `--serve SOCKET LIBRARY…`, the process imports those of these libraries that are installed,
+instead of flarecli, and runs scripts: ARGS are a script and its arguments.
+
 Each command has a process of its own, so nothing that an earlier command left in memory can help
 it. Tests of start-up, signals, limits and locales start an interpreter instead.
 """
@@ -14,6 +17,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 
 LENGTH_BYTES = 4
 LIBRARIES = ("duckdb", "pandas", "yaml")
@@ -31,11 +35,10 @@ def request(path: str, args: list[str]) -> int:
         return int(server.recv(16))
 
 
-def serve(path: str) -> None:
-    """Import the modules that commands import, then fork for each request."""
+def import_flare() -> None:
+    """Import the modules that commands import."""
     import importlib
     import pkgutil
-    import selectors
 
     for name in LIBRARIES:
         importlib.import_module(name)
@@ -43,6 +46,22 @@ def serve(path: str) -> None:
         package = importlib.import_module(f"flarecli.{name}")
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
+
+
+def import_installed(libraries: list[str]) -> None:
+    import contextlib
+    import importlib
+
+    del sys.path[0]  # this folder, which contains a folder `torch`
+    for name in libraries:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+
+
+def serve(path: str, call: Callable[[list[str]], None]) -> None:
+    """Fork for each request. `call` runs a command in the fork."""
+    import selectors
+
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel removes ended forks
     with socket.socket(socket.AF_UNIX) as listener, selectors.DefaultSelector() as ready:
         listener.bind(path)
@@ -55,14 +74,12 @@ def serve(path: str) -> None:
             if not os.fork():
                 ready.close()
                 listener.close()
-                run(connection)
+                run(connection, call)
             connection.close()
 
 
-def run(connection: socket.socket) -> None:
+def run(connection: socket.socket, call: Callable[[list[str]], None]) -> None:
     """Run the command of one request in another fork, and answer with its exit code."""
-    from flarecli.__main__ import entry
-
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     head, fds, _, _ = socket.recv_fds(connection, LENGTH_BYTES, 3)
     with connection.makefile("rb") as stream:
@@ -79,13 +96,32 @@ def run(connection: socket.socket) -> None:
     os.chdir(asked["folder"])
     os.environ.clear()
     os.environ.update(asked["environment"])
-    sys.argv = ["flare", *asked["args"]]
+    call(asked["args"])
+
+
+def run_flare(args: list[str]) -> None:
+    from flarecli.__main__ import entry
+
+    sys.argv = ["flare", *args]
     entry()
+
+
+def run_script(args: list[str]) -> None:
+    import runpy
+
+    sys.argv = args
+    sys.path.insert(0, os.path.dirname(args[0]))
+    runpy.run_path(args[0], run_name="__main__")
+    sys.exit()
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "--serve":
-        serve(sys.argv[2])
+        if sys.argv[3:]:
+            import_installed(sys.argv[3:])
+        else:
+            import_flare()
+        serve(sys.argv[2], run_script if sys.argv[3:] else run_flare)
     else:
         code = request(sys.argv[1], sys.argv[2:])
         if code < 0:
