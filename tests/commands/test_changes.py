@@ -458,10 +458,14 @@ def test_erased_rows_are_in_no_byte_of_the_folder(out, tmp_path, capsys):
         assert list(flare.verify(str(out / f"playlist.{one.number:06d}.yaml"))) == []
 
 
+# Long, because random names and checksums contain each number of four digits now and then.
+ERASED, KEPT = 8317_0000_0000_0017, 8318_0000_0000_0018
+
+
 def with_failures(out, tmp_path):
-    """Append rows of which two fail, and return the names of the keys of all rows."""
+    """Append rows of which two fail: those with the keys ERASED and KEPT."""
     (tmp_path / "keyed.csv").write_text(
-        "id,text\n20,fine\n8317," + "x" * 3000 + "\n8318," + "y" * 3000 + "\n21,fine too\n"
+        f"id,text\n20,fine\n{ERASED},{'x' * 3000}\n{KEPT},{'y' * 3000}\n21,fine too\n"
     )
     flare.pack(
         str(tmp_path / "keyed.csv"),
@@ -484,25 +488,28 @@ def failed_rows(out):
 
 def test_erased_keys_are_in_no_list_of_failed_rows(out, tmp_path):
     with_failures(out, tmp_path)
-    flare.pack(table([{"id": 8317, "text": "later"}], tmp_path / "late.parquet"), out, append=True)
-    assert failed_rows(out) == ["8317", "8318"]
-    (tmp_path / "keys.txt").write_text("8317\n")
+    flare.pack(
+        table([{"id": ERASED, "text": "later"}], tmp_path / "late.parquet"), out, append=True
+    )
+    assert failed_rows(out) == [str(ERASED), str(KEPT)]
+    (tmp_path / "keys.txt").write_text(f"{ERASED}\n")
     flare.drop(out, keys=tmp_path / "keys.txt", key="id", erase=True)
-    assert failed_rows(out) == ["8318"]
-    assert not any(b"8317" in data or b"later" in data for data in files_of(out).values())
+    assert failed_rows(out) == [str(KEPT)]
+    for secret in (str(ERASED).encode(), ERASED.to_bytes(8, "little"), b"later"):
+        assert not any(secret in data for data in files_of(out).values())
     assert [one["id"] for one in content(out)] == [*range(10), 20, 21]
     assert [one.number for one in flare.log(out)] == [1, 4]
     for name in ("playlist.yaml", "playlist.000001.yaml", "playlist.000004.yaml"):
         assert list(flare.verify(str(out / name))) == []
     flare.compact(out)
     flare.prune(out, keep=1)
-    assert failed_rows(out) == ["8318"]
+    assert failed_rows(out) == [str(KEPT)]
     assert list(flare.verify(str(out))) == []
 
 
 def test_a_failed_row_is_erased_by_its_key_although_no_row_of_the_dataset_has_it(out, tmp_path):
     with_failures(out, tmp_path)
-    (tmp_path / "keys.txt").write_text("8317\n8318\n")
+    (tmp_path / "keys.txt").write_text(f"{ERASED}\n{KEPT}\n")
     changed = flare.drop(out, keys=tmp_path / "keys.txt", key="id", erase=True)
     assert (changed.version, changed.rows, changed.shards) == (3, 0, 0)
     assert failed_rows(out) == []
@@ -515,7 +522,7 @@ def test_a_failed_row_is_erased_by_its_key_although_no_row_of_the_dataset_has_it
 def test_a_pin_that_lists_failed_rows_with_an_erased_key_is_refused(out, tmp_path):
     with_failures(out, tmp_path)
     flare.log(out, pin="before")
-    (tmp_path / "keys.txt").write_text("8317\n")
+    (tmp_path / "keys.txt").write_text(f"{ERASED}\n")
     with pytest.raises(UsageError) as caught:
         flare.drop(out, keys=tmp_path / "keys.txt", key="id", erase=True)
     assert (
@@ -523,7 +530,7 @@ def test_a_pin_that_lists_failed_rows_with_an_erased_key_is_refused(out, tmp_pat
     )
     assert not (out / ".flare-erased").exists()
     flare.drop(out, keys=tmp_path / "keys.txt", key="id", erase=True, break_pins=True)
-    assert failed_rows(out) == ["8318"]
+    assert failed_rows(out) == [str(KEPT)]
 
 
 def test_failed_rows_of_parts_are_erased_by_their_keys(tmp_path):
@@ -716,9 +723,11 @@ def test_a_key_of_a_drop_needs_keys_or_erased_rows(out, options, message):
 
 def test_an_erasure_killed_at_any_step_erases_keys_when_it_is_repeated(out, tmp_path):
     with_failures(out, tmp_path)
-    flare.pack(table([{"id": 8317, "text": "later"}], tmp_path / "late.parquet"), out, append=True)
+    flare.pack(
+        table([{"id": ERASED, "text": "later"}], tmp_path / "late.parquet"), out, append=True
+    )
     flare.log(out, pin="before")
-    (tmp_path / "keys.txt").write_text("8317\n")
+    (tmp_path / "keys.txt").write_text(f"{ERASED}\n")
 
     def erase(folder):
         flare.drop(
@@ -742,7 +751,7 @@ def test_an_erasure_killed_at_any_step_erases_keys_when_it_is_repeated(out, tmp_
         found = files_of(folder)
         assert len(json.loads(found.pop(".flare-erased"))["columns"]["id"]) == 1
         assert found == expected, step
-    assert not any(b"8317" in data for data in expected.values())
+    assert not any(str(ERASED).encode() in data for data in expected.values())
     assert count > 20
 
 
