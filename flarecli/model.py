@@ -247,6 +247,7 @@ class Playlist:
 
     at                address of the playlist; None if the playlist is not a file
     protected         True if the last line of the file is a valid checksum of all preceding lines
+    has_checksum      True if the file ends with a checksum of its lines, valid or not
     requested_format  format that the user specified, or empty; the playlist may list a different
                       format
     """
@@ -254,6 +255,7 @@ class Playlist:
     streams: tuple[Stream, ...]
     at: Location | None = None
     protected: bool = False
+    has_checksum: bool = False
     requested_format: str = ""
 
     def __len__(self) -> int:

@@ -17,7 +17,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from flarecli.model import Playlist
-from flarecli.playlists.read import faults, parse, places, read, stored
+from flarecli.playlists.read import (
+    checksum_fault,
+    faults,
+    parse,
+    parse_intact,
+    places,
+    read,
+    stored,
+)
 from flarecli.playlists.schema import SCHEMA
 from flarecli.playlists.write import text, write
 
@@ -28,9 +36,11 @@ __all__ = [
     "SAME_ROWS",
     "SCHEMA",
     "VERSION",
+    "checksum_fault",
     "faults",
     "has_change",
     "parse",
+    "parse_intact",
     "pin_of",
     "places",
     "read",

@@ -45,12 +45,23 @@ from flarecli.playlists.schema import (
 )
 from flarecli.storage import Location
 
-__all__ = ["FLOAT", "faults", "parse", "places", "read", "stored"]
+__all__ = [
+    "FLOAT",
+    "checksum_fault",
+    "faults",
+    "parse",
+    "parse_intact",
+    "places",
+    "read",
+    "stored",
+]
 
 MAX_BYTES = 1 << 30  # ten times the size of a playlist with a million chunks
 MAX_DEPTH = 16
 _MAX_READS = 8  # maximum number of attempts to read a playlist that other processes replace
 _CHECKSUM_LINE = re.compile(rb"# flare xxh3_128 ([0-9a-f]{32})\n\Z")
+_CHECKSUM_START = b"# flare "  # start of the last line, which may be damaged
+_TAIL_BYTES = 4096  # number of bytes in which a damaged last line is searched
 # Integers of more than 39 digits remain text, because a float would lose digits.
 _INT = re.compile(r"-?(?:0|[1-9]\d{0,38})", re.ASCII)
 FLOAT = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
@@ -144,6 +155,7 @@ def parse(data: bytes, at: Location) -> Playlist:
         raise _fault(at, _mark_in(data, error.start), f"not UTF-8 at byte {error.start}") from None
     match = _CHECKSUM_LINE.search(data, max(0, len(data) - 100))
     protected = match is not None and digest(memoryview(data)[: match.start()]) == match[1].decode()
+    has_checksum = _CHECKSUM_START in data[-_TAIL_BYTES:]
     del data, match  # release memory, because a playlist may be large
     root = read_document(decoded, at)
     del decoded
@@ -153,7 +165,38 @@ def parse(data: bytes, at: Location) -> Playlist:
         tuple(_stream(name, value, at, root.marks[name]) for name, value in root.items()),
         at,
         protected,
+        has_checksum,
     )
+
+
+def checksum_fault(playlist: Playlist) -> str:
+    """Return why the last line of a playlist is not a valid checksum of the lines above it.
+
+    return  empty if the checksum is valid, or if the playlist contains no checksums at all
+    """
+    if playlist.protected:
+        return ""
+    if playlist.has_checksum:
+        return "the last line is not the checksum of the lines above"
+    has_hashes = any(
+        stream.hashes or any(file.hashes for file in stream.files.values())
+        for stream in playlist.streams
+    )
+    if has_hashes:
+        return "contains checksums, but its last line is not a checksum of the lines above"
+    return ""
+
+
+def parse_intact(data: bytes, at: Location) -> Playlist:
+    """Parse the bytes of a playlist, and check the checksum in its last line.
+
+    raises  FormatError for an invalid playlist; IntegrityError for a wrong checksum
+    """
+    playlist = parse(data, at)
+    fault = checksum_fault(playlist)
+    if fault:
+        raise IntegrityError(fault, where=at)
+    return playlist
 
 
 def read_document(decoded: str, at: Location) -> Any:

@@ -18,7 +18,15 @@ from flarecli import playlists
 from flarecli.errors import FlareError, FormatError, MissingError, UnsafeError
 from flarecli.formats import INDEX_FILES, SHARD_INDEX, first_index
 from flarecli.model import Playlist, Stream
-from flarecli.names import bare, check_name, is_fragment, is_url, name_fault, scheme_of
+from flarecli.names import (
+    bare,
+    check_name,
+    is_fragment,
+    is_url,
+    name_fault,
+    scheme_of,
+    shell_quoted,
+)
 from flarecli.playlists import PLAYLIST, pin_of
 from flarecli.read.resolve import without_version_index
 from flarecli.storage import Location
@@ -38,6 +46,7 @@ __all__ = [
     "list_names",
     "listed_files",
     "listed_in_versions",
+    "parse_version_list",
 ]
 
 COMMIT_LOCK = ".flare-commit"  # lock file of a commit
@@ -51,6 +60,7 @@ def is_failed_copy(name: str) -> bool:
     return _FAILED_NAME.fullmatch(name) is not None
 
 
+_REPLACE = "Replace it with an undamaged copy, or delete it if this version is not needed."
 _REPAIR = "Delete this file if you did not interrupt `flare prune` or `flare drop --erase`."
 
 
@@ -97,10 +107,26 @@ def listed_files(at: Location, name: str) -> dict[str, int | None]:
 
     The size of a file is None if the playlist does not list this size.
 
-    raises  FormatError for an invalid playlist
+    raises  the errors of `parse_version_list`
     """
     at = confined(at)
-    return files_of(at, playlists.read(at / name))
+    return files_of(at, parse_version_list(playlists.stored(at / name), at / name))
+
+
+def parse_version_list(data: bytes, at: Location) -> Playlist:
+    """Parse the playlist of a version or pin, which decides which files a change keeps or deletes.
+
+    raises  FormatError for an invalid playlist; IntegrityError if its last line is not the checksum
+            of the lines above
+    """
+    try:
+        return playlists.parse_intact(data, at)
+    except FormatError as error:
+        hint = error.hint or _REPLACE
+        if at.name == PLAYLIST:
+            file = shell_quoted(str(at))
+            hint = f"Fetch it again. If you edited it, run `flare playlist {file} -o {file}`."
+        raise error.changed(hint=hint) from None
 
 
 def files_of(at: Location, playlist: Playlist, known: Container[str] = ()) -> dict[str, int | None]:
@@ -140,7 +166,7 @@ def listed_in_versions(at: Location, removed: Iterable[str] = ()) -> set[str]:
     """Return the names of all files that are listed by the playlists of a folder.
 
     removed  names of playlists that are ignored, because they will be removed
-    raises   FormatError for an invalid playlist
+    raises   the errors of `parse_version_list`
     """
     ignored, found = set(removed), set[str]()
     for name in list_names(at):

@@ -32,7 +32,8 @@ from flarecli.read.version_lists import (
     file_names,
     is_failed_copy,
     is_version_file,
-    listed_in_versions,
+    list_names,
+    listed_files,
 )
 from flarecli.storage import Location
 from flarecli.storage.local import SCRATCH
@@ -339,7 +340,9 @@ def _listed(at: Location) -> set[str]:
             if (at / index).exists():
                 names.update(name for name, _ in file_names(find(format).open_dataset(at)))
     with contextlib.suppress(FlareError):
-        names.update(listed_in_versions(at))
+        for name in list_names(at):
+            with contextlib.suppress(FlareError):
+                names.update(listed_files(at, name))
     folders = {name.rpartition("/")[0] for name in names} - {""}
     # each part and each fragment has its own index
     names.update([f"{folder}/{INDEX}" for folder in folders])

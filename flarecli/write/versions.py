@@ -70,6 +70,7 @@ from flarecli.read.version_lists import (
     COMMIT_LOCK,
     confined,
     files_of,
+    parse_version_list,
 )
 from flarecli.storage import Guard, Location, descriptors, locate
 from flarecli.storage.append_log import first_entry
@@ -141,8 +142,8 @@ class Version:
 
     @cached_property
     def playlist(self) -> Playlist:
-        """Return the playlist. Raises FormatError if it is invalid."""
-        return self.parsed or playlists.parse(self.data, self.at)
+        """Return the playlist. Raises the errors of `parse_version_list`."""
+        return self.parsed or parse_version_list(self.data, self.at)
 
     @cached_property
     def dataset(self) -> Dataset:
@@ -277,15 +278,18 @@ def pin_name(name: str) -> str:
 
 
 def pins(at: Location) -> dict[str, Version]:
-    """Return the pins in a folder: name of the pin -> version."""
+    """Return the pins in a folder: name of the pin -> version.
+
+    raises  the errors of `parse_version_list`
+    """
     out = {}
     for file in at.names():
         name = pin_of(file)
         if name is not None and version_number(file) is None:
             with contextlib.suppress(MissingError):  # another process has deleted the pin
                 data = playlists.stored(at / file)
-                number = version_of(playlists.parse(data, at / file)) or 1
-                out[name] = Version(at / file, number, data)
+                playlist = parse_version_list(data, at / file)
+                out[name] = Version(at / file, version_of(playlist) or 1, data, playlist)
     return out
 
 
@@ -385,16 +389,20 @@ def open_for_change(out: str, guard: Guard, dry_run: bool = False) -> tuple[Loca
     nothing.
 
     raises  UsageError if flare cannot write to the folder, or if it contains no dataset with a
-            playlist; MissingError or IntegrityError if the newest version is not published and
-            one of its files is missing or has another size
+            playlist; the errors of `parse_version_list` for the newest version; MissingError if its
+            numbered playlist is missing; MissingError or IntegrityError if the newest version is
+            not published and one of its files is missing or has another size
     """
     if not dry_run:
         check_can_pack()
     at = bucket_of(out, guard) or locate(out, guard).unmapped()
     base = newest(at)
+    is_current = is_published(at, base)
+    if not is_current or base.at.name == PLAYLIST:
+        _check_numbered(at, base)
     if dry_run:
         return at, base
-    if not is_published(at, base) or partial_files(at):
+    if not is_current or partial_files(at):
         with CommitLock(at):
             for name in partial_files(at):
                 (at / name).delete()
@@ -410,6 +418,42 @@ def open_for_change(out: str, guard: Guard, dry_run: bool = False) -> tuple[Loca
         if _has_journal(at / name):
             finish_fragment(f"{out.rstrip('/')}/{name}", guard)
     return at, base
+
+
+def _check_numbered(at: Location, base: Version) -> None:
+    """Check that the numbered playlist of the current version exists and is undamaged.
+
+    A change to an earlier version would otherwise remove the rows of the current version.
+
+    base    the newest version with a numbered playlist
+    raises  MissingError if this playlist is missing; the errors of `parse_version_list`
+    """
+    number = _number_of(_stored(at / PLAYLIST), at) or 0
+    hint = f"Copy {PLAYLIST} to {version_name(number)}."
+    if number > max(base.number, *numbers(_fresh(at)), 1):
+        raise MissingError(
+            f"the file is missing, but {PLAYLIST} is version {number}",
+            where=at / version_name(number),
+            hint=hint,
+        )
+    try:
+        base.playlist  # noqa: B018 - parses the playlist
+    except FormatError as error:
+        raise error.changed(hint=hint) if number == base.number else error from None
+
+
+def _number_of(current: bytes | None, at: Location) -> int | None:
+    """Return the version number of `playlist.yaml`; None if the file is missing or damaged.
+
+    A damaged `playlist.yaml` is not an error, because the next commit replaces it by a copy of the
+    newest numbered playlist.
+
+    current  the bytes of the file; None if it is missing
+    """
+    if current is not None:
+        with contextlib.suppress(FormatError):
+            return version_of(playlists.parse_intact(current, at / PLAYLIST)) or 1
+    return None
 
 
 def finish_fragment(fragment: str, guard: Guard) -> None:
@@ -908,9 +952,9 @@ def publish(at: Location, version: Version, before: Version | None = None) -> No
         if current == version.data and not is_index_old:
             return
         if current is not None and (before is None or current != before.data):
-            number = version_of(playlists.parse(current, at / PLAYLIST))
-            if number is not None and number > version.number:
-                if not is_index_old:
+            number = _number_of(current, at)
+            if number is None or number > version.number:
+                if number is not None and not is_index_old:
                     return
                 version = newest(at)
         # an index covers one stream, because MosaicML cannot join streams

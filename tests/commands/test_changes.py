@@ -44,6 +44,7 @@ from flarecli.units import format_size
 from flarecli.write import versions
 from flarecli.write.versions import open_for_change
 from tests.kills import killed_at_each_step
+from tests.lists import write_list
 from tests.outputs import files_of, state_of
 
 FORMATS = ["mds", "json", "csv", "ffrecord", "granular", "webdataset", "tfrecord"]
@@ -2171,8 +2172,7 @@ def test_a_list_that_names_a_file_outside_the_dataset_deletes_nothing_outside(ou
     flare.compact(out, below="1MB")
     first = out / "playlist.000001.yaml"
     name = name.format("0" * 32, tmp=str(tmp_path)[1:])
-    text = first.read_text().replace("- shard.00000.mds", f"- {name}")
-    first.write_text(text.rpartition("# flare")[0])
+    write_list(first, first.read_text().replace("- shard.00000.mds", f"- {name}"))
     flare.prune(out, keep=1, allow_local=True)
     assert victim.read_text() == "kept"
     assert content(out) == rows(0, 10)
@@ -2600,11 +2600,11 @@ def test_a_change_writes_nothing_behind_a_symbolic_link(change, out, tmp_path):
 
 
 def with_header(path, header):
-    """Replace the header `version` of a list, and remove the checksum of the list."""
+    """Replace the header `version` of a list."""
     lines = path.read_text().splitlines()
     start = next(i for i, line in enumerate(lines) if line == "    version:")
     stop = next(i for i in range(start + 1, len(lines)) if not lines[i].startswith("      "))
-    path.write_text("\n".join([*lines[:start], f"    version: {header}", *lines[stop:-1], ""]))
+    write_list(path, "\n".join([*lines[:start], f"    version: {header}", *lines[stop:], ""]))
 
 
 @pytest.mark.parametrize(
@@ -2634,9 +2634,9 @@ def test_a_list_cannot_expire_another_list_or_a_file_under_another_name(out, tmp
     flare.log(out, pin="run42")
     flare.compact(out)
     pin = out / "playlist.run42.yaml"
-    pin.write_text(pin.read_text().replace("- shard.00000.mds", "- x/../shard.00000.mds"))
+    write_list(pin, pin.read_text().replace("- shard.00000.mds", "- x/../shard.00000.mds"))
     first = out / "playlist.000001.yaml"
-    first.write_text(first.read_text().replace("- shard.00002.mds", "- playlist.run42.yaml"))
+    write_list(first, first.read_text().replace("- shard.00002.mds", "- playlist.run42.yaml"))
     flare.prune(out, keep=1)
     assert pin.exists()
     assert len(list(out.glob("shard.*"))) == 3

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
-from flarecli import formats, playlists
+from flarecli import formats
 from flarecli.arguments import address_text, address_texts, from_options
 from flarecli.commands.options import VerifyOptions
 from flarecli.commands.sources import note_sources, open_streams
@@ -57,7 +57,7 @@ from flarecli.playlists import PLAYLIST, version_name, version_number
 from flarecli.prefetch import cpu_count
 from flarecli.progress import Progress
 from flarecli.read import expand, resolve
-from flarecli.read.version_lists import list_names
+from flarecli.read.version_lists import list_names, listed_files
 from flarecli.storage import Guard, Location, locate
 from flarecli.units import format_count
 
@@ -68,6 +68,7 @@ __all__ = ["Verification", "verify"]
 
 # this minimum does not depend on the CPU count, because remote jobs mostly wait for the network
 _MIN_REMOTE_JOBS = 8
+_FETCH = "Fetch it again."
 _REPAIR = "fetch it again, or pack it again with `flare pack … --overwrite`."
 # kinds of findings whose cause remains if the list is written again
 _NOT_REPAIRED = ("reach", "listing", "streams", "unsafe")
@@ -440,21 +441,25 @@ def _with_repair_command(finding: Finding) -> Finding:
         if is_url(folder):
             hint = "Upload it again, or repair it in a local copy of the dataset."
         else:
-            hint = f"Fetch it again, or remove it and run `{_repair_command(folder, name)}`."
+            command = _repair_command(folder, name)
+            hint = f"Fetch it again, or remove it and run `{command}`." if command else _FETCH
         return replace(finding, hint=hint)
     return replace(finding, hint=finding.hint.replace(AGAIN, _REPAIR))
 
 
 def _repair_command(folder: str, name: str) -> str:
-    """Return the command that recreates a list in a local folder."""
+    """Return the command that recreates a list in a local folder; empty if there is none."""
     at = shell_quoted(folder)
     if name == INDEX:
         return f"flare playlist {at} --reindex"
-    with contextlib.suppress(FlareError):  # the newest numbered playlist may be damaged too
+    with contextlib.suppress(FlareError):
         where = locate(folder, Guard())
         newest = max(filter(None, map(version_number, list_names(where))), default=0)
-        if newest and playlists.read(where / version_name(newest)):
-            return f"flare log {at} --restore {newest}"
+        if newest:
+            with contextlib.suppress(FlareError):
+                listed_files(where, version_name(newest))
+                return f"flare log {at} --restore {newest}"
+            return ""
     return f"flare playlist {at} -o {shell_quoted(f'{folder}/{name}')}"
 
 

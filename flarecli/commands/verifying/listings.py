@@ -31,13 +31,21 @@ from flarecli.formats.mds.config import agreed
 from flarecli.formats.mds.index import open_dataset, read_shards
 from flarecli.model import Chunk, Finding, Playlist, Stream, finding_of
 from flarecli.names import bare, is_fragment, is_url, shell_quoted
-from flarecli.playlists import PLAYLIST, pin_of, version_number, version_of
+from flarecli.playlists import (
+    PLAYLIST,
+    has_change,
+    pin_of,
+    version_name,
+    version_number,
+    version_of,
+)
 from flarecli.read import place_of, places_of, read_list
 from flarecli.read.version_lists import (
+    REMOVAL,
     files_to_remove,
     is_version_file,
     list_names,
-    listed_in_versions,
+    listed_files,
 )
 from flarecli.storage import Location
 
@@ -55,8 +63,6 @@ __all__ = [
     "unlisted_shard",
 ]
 
-_CHECKSUM_LINE = b"# flare "
-_TAIL_BYTES = 4096  # number of bytes that are read to find the last line of a playlist
 _MAX_NEWER_VERSIONS = 4  # maximum number of versions, newest first, that are compared with an index
 _INDEX_FILES = ("raw_data", "zip_data", "raw_meta", "zip_meta")
 _DAMAGED_LIST = "The checksums in the list cannot be trusted; fetch it again."
@@ -87,18 +93,10 @@ def check_own_checksum(playlist: Playlist) -> tuple[int, list[Finding], bool]:
     size = playlist.at.size()
     if is_index(playlist):
         return size, [], False
-    if playlist.protected:
-        return size, [], True
-    if _CHECKSUM_LINE in playlist.at.read(max(0, size - _TAIL_BYTES), size):
-        message = "the last line is not the checksum of the lines above"
-    elif any(
-        stream.hashes or any(file.hashes for file in stream.files.values())
-        for stream in playlist.streams
-    ):
-        message = "contains checksums, but its last line is not a checksum of the lines above"
-    else:
-        return size, [], False
-    finding = Finding(str(playlist.at), "checksum", message, _DAMAGED_LIST, start=0, stop=size)
+    fault = playlists.checksum_fault(playlist)
+    if not fault:
+        return size, [], playlist.protected
+    finding = Finding(str(playlist.at), "checksum", fault, _DAMAGED_LIST, start=0, stop=size)
     return size, [finding], True
 
 
@@ -624,11 +622,22 @@ def find_unlisted_files(
                 listed.add(str(stream.at.join(url)))
             except FlareError:
                 continue  # the check of this file reports the error
+    all_read = True  # whether the files of all versions are in `listed`
     if version_of(playlist) is not None:
         # other versions may list other files, and an interrupted prune may have left some files
-        with contextlib.suppress(FlareError):
-            others = (*listed_in_versions(top), *files_to_remove(top))
-            listed.update(str(top / name) for name in others)
+        current = _numbered_name(playlist)
+        copy_hint = f"Copy {PLAYLIST} to {current}."
+        for name, names in _files_of_versions(top):
+            if not isinstance(names, FlareError):
+                listed.update(str(top / file) for file in names)
+                continue
+            all_read = False
+            if playlist.at.name == PLAYLIST and playlist.at.name != name:
+                damage = finding_of(names, top / name)
+                yield name, replace(damage, hint=copy_hint) if name == current else damage
+        if current and not (top / current).exists():
+            message = f"no such file, but {playlist.at} is this version"
+            yield current, Finding(str(top / current), "missing", message, copy_hint)
     names = list[str]()
     try:
         for entry in top.list():
@@ -652,10 +661,39 @@ def find_unlisted_files(
         is_copy = any(f"{at}.{suffix}" in listed for suffix in SUFFIXES)
         is_shard = formats.of_suffix(name, tables=has_tables) is not None and not is_copy
         # an unlisted fragment belongs to an unfinished change
-        is_shard = is_shard and not is_fragment(name.partition("/")[0])
+        is_shard = is_shard and all_read and not is_fragment(name.partition("/")[0])
         if is_version_file(name):
             continue
         yield name, unlisted_shard(at, playlist.at) if is_shard else None
+
+
+def _files_of_versions(top: Location) -> Iterator[tuple[str, Collection[str] | FlareError]]:
+    """Yield (name of a list, names of the listed files) for all lists of a changed dataset.
+
+    If a list cannot be read, the error is yielded instead of the names.
+    """
+    try:
+        yield REMOVAL, files_to_remove(top)
+        names = list_names(top)
+    except FlareError as error:
+        yield REMOVAL, error
+        return
+    for name in names:
+        try:
+            yield name, listed_files(top, name)
+        except MissingError:  # another process has removed this playlist
+            continue
+        except FlareError as error:
+            yield name, error
+
+
+def _numbered_name(playlist: Playlist) -> str:
+    """Return the name of the numbered playlist of which `playlist.yaml` is a copy.
+
+    return  empty for other playlists, for an unchanged dataset, and if `playlist.yaml` is damaged
+    """
+    is_current = playlist.at is not None and playlist.at.name == PLAYLIST and playlist.protected
+    return version_name(version_of(playlist) or 1) if is_current and has_change(playlist) else ""
 
 
 def _unreadable_folder(at: Location) -> Finding | None:

@@ -18,6 +18,7 @@ from flarecli.hashes import digest
 from flarecli.model import Finding
 from flarecli.read import resolve
 from flarecli.write import Writer
+from tests.lists import write_list
 
 AGAIN = "fetch it again, or pack it again with `flare pack … --overwrite`."
 CUT = f"The file was cut short; {AGAIN}"
@@ -30,8 +31,7 @@ def findings_of(address, **options) -> list[Finding]:
 def resign(folder: Path) -> None:
     """Write a valid checksum line to the playlist, as after an intended change."""
     path = folder / "playlist.yaml"
-    body = path.read_bytes().rpartition(b"# flare")[0]
-    path.write_bytes(body + f"# flare xxh3_128 {digest(body)}\n".encode())
+    write_list(path, path.read_text())
 
 
 def test_a_complete_dataset_has_no_findings_and_all_counts(plain):
