@@ -11,7 +11,7 @@ from flarecli.arguments import address_text, from_options
 from flarecli.commands.options import LogOptions, PruneOptions
 from flarecli.errors import BusyError, MissingError, UsageError
 from flarecli.model import Stream
-from flarecli.playlists import version_name
+from flarecli.playlists import PLAYLIST, version_name
 from flarecli.read.resolve import without_version_index
 from flarecli.storage import Location
 from flarecli.write import CommitLock, check_can_pack, check_streams, removal, versions
@@ -80,10 +80,13 @@ def log(options: LogOptions) -> tuple[VersionInfo, ...]:
     out = address_text(options.out)
     changes = options.restore is not None or options.pin is not None
     guard = options.guard([out])
-    if options.restore is not None:
-        # a dry run, because opening for changes fails if files of the newest version are missing
+    if changes:
         check_can_pack()
-        _restore(*open_for_change(out, guard, dry_run=True), options.restore)
+        # a dry run, because opening for changes fails if files of the newest version are missing
+        at, base = open_for_change(out, guard, dry_run=True)
+        _check_lists(at)
+        if options.restore is not None:
+            _restore(at, base, options.restore)
     at, _ = open_for_change(out, guard, dry_run=not changes)
     if options.pin is not None:
         _pin(at, options.pin)
@@ -107,6 +110,16 @@ def log(options: LogOptions) -> tuple[VersionInfo, ...]:
         )
         for one in found
     )
+
+
+def _check_lists(at: Location) -> None:
+    """Check the playlists that `log` returns, so that a damaged one is reported before a change.
+
+    raises  the errors of `parse_version_list`
+    """
+    versions.pins(at)
+    for one in versions.read_versions(at, versions.numbers(at)):
+        one.playlist  # noqa: B018 - parses the playlist
 
 
 def _pin(at: Location, name: str) -> None:
@@ -190,8 +203,8 @@ def prune(options: PruneOptions) -> Pruned:
     nothing is removed, and the result contains the versions and the number of files that a run
     without `dry_run` would remove.
 
-    raises  UsageError without `keep`; FormatError if a playlist cannot be read, before any file is
-            removed
+    raises  UsageError without `keep`; FormatError if a playlist cannot be read, and IntegrityError
+            if its last line is not the checksum of the lines above, before any file is removed
     """
     if options.keep is None:
         raise UsageError(
@@ -205,7 +218,10 @@ def prune(options: PruneOptions) -> Pruned:
         expired = found[: -options.keep]
         if not options.dry_run and found:
             versions.publish(at, versions.read_version(at, found[-1]))
-        planned = removal.plan_removal(at, [version_name(number) for number in expired])
+        # a prune that is not a dry run has published the newest version
+        unused = [PLAYLIST] if options.dry_run and found else []
+        lists = [version_name(number) for number in expired]
+        planned = removal.plan_removal(at, lists, unused)
         if lock is not None:
             busy = removal.remove(at, planned, lock)
     return Pruned(tuple(expired), len(planned.files), planned.bytes, options.dry_run, tuple(busy))

@@ -60,7 +60,6 @@ def is_failed_copy(name: str) -> bool:
     return _FAILED_NAME.fullmatch(name) is not None
 
 
-_REPLACE = "Replace it with an undamaged copy, or delete it if this version is not needed."
 _REPAIR = "Delete this file if you did not interrupt `flare prune` or `flare drop --erase`."
 
 
@@ -122,11 +121,14 @@ def parse_version_list(data: bytes, at: Location) -> Playlist:
     try:
         return playlists.parse_intact(data, at)
     except FormatError as error:
-        hint = error.hint or _REPLACE
-        if at.name == PLAYLIST:
-            file = shell_quoted(str(at))
-            hint = f"Fetch it again. If you edited it, run `flare playlist {file} -o {file}`."
-        raise error.changed(hint=hint) from None
+        file, delete = shell_quoted(str(at)), ""
+        if at.name != PLAYLIST:
+            delete = ", or delete it if it is not needed"
+        hint = (
+            f"Replace it with an undamaged copy{delete}."
+            f" If you edited it, run `flare playlist {file} -o {file}`."
+        )
+        raise error.changed(hint=error.hint or hint) from None
 
 
 def files_of(at: Location, playlist: Playlist, known: Container[str] = ()) -> dict[str, int | None]:

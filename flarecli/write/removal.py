@@ -78,13 +78,14 @@ class Removal:
         return sum(size or 0 for _, size in self.files)
 
 
-def plan_removal(at: Location, lists: Sequence[str]) -> Removal:
+def plan_removal(at: Location, lists: Sequence[str], unused: Sequence[str] = ()) -> Removal:
     """Plan the removal of playlists, and of the files that only these playlists list.
 
+    unused  names of playlists that remain, but whose files need not be kept
     raises  any error that reading a remaining playlist raises, because the files in this playlist
             must be kept
     """
-    kept = listed_in_versions(at, lists)
+    kept = listed_in_versions(at, (*lists, *unused))
     named: dict[str, int | None] = {}
     for name in lists:
         with contextlib.suppress(MissingError):

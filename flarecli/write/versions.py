@@ -428,7 +428,10 @@ def _check_numbered(at: Location, base: Version) -> None:
     base    the newest version with a numbered playlist
     raises  MissingError if this playlist is missing; the errors of `parse_version_list`
     """
-    number = _number_of(_stored(at / PLAYLIST), at) or 0
+    if base.at.name == PLAYLIST:
+        number = version_of(base.playlist) or 1
+    else:
+        number = _number_of(_stored(at / PLAYLIST), at) or 0
     hint = f"Copy {PLAYLIST} to {version_name(number)}."
     if number > max(base.number, *numbers(_fresh(at)), 1):
         raise MissingError(
@@ -443,12 +446,13 @@ def _check_numbered(at: Location, base: Version) -> None:
 
 
 def _number_of(current: bytes | None, at: Location) -> int | None:
-    """Return the version number of `playlist.yaml`; None if the file is missing or damaged.
+    """Return the version number of `playlist.yaml`; 1 before the first change.
 
-    A damaged `playlist.yaml` is not an error, because the next commit replaces it by a copy of the
-    newest numbered playlist.
+    A damaged `playlist.yaml` is not an error, because the next commit replaces it with a copy of
+    the newest numbered playlist.
 
     current  the bytes of the file; None if it is missing
+    return   None if the file is missing or damaged
     """
     if current is not None:
         with contextlib.suppress(FormatError):

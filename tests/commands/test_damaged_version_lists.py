@@ -7,12 +7,21 @@ import pyarrow.parquet as pq
 import pytest
 
 import flarecli as flare
+from flarecli import playlists
+from flarecli.commands.verifying.listings import find_unlisted_files
 from flarecli.errors import FormatError, IntegrityError, MissingError
+from flarecli.storage import locate
 from tests.outputs import files_of
 
 WRONG = "the last line is not the checksum of the lines above"
-REPLACE = "Replace it with an undamaged copy, or delete it if this version is not needed."
 COPY = "Copy playlist.yaml to playlist.000003.yaml."
+
+
+def replace_hint(path):
+    return (
+        "Replace it with an undamaged copy, or delete it if it is not needed."
+        f" If you edited it, run `flare playlist {path} -o {path}`."
+    )
 
 
 def table(path, first, count):
@@ -121,9 +130,13 @@ def test_a_prune_deletes_nothing_if_any_bit_of_a_kept_list_is_damaged(out):
 
 def test_a_version_with_a_damaged_list_cannot_be_restored(out):
     first = out / "playlist.000001.yaml"
-    flip(first, first.read_bytes().index(b"rows: [4]") + 7)
-    error = refused(lambda: flare.log(out, restore=1), out)
-    assert (str(error), error.hint) == (f"{first}: {WRONG}", REPLACE)
+    position = first.read_bytes().index(b"rows: [4]") + 7
+    flip(first, position)
+    for options in ({"restore": 1}, {"restore": 2}, {"pin": "kept"}):
+        error = refused(lambda options=options: flare.log(out, **options), out)
+        assert (str(error), error.hint) == (f"{first}: {WRONG}", replace_hint(first))
+    flip(first, position)
+    assert [one.added for one in flare.log(out, restore=2)] == [4, 2, 2, 0]
 
 
 @pytest.mark.parametrize("kind", ["number", "text", "cut"])
@@ -137,8 +150,12 @@ def test_the_next_change_replaces_a_damaged_current_list(out, tmp_path, kind):
     }[kind]
     assert damaged != data
     current.write_bytes(damaged)
-    run = commands(out, tmp_path)["append"]
-    assert run().version == 4
+    runs = commands(out, tmp_path)
+    unchanged = files_of(out)
+    assert runs["prune -n"]().versions == (1, 2)
+    assert [one.rows for one in runs["log"]()] == [4, 6, 8]
+    assert files_of(out) == unchanged
+    assert runs["append"]().version == 4
     assert current.read_bytes() == (out / "playlist.000004.yaml").read_bytes()
     assert flare.open(str(out)).to_arrow()["id"].to_pylist() == [*range(10)]
     assert list(flare.verify(str(out))) == []
@@ -150,7 +167,8 @@ def test_a_list_edited_before_the_first_change_needs_a_new_checksum(tmp_path):
     current.write_text(current.read_text().replace("data:", "train:", 1))
     more = table(tmp_path / "more.parquet", 4, 2)
     error = refused(lambda: flare.pack(more, out, append=True), out)
-    hint = f"Fetch it again. If you edited it, run `flare playlist {current} -o {current}`."
+    command = f"flare playlist {current} -o {current}"
+    hint = f"Replace it with an undamaged copy. If you edited it, run `{command}`."
     assert (str(error), error.hint) == (f"{current}: {WRONG}", hint)
     flare.playlist(str(current), out=str(current))
     assert flare.pack(more, out, append=True).version == 2
@@ -165,12 +183,12 @@ def test_verify_names_damaged_and_lost_lists_of_versions(out):
     flare.log(out, pin="kept")
     pin, newest = out / "playlist.kept.yaml", out / "playlist.000003.yaml"
     damage(pin)
-    damaged = (str(pin), "integrity", WRONG, REPLACE)
+    damaged = (str(pin), "checksum", WRONG, replace_hint(pin))
     assert found(out) == [damaged]
     damage(newest)
-    assert found(out) == [(str(newest), "integrity", WRONG, COPY), damaged]
+    assert found(out) == [(str(newest), "checksum", WRONG, COPY), damaged]
     newest.unlink()
-    lost = f"no such file, but {out / 'playlist.yaml'} is this version"
+    lost = "the file is missing, but playlist.yaml is version 3"
     assert found(out) == [damaged, (str(newest), "missing", lost, COPY)]
     # a version is checked alone, and its shards are not called unlisted
     assert found(out / "playlist.000001.yaml") == []
@@ -182,5 +200,23 @@ def test_verify_names_the_lists_if_the_current_and_the_newest_list_are_damaged(o
     current, newest = str(out / "playlist.yaml"), str(out / "playlist.000003.yaml")
     assert found(out) == [
         (current, "checksum", WRONG, "Fetch it again."),
-        (newest, "integrity", WRONG, REPLACE),
+        (newest, "checksum", WRONG, replace_hint(newest)),
     ]
+
+
+def test_a_version_that_is_pruned_during_verify_is_not_called_missing(out, tmp_path):
+    """Another process commits a version, and prunes the verified one."""
+    playlist = playlists.read(locate(str(out / "playlist.yaml")))
+    commands(out, tmp_path)["append"]()
+    flare.prune(out, keep=1)
+    assert not (out / "playlist.000003.yaml").exists()
+    assert [one for _, one in find_unlisted_files(playlist, ()) if one is not None] == []
+
+
+def test_verify_names_a_damaged_pin_of_an_unchanged_dataset(tmp_path):
+    out = tmp_path / "out"
+    flare.pack(table(tmp_path / "0.parquet", 0, 4), out)
+    flare.log(out, pin="kept")
+    pin = out / "playlist.kept.yaml"
+    flip(pin, pin.read_bytes().index(b"rows: [4]") + 7)
+    assert found(out) == [(str(pin), "checksum", WRONG, replace_hint(pin))]

@@ -559,3 +559,10 @@ def test_infinity_and_nan_in_headers_are_written_as_text():
 )
 def test_all_faults_are_reported_in_line_order(data, told):
     assert [str(error) for error in playlists.faults(data.encode(), locate("p.yaml"))] == told
+
+
+def test_a_comment_above_the_last_line_is_not_a_checksum():
+    data = b"# flare playlist of days, by hand\na:\n  content: [x]\n"
+    playlist = playlists.parse_intact(data, AT)
+    assert (playlist.protected, playlist.has_checksum) == (False, False)
+    assert playlists.parse(data + b"# flare xxh3_128 0\n\n", AT).has_checksum

@@ -623,21 +623,17 @@ def find_unlisted_files(
             except FlareError:
                 continue  # the check of this file reports the error
     all_read = True  # whether the files of all versions are in `listed`
-    if version_of(playlist) is not None:
+    if playlist.at.name == PLAYLIST or version_of(playlist) is not None:
         # other versions may list other files, and an interrupted prune may have left some files
-        current = _numbered_name(playlist)
-        copy_hint = f"Copy {PLAYLIST} to {current}."
-        for name, names in _files_of_versions(top):
-            if not isinstance(names, FlareError):
+        for name, names in _files_of_versions(top, playlist.at.name):
+            if isinstance(names, FlareError):
+                all_read = False
+                if playlist.at.name == PLAYLIST:
+                    yield name, _unreadable_list(names, playlist, top / name)
+            else:
                 listed.update(str(top / file) for file in names)
-                continue
-            all_read = False
-            if playlist.at.name == PLAYLIST and playlist.at.name != name:
-                damage = finding_of(names, top / name)
-                yield name, replace(damage, hint=copy_hint) if name == current else damage
-        if current and not (top / current).exists():
-            message = f"no such file, but {playlist.at} is this version"
-            yield current, Finding(str(top / current), "missing", message, copy_hint)
+    if (finding := _missing_version(playlist)) is not None:
+        yield finding.address.rpartition("/")[2], finding
     names = list[str]()
     try:
         for entry in top.list():
@@ -667,18 +663,26 @@ def find_unlisted_files(
         yield name, unlisted_shard(at, playlist.at) if is_shard else None
 
 
-def _files_of_versions(top: Location) -> Iterator[tuple[str, Collection[str] | FlareError]]:
-    """Yield (name of a list, names of the listed files) for all lists of a changed dataset.
+def _files_of_versions(
+    top: Location, known: str
+) -> Iterator[tuple[str, Collection[str] | FlareError]]:
+    """Yield (name of a list, names of the listed files) for all lists of a dataset.
 
     If a list cannot be read, the error is yielded instead of the names.
+
+    known  name of a list to omit
     """
     try:
         yield REMOVAL, files_to_remove(top)
-        names = list_names(top)
     except FlareError as error:
         yield REMOVAL, error
-        return
+    try:
+        names = list_names(top)
+    except FlareError:
+        return  # `find_unlisted_files` reports that the folder cannot be listed
     for name in names:
+        if name == known:
+            continue
         try:
             yield name, listed_files(top, name)
         except MissingError:  # another process has removed this playlist
@@ -687,13 +691,48 @@ def _files_of_versions(top: Location) -> Iterator[tuple[str, Collection[str] | F
             yield name, error
 
 
-def _numbered_name(playlist: Playlist) -> str:
-    """Return the name of the numbered playlist of which `playlist.yaml` is a copy.
+def _unreadable_list(error: FlareError, current: Playlist, at: Location) -> Finding:
+    """Return the finding for a numbered playlist or pin that cannot be read.
 
-    return  empty for other playlists, for an unchanged dataset, and if `playlist.yaml` is damaged
+    current  the playlist `playlist.yaml` in the same folder
     """
-    is_current = playlist.at is not None and playlist.at.name == PLAYLIST and playlist.protected
-    return version_name(version_of(playlist) or 1) if is_current and has_change(playlist) else ""
+    finding = finding_of(error, at)
+    if isinstance(error, IntegrityError):
+        finding = replace(finding, kind="checksum")
+    number = version_number(at.name)
+    if number is not None and number == _newest_number(current):
+        finding = replace(finding, hint=f"Copy {PLAYLIST} to {at.name}.")
+    return finding
+
+
+def _missing_version(playlist: Playlist) -> Finding | None:
+    """Return a finding if `playlist.yaml` is a version whose numbered playlist is missing."""
+    number = _newest_number(playlist)
+    if number is None or playlist.at is None:
+        return None
+    at = playlist.at.folder / version_name(number)
+    if at.exists():
+        return None
+    message = f"the file is missing, but {PLAYLIST} is version {number}"
+    return Finding(str(at), "missing", message, f"Copy {PLAYLIST} to {at.name}.")
+
+
+def _newest_number(playlist: Playlist) -> int | None:
+    """Return the version number of an undamaged `playlist.yaml`.
+
+    The folder is listed, because another process may have created a later version, and pruned this
+    version, since `playlist.yaml` was read.
+
+    return  None for an unchanged dataset, for another playlist, and if a later version exists
+    """
+    at, number = playlist.at, version_of(playlist)
+    is_copy = playlist.protected and has_change(playlist)
+    if at is None or at.name != PLAYLIST or number is None or not is_copy:
+        return None
+    with contextlib.suppress(FlareError):
+        if number >= max(filter(None, map(version_number, list_names(at.folder))), default=0):
+            return number
+    return None
 
 
 def _unreadable_folder(at: Location) -> Finding | None:
