@@ -18,7 +18,7 @@ import pytest
 
 import flarecli as flare
 from flarecli.__main__ import main
-from flarecli.errors import BusyError, MissingError, UsageError
+from flarecli.errors import BusyError, IntegrityError, MissingError, UsageError
 from flarecli.formats.mds.format import MDS
 from flarecli.storage import locate
 from flarecli.storage.append_log import open_log
@@ -84,6 +84,33 @@ def test_a_dataset_in_a_bucket_is_changed(kind, request, tmp_path):
         *(name for name in names if name.startswith("fragment.")),
     }
     assert len([name for name in names if name.startswith("fragment.")]) == 1
+
+
+@pytest.mark.parametrize("kind", ["s3", "azure", "google"])
+def test_no_row_is_lost_if_the_newest_list_in_a_bucket_is_damaged_or_missing(
+    kind, request, tmp_path
+):
+    out = f"{request.getfixturevalue(kind)}/damaged/{kind}"
+    flare.pack(table(0, 4, tmp_path / "0.parquet"), out)
+    flare.pack(table(4, 2, tmp_path / "1.parquet"), out, append=True)
+    more = table(6, 2, tmp_path / "2.parquet")
+    newest = locate(f"{out}/playlist.000002.yaml")
+    data = newest.read()
+    newest.write([data.replace(b"added: 2", b"added: 3")])
+    with pytest.raises(IntegrityError) as damaged:
+        flare.pack(more, out, append=True)
+    newest.delete()
+    with pytest.raises(MissingError) as missing:
+        flare.pack(more, out, append=True)
+    assert (str(damaged.value), str(missing.value)) == (
+        f"{newest}: the last line is not the checksum of the lines above",
+        f"{newest}: the file is missing, but playlist.yaml is version 2",
+    )
+    hint = "Copy playlist.yaml to playlist.000002.yaml."
+    assert (damaged.value.hint, missing.value.hint) == (hint, hint)
+    newest.write([data])
+    flare.pack(more, out, append=True)
+    assert ids(out) == [*range(8)]
 
 
 @pytest.fixture
