@@ -79,12 +79,12 @@ def log(options: LogOptions) -> tuple[VersionInfo, ...]:
     """
     out = address_text(options.out)
     changes = options.restore is not None or options.pin is not None
-    guard = options.guard([out])
+    guard, known = options.guard([out]), dict[int, Version]()
     if changes:
         check_can_pack()
         # a dry run, because opening for changes fails if files of the newest version are missing
         at, base = open_for_change(out, guard, dry_run=True)
-        _check_lists(at)
+        known = _checked_versions(at)
         if options.restore is not None:
             _restore(at, base, options.restore)
     at, _ = open_for_change(out, guard, dry_run=not changes)
@@ -94,9 +94,12 @@ def log(options: LogOptions) -> tuple[VersionInfo, ...]:
     names: dict[str, list[str]] = {}
     for name, pinned in pins.items():
         names.setdefault(pinned.checksum, []).append(name)
-    numbered = list(versions.read_versions(at, versions.numbers(at))) or [versions.newest(at)]
-    known = {one.checksum for one in numbered}
-    pruned = {one.checksum: one for one in pins.values() if one.checksum not in known}
+    numbers = versions.numbers(at)
+    new = (number for number in numbers if number not in known)
+    numbered = [known[number] for number in numbers if number in known]
+    numbered = [*numbered, *versions.read_versions(at, new)] or [versions.newest(at)]
+    checksums = {one.checksum for one in numbered}
+    pruned = {one.checksum: one for one in pins.values() if one.checksum not in checksums}
     found = sorted([*pruned.values(), *numbered], key=lambda one: one.number)
     return tuple(
         VersionInfo(
@@ -112,14 +115,18 @@ def log(options: LogOptions) -> tuple[VersionInfo, ...]:
     )
 
 
-def _check_lists(at: Location) -> None:
-    """Check the playlists that `log` returns, so that a damaged one is reported before a change.
+def _checked_versions(at: Location) -> dict[int, Version]:
+    """Return the numbered versions, whose playlists never change: number -> version.
+
+    All playlists are parsed, also those of pins, so that a damaged one is reported before a change.
 
     raises  the errors of `parse_version_list`
     """
     versions.pins(at)
-    for one in versions.read_versions(at, versions.numbers(at)):
+    found = {one.number: one for one in versions.read_versions(at, versions.numbers(at))}
+    for one in found.values():
         one.playlist  # noqa: B018 - parses the playlist
+    return found
 
 
 def _pin(at: Location, name: str) -> None:

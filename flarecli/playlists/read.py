@@ -61,6 +61,7 @@ MAX_DEPTH = 16
 _MAX_READS = 8  # maximum number of attempts to read a playlist that other processes replace
 _CHECKSUM_LINE = re.compile(rb"# flare xxh3_128 ([0-9a-f]{32})\n\Z")
 _CHECKSUM_START = b"# flare "  # start of the last line, whose other bytes may be damaged
+_MAX_LAST_LINE_BYTES = 4096
 # Integers of more than 39 digits remain text, because a float would lose digits.
 _INT = re.compile(r"-?(?:0|[1-9]\d{0,38})", re.ASCII)
 FLOAT = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
@@ -154,7 +155,7 @@ def parse(data: bytes, at: Location) -> Playlist:
         raise _fault(at, _mark_in(data, error.start), f"not UTF-8 at byte {error.start}") from None
     match = _CHECKSUM_LINE.search(data, max(0, len(data) - 100))
     protected = match is not None and digest(memoryview(data)[: match.start()]) == match[1].decode()
-    tail = data[-4096:].rstrip()
+    tail = data[-_MAX_LAST_LINE_BYTES:].rstrip()  # not `data`, because a playlist may be large
     has_checksum = tail.rpartition(b"\n")[2].startswith(_CHECKSUM_START)
     del data, match  # release memory, because a playlist may be large
     root = read_document(decoded, at)

@@ -68,7 +68,6 @@ __all__ = ["Verification", "verify"]
 
 # this minimum does not depend on the CPU count, because remote jobs mostly wait for the network
 _MIN_REMOTE_JOBS = 8
-_FETCH = "Fetch it again."
 _REPAIR = "fetch it again, or pack it again with `flare pack … --overwrite`."
 # kinds of findings whose cause remains if the list is written again
 _NOT_REPAIRED = ("reach", "listing", "streams", "unsafe")
@@ -442,7 +441,8 @@ def _with_repair_command(finding: Finding) -> Finding:
             hint = "Upload it again, or repair it in a local copy of the dataset."
         else:
             command = _repair_command(folder, name)
-            hint = f"Fetch it again, or remove it and run `{command}`." if command else _FETCH
+            repair = f", or remove it and run `{command}`" if command else ""
+            hint = f"Fetch it again{repair}."
         return replace(finding, hint=hint)
     return replace(finding, hint=finding.hint.replace(AGAIN, _REPAIR))
 
